@@ -1,0 +1,19 @@
+//! Words and units of the field, shared by every crate.
+//!
+//! Every number that crosses a function boundary has its own type here, every state prints and
+//! parses exactly as `drbdsetup` spells it, and foreign units are converted once, where they
+//! enter. The crate is pure: no clock, randomness, threads, sockets or files.
+#![forbid(unsafe_code)]
+
+mod ids;
+pub mod options;
+mod refusal;
+mod states;
+mod time;
+mod units;
+
+pub use ids::{Dagtag, GenUuid, Minor, NodeId, NodeMask, VolumeNr, MAX_NODES};
+pub use refusal::{ConfigError, Refusal, RefusalCode, StateError};
+pub use states::{ConnState, DiskState, ReplState, Role, Suspended, UnknownName};
+pub use time::Instant;
+pub use units::{Bytes, Sector, SectorRange, Sectors, SECTOR_SIZE};

@@ -1,0 +1,3 @@
+//! Automation in Rust: `cargo xtask <command>`.
+
+fn main() {}
