@@ -1,1 +1,4 @@
-//! Placeholder header, replaced by the crate's first commit.
+//! Bytes to types and back. Pure: no I/O, no clock, no allocation for headers.
+#![forbid(unsafe_code)]
+
+pub mod wire;
