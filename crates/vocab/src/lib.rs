@@ -12,8 +12,8 @@ mod states;
 mod time;
 mod units;
 
-pub use ids::{Dagtag, GenUuid, Minor, NodeId, NodeMask, VolumeNr, MAX_NODES};
+pub use ids::{Dagtag, GenUuid, MAX_NODES, Minor, NodeId, NodeMask, VolumeNr};
 pub use refusal::{ConfigError, Refusal, RefusalCode, StateError};
 pub use states::{ConnState, DiskState, ReplState, Role, Suspended, UnknownName};
 pub use time::Instant;
-pub use units::{Bytes, Sector, SectorRange, Sectors, SECTOR_SIZE};
+pub use units::{Bytes, SECTOR_SIZE, Sector, SectorRange, Sectors};

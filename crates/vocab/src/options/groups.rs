@@ -1,0 +1,292 @@
+//! The five option tables. Each row is one option: DRBD's name, the field, its default, its kind
+//! with range and unit, and, after `|`, which values take effect if not all do.
+
+use std::time::Duration;
+
+use super::choices::*;
+use super::spec::{Honoured, Kind, OptionError, OptionSpec, Options, Raw, Unit, Value, sealed};
+use crate::{Bytes, Minor, Sectors};
+
+const YES_NO: Kind = Kind::Bool;
+
+const fn num(min: u64, max: u64, unit: Unit) -> Kind {
+    Kind::Number { min, max, unit }
+}
+
+const fn quorum() -> Kind {
+    Kind::NumberOrWord { min: 1, max: 32, unit: Unit::One, words: Quorum::WORDS }
+}
+
+const TEXT: Kind = Kind::Text { max_len: 127 };
+
+macro_rules! options {
+    (
+        $(#[$meta:meta])* $name:ident, $group:literal {
+            $(#[doc = $help:literal] $word:literal $field:ident: $type:ty = $default:literal, $kind:expr $(, $honoured:expr)?;)+
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub struct $name { $(#[doc = $help] pub $field: $type,)+ }
+
+        impl Options for $name {
+            const GROUP: &'static str = $group;
+            const TABLE: &'static [OptionSpec] = &[$(OptionSpec {
+                name: $word,
+                kind: $kind,
+                default: $default,
+                honoured: options!(@honoured $($honoured)?),
+                help: $help,
+            }),+];
+        }
+
+        impl Default for $name {
+            fn default() -> $name {
+                let mut rows = Self::TABLE.iter();
+                $name { $($field: {
+                    let row = rows.next().expect("one row per field");
+                    let raw = row.kind.parse(row.default).expect("defaults are valid values");
+                    <$type as Value>::from_raw(raw, row.kind.unit()).expect("the row fits the field")
+                },)+ }
+            }
+        }
+
+        impl sealed::Fields for $name {
+            #[allow(private_interfaces, reason = "sealed")]
+            fn get_raw(&self, index: usize) -> Raw {
+                let unit = Self::TABLE[index].kind.unit();
+                let getters: &[fn(&$name, Unit) -> Raw] =
+                    &[$(|this, unit| this.$field.to_raw(unit)),+];
+                getters[index](self, unit)
+            }
+
+            #[allow(private_interfaces, reason = "sealed")]
+            fn put_raw(&mut self, index: usize, raw: Raw) {
+                let unit = Self::TABLE[index].kind.unit();
+                let setters: &[fn(&mut $name, Raw, Unit)] = &[$(|this, raw, unit| {
+                    this.$field = Value::from_raw(raw, unit).expect("the row fits the field");
+                }),+];
+                setters[index](self, raw, unit);
+            }
+        }
+    };
+    (@honoured) => { Honoured::Yes };
+    (@honoured $honoured:expr) => { $honoured };
+}
+
+const NO_HANDLERS: &str = "handlers are not run";
+const NO_TLS: &str = "connections are not encrypted by this program";
+const NO_RDMA: &str = "the only transport is tcp";
+const NO_AHEAD: &str = "a congested connection always blocks";
+const NO_AUTH: &str = "peer authentication is not implemented";
+
+options! {
+    /// Options of a resource (`options { }`).
+    ResourceOptions, "options" {
+        /// CPUs DRBD's threads may run on, a hexadecimal mask.
+        "cpu-mask" cpu_mask: String = "", TEXT, Honoured::DefaultOnly("pin the daemon with the service manager instead");
+        /// I/O while no UpToDate data can be reached.
+        "on-no-data-accessible" on_no_data_accessible: OnNoDataAccessible = "io-error", Kind::Choice(OnNoDataAccessible::WORDS);
+        /// Become Primary when a volume is opened for writing, Secondary at the last close.
+        "auto-promote" auto_promote: bool = "yes", YES_NO;
+        /// Sectors a Primary writes before it tells its peers which peers have them.
+        "peer-ack-window" peer_ack_window: Sectors = "4096s", num(2048, 204_800, Unit::Sectors);
+        /// Idle time after which peer-acks are sent anyway.
+        "peer-ack-delay" peer_ack_delay: Duration = "100", num(1, 10_000, Unit::MilliSeconds);
+        /// Longest time a cluster-wide state change may take.
+        "twopc-timeout" twopc_timeout: Duration = "300", num(50, 600, Unit::DeciSeconds);
+        /// Base of the random wait before a cluster-wide state change is tried again.
+        "twopc-retry-timeout" twopc_retry_timeout: Duration = "1", num(1, 50, Unit::DeciSeconds);
+        /// How long an open waits for auto-promote to become possible.
+        "auto-promote-timeout" auto_promote_timeout: Duration = "20", num(0, 600, Unit::DeciSeconds);
+        /// Requests in flight before new ones wait.
+        "max-io-depth" max_io_depth: u32 = "8000", num(4, u32::MAX as u64, Unit::One);
+        /// Votes this partition needs to write.
+        "quorum" quorum: Quorum = "off", quorum();
+        /// I/O without quorum.
+        "on-no-quorum" on_no_quorum: OnNoQuorum = "suspend-io", Kind::Choice(OnNoQuorum::WORDS);
+        /// UpToDate replicas this partition needs to write.
+        "quorum-minimum-redundancy" quorum_minimum_redundancy: Quorum = "off", quorum();
+        /// What a suspended Primary does when it meets newer data.
+        "on-suspended-primary-outdated" on_suspended_primary_outdated: OnSuspendedPrimaryOutdated = "disconnect", Kind::Choice(OnSuspendedPrimaryOutdated::WORDS);
+        /// Offer the control interface of DRBD 8.
+        "drbd8-api-compatibility" drbd8_api_compatibility: bool = "no", YES_NO, Honoured::DefaultOnly("there is no DRBD 8 control interface");
+    }
+}
+
+options! {
+    /// Options a volume is created with; they can not be changed later.
+    DeviceOptions, "device" {
+        /// Largest request handed to the backing device.
+        "max-bio-size" max_bio_size: Bytes = "1048576", num(512, 1 << 20, Unit::Bytes), Honoured::DefaultOnly("requests are split at 1 MiB");
+        /// Diskless by intent: a client of its peers' disks.
+        "diskless" diskless: bool = "no", YES_NO;
+        /// Logical block size shown to the application.
+        "block-size" block_size: Bytes = "512", num(512, 4096, Unit::Bytes), Honoured::DefaultOnly("the logical block size is 512 bytes");
+        /// Discard granularity shown to the application.
+        "discard-granularity" discard_granularity: Option<Bytes> = "4294967295", Kind::NumberOrWord { min: 0, max: 128 << 20, unit: Unit::Bytes, words: &["4294967295"] }, Honoured::DefaultOnly("the granularity follows the backing devices");
+    }
+}
+
+options! {
+    /// Options of a backing disk (`disk { }`).
+    DiskOptions, "disk" {
+        /// After an error of the backing device.
+        "on-io-error" on_io_error: OnIoError = "detach", Kind::Choice(OnIoError::WORDS), Honoured::Only(&["detach", "pass_on"], NO_HANDLERS);
+        /// Order writes with barriers.
+        "disk-barrier" disk_barrier: bool = "no", YES_NO, Honoured::DefaultOnly("no current kernel offers barriers; disk-flushes orders the writes");
+        /// Order and persist writes with flushes.
+        "disk-flushes" disk_flushes: bool = "yes", YES_NO;
+        /// Order writes by draining the queue.
+        "disk-drain" disk_drain: bool = "yes", YES_NO;
+        /// Flush the device that holds the metadata.
+        "md-flushes" md_flushes: bool = "yes", YES_NO;
+        /// Resync only after the volume with this minor.
+        "resync-after" resync_after: Option<Minor> = "-1", Kind::NumberOrWord { min: 0, max: 1_048_575, unit: Unit::One, words: &["-1"] }, Honoured::DefaultOnly("resyncs are not ordered by dependency");
+        /// Extents of 4 MiB that may be active at a time.
+        "al-extents" al_extents: u32 = "1237", num(67, 65_534, Unit::One);
+        /// Keep the activity log.
+        "al-updates" al_updates: bool = "yes", YES_NO, Honoured::DefaultOnly("without an activity log a crash costs a full resync");
+        /// Treat discards as zeroing where they are aligned.
+        "discard-zeroes-if-aligned" discard_zeroes_if_aligned: bool = "yes", YES_NO;
+        /// Do not use WRITE SAME.
+        "disable-write-same" disable_write_same: bool = "no", YES_NO, Honoured::DefaultOnly("WRITE SAME is never used");
+        /// Give a silent backing device up after so long; 0 is never.
+        "disk-timeout" disk_timeout: Duration = "0", num(0, 6000, Unit::DeciSeconds), Honoured::DefaultOnly("a request given up may still reach the disk later and overwrite newer data");
+        /// Which replica serves a read.
+        "read-balancing" read_balancing: ReadBalancing = "prefer-local", Kind::Choice(ReadBalancing::WORDS);
+        /// Resync whole zeroed ranges of this size as discards; 0 is off.
+        "rs-discard-granularity" rs_discard_granularity: Bytes = "0", num(0, 1 << 20, Unit::Bytes);
+        /// Keep a bitmap on this disk.
+        "bitmap" bitmap: bool = "yes", YES_NO, Honoured::DefaultOnly("every disk keeps a bitmap per diskful peer");
+        /// Use only so much of the backing device; 0 is all of it.
+        "size" size: Sectors = "0s", num(0, 1 << 41, Unit::Sectors), Honoured::DefaultOnly("a volume takes all of its backing device; give it a smaller one");
+    }
+}
+
+options! {
+    /// Options of a connection (`net { }`).
+    NetOptions, "net" {
+        /// The transport; empty means tcp.
+        "transport" transport: String = "", TEXT, Honoured::Only(&["", "tcp"], NO_RDMA);
+        /// Spread traffic over all paths.
+        "load-balance-paths" load_balance_paths: bool = "no", YES_NO, Honoured::DefaultOnly("one path is used at a time");
+        /// When a write is complete for the application.
+        "protocol" protocol: Protocol = "C", Kind::Choice(&["C", "A", "B"]);
+        /// A request unanswered for so long counts against ko-count.
+        "timeout" timeout: Duration = "60", num(1, 600, Unit::DeciSeconds);
+        /// Writes in one epoch.
+        "max-epoch-size" max_epoch_size: u32 = "2048", num(1, 20_000, Unit::One);
+        /// Time between attempts to connect.
+        "connect-int" connect_int: Duration = "10", num(1, 120, Unit::Seconds);
+        /// Idle time before a ping.
+        "ping-int" ping_int: Duration = "10", num(1, 120, Unit::Seconds);
+        /// Socket send buffer; 0 leaves it to the kernel.
+        "sndbuf-size" sndbuf_size: Bytes = "0", num(0, 128 << 20, Unit::Bytes);
+        /// Socket receive buffer; 0 leaves it to the kernel.
+        "rcvbuf-size" rcvbuf_size: Bytes = "0", num(0, 128 << 20, Unit::Bytes);
+        /// A peer is dropped after this many timeouts; 0 is never.
+        "ko-count" ko_count: u32 = "7", num(0, 200, Unit::One);
+        /// Both nodes may be Primary.
+        "allow-two-primaries" allow_two_primaries: bool = "no", YES_NO, Honoured::DefaultOnly("two Primaries are not implemented");
+        /// Digest that authenticates the peer.
+        "cram-hmac-alg" cram_hmac_alg: String = "", TEXT, Honoured::DefaultOnly(NO_AUTH);
+        /// Secret shared with the peer.
+        "shared-secret" shared_secret: String = "", Kind::Text { max_len: 64 }, Honoured::DefaultOnly(NO_AUTH);
+        /// Split brain, nobody Primary.
+        "after-sb-0pri" after_sb_0pri: AfterSb0 = "disconnect", Kind::Choice(AfterSb0::WORDS);
+        /// Split brain, one node Primary.
+        "after-sb-1pri" after_sb_1pri: AfterSb1 = "disconnect", Kind::Choice(AfterSb1::WORDS), Honoured::Only(&["disconnect", "consensus", "discard-secondary", "violently-as0p"], NO_HANDLERS);
+        /// Split brain, both nodes Primary.
+        "after-sb-2pri" after_sb_2pri: AfterSb2 = "disconnect", Kind::Choice(AfterSb2::WORDS), Honoured::Only(&["disconnect", "violently-as0p"], NO_HANDLERS);
+        /// Apply the after-sb policies even where history says more than one node diverged.
+        "always-asbp" always_asbp: bool = "no", YES_NO;
+        /// A resync direction that contradicts the roles.
+        "rr-conflict" rr_conflict: RrConflict = "disconnect", Kind::Choice(RrConflict::WORDS), Honoured::Only(&["disconnect", "retry-connect"], "a Primary never gives in under its users, and handlers are not run");
+        /// Wait for the answer to a ping.
+        "ping-timeout" ping_timeout: Duration = "5", num(1, 300, Unit::DeciSeconds);
+        /// Digest that protects data on the wire.
+        "data-integrity-alg" data_integrity_alg: String = "", TEXT, Honoured::DefaultOnly("digests of data on the wire are not implemented");
+        /// Gather small packets into full segments.
+        "tcp-cork" tcp_cork: bool = "yes", YES_NO;
+        /// A congested connection under protocol A.
+        "on-congestion" on_congestion: OnCongestion = "block", Kind::Choice(OnCongestion::WORDS), Honoured::DefaultOnly(NO_AHEAD);
+        /// Sectors in flight that count as congestion; 0 is off.
+        "congestion-fill" congestion_fill: Sectors = "0s", num(0, 20_971_520, Unit::Sectors), Honoured::DefaultOnly(NO_AHEAD);
+        /// Active extents that count as congestion.
+        "congestion-extents" congestion_extents: u32 = "1237", num(67, 65_534, Unit::One), Honoured::DefaultOnly(NO_AHEAD);
+        /// Digest that spares identical blocks during a resync.
+        "csums-alg" csums_alg: String = "", TEXT, Honoured::DefaultOnly("resync by digest is not implemented");
+        /// Resync by digest only after a Primary crashed.
+        "csums-after-crash-only" csums_after_crash_only: bool = "no", YES_NO, Honoured::DefaultOnly("resync by digest is not implemented");
+        /// Digest of the online verify.
+        "verify-alg" verify_alg: String = "", TEXT;
+        /// Compress the bitmap on the wire.
+        "use-rle" use_rle: bool = "yes", YES_NO;
+        /// Extra wait for a sign of life on a new socket; 0 means ping-timeout.
+        "socket-check-timeout" socket_check_timeout: Duration = "0", num(0, 300, Unit::DeciSeconds), Honoured::DefaultOnly("a new connection is checked for ping-timeout");
+        /// What a Primary does about a lost peer.
+        "fencing" fencing: Fencing = "dont-care", Kind::Choice(Fencing::WORDS), Honoured::DefaultOnly(NO_HANDLERS);
+        /// Buffers of the receiver, and the resync's limit.
+        "max-buffers" max_buffers: u32 = "2048", num(32, 131_072, Unit::Pages);
+        /// May be read from, and counts as access to UpToDate data and for quorum.
+        "allow-remote-read" allow_remote_read: bool = "yes", YES_NO;
+        /// Encrypt the connection.
+        "tls" tls: bool = "no", YES_NO, Honoured::DefaultOnly(NO_TLS);
+        /// Serial of the keyring with the trusted certificates.
+        "tls-keyring" tls_keyring: String = "", TEXT, Honoured::DefaultOnly(NO_TLS);
+        /// Serial of the private key.
+        "tls-privkey" tls_privkey: String = "", TEXT, Honoured::DefaultOnly(NO_TLS);
+        /// Serial of the certificate.
+        "tls-certificate" tls_certificate: String = "", TEXT, Honoured::DefaultOnly(NO_TLS);
+        /// RDMA receive buffer for control packets.
+        "rdma-ctrl-rcvbuf-size" rdma_ctrl_rcvbuf_size: Bytes = "0", num(0, 10_485_760, Unit::Bytes), Honoured::DefaultOnly(NO_RDMA);
+        /// RDMA send buffer for control packets.
+        "rdma-ctrl-sndbuf-size" rdma_ctrl_sndbuf_size: Bytes = "0", num(0, 10_485_760, Unit::Bytes), Honoured::DefaultOnly(NO_RDMA);
+    }
+}
+
+impl NetOptions {
+    /// Checks what no single option can: DRBD wants `timeout` below `connect-int` and `ping-int`
+    /// (semantics §11), or a healthy but idle connection would count as silent.
+    ///
+    /// # Errors
+    /// [`OptionError::Conflict`] naming both options.
+    pub fn check(&self) -> Result<(), OptionError> {
+        for (name, interval) in [("connect-int", self.connect_int), ("ping-int", self.ping_int)] {
+            if self.timeout >= interval {
+                return Err(OptionError::Conflict(format!(
+                    "timeout ({} tenths of a second) must be shorter than {name} ({} seconds); \
+                     lower timeout or raise {name}",
+                    self.timeout.as_millis() / 100,
+                    interval.as_secs()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+options! {
+    /// Options of one volume towards one peer (`disk { }` inside `connection { }`).
+    PeerDeviceOptions, "peer-device" {
+        /// Resync rate without the controller, and its start.
+        "resync-rate" resync_rate: KibPerSecond = "250k", num(1, 8_388_608, Unit::KibPerSecond);
+        /// Horizon of the resync controller; 0 switches it off.
+        "c-plan-ahead" c_plan_ahead: Duration = "20", num(0, 300, Unit::DeciSeconds);
+        /// Delay the controller aims at where c-fill-target is 0.
+        "c-delay-target" c_delay_target: Duration = "10", num(1, 100, Unit::DeciSeconds);
+        /// Resync data in flight the controller aims at; 0 means c-delay-target.
+        "c-fill-target" c_fill_target: Sectors = "100s", num(0, 1_048_576, Unit::Sectors);
+        /// Fastest resync; 0 is unlimited.
+        "c-max-rate" c_max_rate: KibPerSecond = "102400k", num(0, 4_194_304, Unit::KibPerSecond);
+        /// Resync rate that application I/O may not push below; 0 is off.
+        "c-min-rate" c_min_rate: KibPerSecond = "250k", num(0, 4_194_304, Unit::KibPerSecond);
+        /// Keep a bitmap slot for the peer; `no` if it is diskless by intent.
+        "bitmap" bitmap: bool = "yes", YES_NO;
+        /// Resync although the peer is not replicated to; needs a feature this program does not negotiate.
+        "resync-without-replication" resync_without_replication: bool = "yes", YES_NO;
+        /// A diskless peer may break ties of quorum.
+        "peer-tiebreaker" peer_tiebreaker: bool = "yes", YES_NO;
+    }
+}
