@@ -1,4 +1,5 @@
 //! Bytes to types and back. Pure: no I/O, no clock, no allocation for headers.
 #![forbid(unsafe_code)]
 
+pub mod disk;
 pub mod wire;
