@@ -15,7 +15,7 @@
 
 pub mod activity_log;
 pub mod bitmap;
-//DUMP pub mod dump;
+pub mod dump;
 mod flags;
 mod placement;
 mod superblock;

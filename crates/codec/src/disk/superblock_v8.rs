@@ -24,7 +24,8 @@ pub struct SuperblockV8 {
     pub device_uuid: u64,
     /// Device and peer flags with their v08 meaning.
     pub flags: MdFlags,
-    /// The activity log was applied: told by the magic, not by a flag.
+    /// The activity log was applied: both the magic and the flag say so. apply-al sets both;
+    /// the kernel of 8.4 changes only the magic, and that of 8.3 only knows the clean one.
     pub clean: bool,
     /// Size of the metadata area.
     pub md_size: Sectors,
@@ -43,8 +44,9 @@ pub struct SuperblockV8 {
 impl SuperblockV8 {
     /// Reads a v08 superblock.
     pub fn decode(block: &Block) -> Result<SuperblockV8, SuperblockError> {
+        let flags = MdFlags(be32(block, 0x38));
         let clean = match be32(block, 0x3C) {
-            MAGIC_V08 => true,
+            MAGIC_V08 => flags.contains(MdFlags::AL_CLEAN),
             MAGIC_V08_UNCLEAN => false,
             magic => return Err(foreign_magic(block, magic)),
         };
@@ -58,7 +60,7 @@ impl SuperblockV8 {
             bitmap_uuid: GenUuid(be64(block, 0x10)),
             history: [GenUuid(be64(block, 0x18)), GenUuid(be64(block, 0x20))],
             device_uuid: be64(block, 0x28),
-            flags: MdFlags(be32(block, 0x38)),
+            flags,
             clean,
             md_size: Sectors(u64::from(be32(block, 0x40))),
             al_offset: be32(block, 0x44) as i32,
@@ -82,7 +84,7 @@ impl SuperblockV8 {
             (MdFlags::V08_FULL_SYNC, PeerFlags::FULL_SYNC),
             (MdFlags::V08_PEER_OUTDATED, PeerFlags::OUTDATED),
         ];
-        let mut flags = self.flags.with(MdFlags::AL_CLEAN);
+        let mut flags = self.flags;
         let mut peers = [PeerSlot::default(); MAX_NODES];
         for (device, peer) in moved {
             peers[0].flags.set(peer, flags.contains(device));
@@ -138,7 +140,7 @@ mod tests {
         put64(&mut block, 0x10, 0x20);
         put64(&mut block, 0x18, 0x30);
         put64(&mut block, 0x20, 0x40);
-        put32(&mut block, 0x38, 0x0000_002D);
+        put32(&mut block, 0x38, 0x0000_00AD);
         put32(&mut block, 0x3C, magic);
         put32(&mut block, 0x40, 0x50);
         put32(&mut block, 0x44, -64i32 as u32);
@@ -175,6 +177,10 @@ mod tests {
     #[test]
     fn unclean_v08_is_not_converted() {
         let v8 = SuperblockV8::decode(&example(MAGIC_V08_UNCLEAN)).unwrap();
+        assert_eq!(v8.to_v09(), Err(SuperblockError::NotClean));
+        let mut no_flag = example(MAGIC_V08);
+        put32(&mut no_flag, 0x38, 1);
+        let v8 = SuperblockV8::decode(&no_flag).unwrap();
         assert_eq!(v8.to_v09(), Err(SuperblockError::NotClean));
     }
 
