@@ -1,1 +1,6 @@
-//! Placeholder header, replaced by the crate's first commit.
+//! Front ends: each turns one client protocol into requests to a [`runtime::Target`].
+//!
+//! A front end knows nothing of replication; it is tested against a target in memory and a
+//! faulty one.
+
+pub mod nbd;
