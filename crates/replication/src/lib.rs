@@ -1,1 +1,4 @@
 //! Placeholder.
+pub mod intervals;
+pub mod quorum;
+pub mod rate;

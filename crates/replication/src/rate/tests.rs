@@ -1,0 +1,228 @@
+//! The controller against a simulated link, and the throttle's decisions.
+
+use super::*;
+
+fn options() -> PeerDeviceOptions {
+    PeerDeviceOptions::default()
+}
+
+fn turn(elapsed_ms: u64, replied: u64, in_flight: u64) -> Turn {
+    Turn {
+        elapsed: Duration::from_millis(elapsed_ms),
+        replied: Sectors(replied),
+        in_flight: Sectors(in_flight),
+        max_buffers_pages: 2048,
+        bitmap_block: Sectors(8),
+    }
+}
+
+/// Runs turns of 100 ms against a link that delivers `sectors_per_turn` and returns per turn
+/// what was requested and what is in flight.
+fn run(options: &PeerDeviceOptions, sectors_per_turn: u64, turns: usize) -> Vec<(u64, u64)> {
+    let (mut controller, mut in_flight) = (Controller::new(), 0u64);
+    let mut history = Vec::new();
+    for _ in 0..turns {
+        let replied = in_flight.min(sectors_per_turn);
+        in_flight -= replied;
+        let request = controller.turn(options, &turn(100, replied, in_flight)).0;
+        in_flight += request;
+        history.push((request, in_flight));
+    }
+    history
+}
+
+#[test]
+fn the_first_turn_starts_at_resync_rate() {
+    // want = 250 KiB/s * 2 * 0.1 s * 20 steps = 1000 sectors; a twentieth of it now: 50 sectors,
+    // of which 6 blocks of 8 are whole.
+    let mut controller = Controller::new();
+    assert_eq!(controller.turn(&options(), &turn(100, 0, 0)), Sectors(48));
+    assert_eq!(controller.planned_sectors, 950);
+}
+
+#[test]
+fn the_plan_follows_the_formula_step_by_step() {
+    let mut controller = Controller::new();
+    controller.turn(&options(), &turn(100, 0, 0));
+    // want 100, in flight 0, planned 950: corr = -850, -42 per step, first slot 50 - 42 = 8,
+    // request = 48 + 8.
+    assert_eq!(controller.turn(&options(), &turn(100, 48, 0)), Sectors(56));
+    assert_eq!(controller.planned_sectors, 950 - 42 * 20 - 8);
+}
+
+#[test]
+fn short_turns_scale_the_arrivals_to_a_whole_one() {
+    let mut controller = Controller::new();
+    controller.turn(&options(), &turn(100, 0, 0));
+    // 24 sectors in 50 ms count as 48 in 100 ms: same as above.
+    assert_eq!(controller.turn(&options(), &turn(50, 24, 0)), Sectors(56));
+}
+
+#[test]
+fn it_ramps_up_and_settles_at_the_fill_target() {
+    let options = options();
+    let history = run(&options, 4096, 400);
+    assert!(history[0].1 < 100 && history[20].0 > 0);
+    let fill = options.c_fill_target.0;
+    for (request, in_flight) in &history[300..] {
+        assert!(*request > 0);
+        // Each turn everything arrives, so the request itself is what is in flight.
+        assert!((fill - 16..=options.c_max_rate.sectors() / 10).contains(in_flight));
+    }
+}
+
+#[test]
+fn on_a_slow_link_the_data_in_flight_stays_at_the_fill_target() {
+    let options = options();
+    for (request, in_flight) in &run(&options, 64, 600)[500..] {
+        assert!((48..=80).contains(request), "request {request}");
+        // The target applies before the turn's own request, here 64 sectors.
+        let before = in_flight - request;
+        assert!((76..=124).contains(&before), "in flight {before}");
+    }
+}
+
+#[test]
+fn the_delay_target_replaces_a_fill_target_of_zero() {
+    let mut options = options();
+    options.c_fill_target = Sectors(0);
+    // 1 s of delay at 64 sectors per turn: ten turns worth in flight.
+    for (_, in_flight) in &run(&options, 64, 900)[800..] {
+        assert!((540..=740).contains(in_flight), "in flight {in_flight}");
+    }
+}
+
+#[test]
+fn c_max_rate_caps_every_turn_and_zero_does_not() {
+    let mut options = options();
+    options.c_fill_target = Sectors(1_000_000);
+    options.c_max_rate = KibPerSecond(1000);
+    assert!(run(&options, 1 << 20, 100).iter().all(|(request, _)| *request <= 200));
+    options.c_max_rate = KibPerSecond(0);
+    assert!(run(&options, 1 << 20, 100).iter().any(|(request, _)| *request > 10_000));
+}
+
+#[test]
+fn without_a_plan_the_rate_is_fixed() {
+    let mut options = options();
+    options.c_plan_ahead = Duration::ZERO;
+    options.resync_rate = KibPerSecond(4000);
+    for in_flight in [0, 100, 10_000] {
+        // 4000 KiB/s are 100 blocks of 4 KiB per turn.
+        let got = Controller::new().turn(&options, &turn(100, 500, in_flight));
+        assert_eq!(got, Sectors(100 * 8));
+    }
+}
+
+#[test]
+fn max_buffers_limits_the_data_in_flight() {
+    let mut options = options();
+    options.c_plan_ahead = Duration::ZERO;
+    options.resync_rate = KibPerSecond(400_000);
+    let mut small = turn(100, 0, 8 * 30);
+    small.max_buffers_pages = 32;
+    assert_eq!(Controller::new().turn(&options, &small), Sectors(16));
+    small.in_flight = Sectors(8 * 32 + 1);
+    assert_eq!(Controller::new().turn(&options, &small), Sectors(0));
+}
+
+#[test]
+fn requests_are_rounded_up_to_coarser_bitmap_blocks() {
+    let coarse = Turn { bitmap_block: Sectors(128), ..turn(100, 0, 0) };
+    assert_eq!(Controller::new().turn(&options(), &coarse), Sectors(128));
+}
+
+#[test]
+fn a_changed_plan_starts_over() {
+    let mut options = options();
+    let mut controller = Controller::new();
+    controller.turn(&options, &turn(100, 0, 0));
+    options.c_plan_ahead = Duration::from_secs(1);
+    controller.turn(&options, &turn(100, 48, 0));
+    assert_eq!(controller.plan.len(), 10);
+    assert_eq!(controller.planned_sectors, controller.plan.iter().sum::<i64>());
+}
+
+#[test]
+fn absurd_inputs_do_not_overflow() {
+    let mut options = options();
+    options.c_fill_target = Sectors(0);
+    let mut controller = Controller::new();
+    let absurd = Turn {
+        elapsed: Duration::ZERO,
+        replied: Sectors(u64::MAX),
+        in_flight: Sectors(u64::MAX),
+        max_buffers_pages: 131_072,
+        bitmap_block: Sectors(8),
+    };
+    for i in 0..1000 {
+        let calm = turn(100, 8, 8);
+        controller.turn(&options, if i % 3 == 0 { &absurd } else { &calm });
+    }
+}
+
+#[test]
+fn the_next_turn_comes_sooner_after_a_short_one() {
+    let next = |done, planned| Controller::next_turn(Sectors(done), Sectors(planned)).as_millis();
+    assert_eq!(next(50, 100), 50);
+    assert_eq!(next(100, 100), 100);
+    assert_eq!(next(0, 0), 100);
+    assert_eq!(next(0, 100), 100, "nothing could be requested: do not spin");
+}
+
+fn at(ms: u64) -> Instant {
+    Instant(ms * 1_000_000)
+}
+
+/// A throttle after 9 s of a resync that did `kib_per_s`.
+fn running(kib_per_s: u64) -> (Throttle, Sectors) {
+    let mut left = Sectors(1 << 30);
+    let mut throttle = Throttle::new(at(0), left, Sectors(0));
+    for s in 1..=9 {
+        left -= Sectors(kib_per_s * 2);
+        throttle.marks.advance(at(s * 1000), left);
+    }
+    (throttle, left)
+}
+
+const BUSY: Load = Load { application_active: true, foreign_total: Sectors(0) };
+
+#[test]
+fn a_fast_resync_waits_for_application_io() {
+    let (mut throttle, left) = running(1000);
+    assert_eq!(throttle.marks.speed(at(9000), left), KibPerSecond(1000));
+    assert!(throttle.should_wait(at(9100), left, BUSY, KibPerSecond(250)));
+    assert!(!throttle.should_wait(at(9100), left, BUSY, KibPerSecond(2000)), "below c-min-rate");
+    assert!(!throttle.should_wait(at(9100), left, BUSY, KibPerSecond(0)), "c-min-rate off");
+}
+
+#[test]
+fn an_idle_disk_never_waits_and_foreign_traffic_counts_from_65_sectors() {
+    let (mut throttle, left) = running(1000);
+    let mut wait = |foreign| {
+        let load = Load { application_active: false, foreign_total: Sectors(foreign) };
+        throttle.should_wait(at(9100), left, load, KibPerSecond(250))
+    };
+    assert!(!wait(0));
+    assert!(!wait(64));
+    assert!(wait(65), "adds up until it is noticed");
+    assert!(!wait(65), "noticed: counted from here");
+}
+
+#[test]
+fn it_never_waits_while_the_amount_out_of_sync_is_not_shrinking() {
+    let (mut throttle, left) = running(1000);
+    // Writes dirtied more than the resync did since the mark the speed is measured from.
+    let dirtied = Sectors(left.0 + 1_000_000);
+    assert!(!throttle.should_wait(at(9100), dirtied, BUSY, KibPerSecond(250)));
+    // Not even with the smallest positive rate.
+    assert!(!throttle.should_wait(at(9200), dirtied, BUSY, KibPerSecond(1)));
+}
+
+#[test]
+fn the_speed_of_a_stalled_resync_fades() {
+    let (throttle, left) = running(1000);
+    let mut marks = throttle.marks.clone();
+    marks.advance(at(60_000), left);
+    assert!(marks.speed(at(60_000), left) < KibPerSecond(200));
+}
