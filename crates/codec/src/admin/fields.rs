@@ -1,0 +1,82 @@
+//! How words, ids and options of `vocab` appear in JSON: states by DRBD's name, ids as numbers,
+//! options as a map of what differs from the defaults, in DRBD's notation.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::de::{Deserialize, Deserializer, Error as _};
+use serde::ser::{Serialize, Serializer};
+
+/// Anything that prints and parses as a word.
+pub(crate) mod word {
+    use super::*;
+
+    pub(crate) fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(value)
+    }
+
+    pub(crate) fn deserialize<'de, T, D>(d: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// Options as a map. Values are checked against the option table as they come in.
+pub(crate) mod options {
+    use super::*;
+
+    pub(crate) fn serialize<T: vocab::options::Options, S: Serializer>(
+        value: &T,
+        s: S,
+    ) -> Result<S::Ok, S::Error> {
+        s.collect_map(value.show())
+    }
+
+    pub(crate) fn deserialize<'de, T, D>(d: D) -> Result<T, D::Error>
+    where
+        T: vocab::options::Options,
+        D: Deserializer<'de>,
+    {
+        let mut options = T::default();
+        for (name, value) in BTreeMap::<String, String>::deserialize(d)? {
+            options.set(&name, &value).map_err(D::Error::custom)?;
+        }
+        Ok(options)
+    }
+}
+
+macro_rules! numbers {
+    ($($module:ident: $type:ty as $repr:ty, $get:expr, $new:expr;)+) => {$(
+        #[doc = concat!("`", stringify!($type), "` as a number.")]
+        pub(crate) mod $module {
+            use super::*;
+
+            pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
+                let get: fn(&$type) -> $repr = $get;
+                get(value).serialize(s)
+            }
+
+            pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
+                let new: fn($repr) -> Option<$type> = $new;
+                let n = <$repr>::deserialize(d)?;
+                new(n).ok_or_else(|| D::Error::custom(format!("{n:?} is out of range")))
+            }
+        }
+    )+};
+}
+
+numbers! {
+    node_id: vocab::NodeId as u8, |id| id.get(), vocab::NodeId::new;
+    maybe_node_id: Option<vocab::NodeId> as Option<u8>, |id| id.map(vocab::NodeId::get),
+        |id| match id { None => Some(None), Some(n) => vocab::NodeId::new(n).map(Some) };
+    volume: vocab::VolumeNr as u16, |nr| nr.0,
+        |n| (n <= vocab::VolumeNr::MAX.0).then_some(vocab::VolumeNr(n));
+    minor: vocab::Minor as u32, |m| m.0, |n| Some(vocab::Minor(n));
+    maybe_sector: Option<vocab::Sector> as Option<u64>, |s| s.map(|s| s.0),
+        |n| Some(n.map(vocab::Sector));
+    sector: vocab::Sector as u64, |s| s.0, |n| Some(vocab::Sector(n));
+}
