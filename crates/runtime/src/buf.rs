@@ -169,6 +169,11 @@ impl BufPool {
         self.shared.slabs * SLAB
     }
 
+    /// The memory all buffers come from.
+    pub(crate) fn arena(&self) -> (*mut u8, usize) {
+        (self.shared.base.as_ptr(), self.limit())
+    }
+
     /// Bytes in use, each buffer counted with its size class.
     pub fn in_use(&self) -> usize {
         self.shared.state.borrow().in_use
@@ -316,6 +321,11 @@ impl Buf {
     pub fn truncate(&mut self, len: usize) {
         assert!(len <= self.len as usize, "truncate to {len} of a buffer of {}", self.len);
         self.len = len as u32;
+    }
+
+    /// Address of the first byte, for handing to the kernel.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.data.as_ptr()
     }
 
     fn refs(&self) -> &Cell<u32> {

@@ -31,6 +31,7 @@ impl Errno {
     pub const ECONNREFUSED: Errno = Errno(libc::ECONNREFUSED);
     pub const ECONNRESET: Errno = Errno(libc::ECONNRESET);
     pub const ECANCELED: Errno = Errno(libc::ECANCELED);
+    pub const ENOBUFS: Errno = Errno(libc::ENOBUFS);
     pub const ESHUTDOWN: Errno = Errno(libc::ESHUTDOWN);
     pub const EOVERFLOW: Errno = Errno(libc::EOVERFLOW);
 }

@@ -6,14 +6,31 @@
 //!
 //! * [`buf`]: reference-counted page-aligned buffers from a bounded pool.
 //! * [`target`]: the waist between what serves a block device and what exports one.
+//! * [`ring`]: the io_uring of a thread.
+//! * [`net`] and [`disk`]: sockets and backing devices on a ring.
+//! * [`timer`], [`clock`], [`mailbox`], [`thread`]: deadlines, time, messages between threads,
+//!   and the threads themselves.
 
 pub mod buf;
+pub mod clock;
+pub mod disk;
 mod errno;
+pub mod mailbox;
+pub mod net;
+pub mod ring;
 pub mod target;
+pub mod thread;
+pub mod timer;
 
 pub use buf::{AllocError, BUF_MAX, Buf, BufPool};
+pub use disk::{DiskFile, DiskInfo, DiskOptions, OpenCause, OpenError};
 pub use errno::Errno;
+pub use mailbox::{Inbox, Mailbox, SendError, Sender};
+pub use net::{Conn, Connecting, Listener, Received, RxStream, TxQueue};
+pub use ring::{Completed, Fd, OpId, Payload, Ring, RingError, Token, Vectored};
 pub use target::{
     Completion, Extent, FaultPlan, FaultyTarget, Intent, MemoryTarget, Op, OpenerId, Request,
     Target, TargetInfo,
 };
+pub use thread::{SpawnError, Worker, WorkerHandle, WorkerOptions};
+pub use timer::Timers;

@@ -213,7 +213,7 @@ impl TargetInfo {
             return if offset == 0 && len == 0 { Ok(()) } else { Err(Errno::EINVAL) };
         }
         let block = u64::from(self.block_size_min);
-        if len == 0 || offset % block != 0 || u64::from(len) % block != 0 {
+        if len == 0 || !offset.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {
             return Err(Errno::EINVAL);
         }
         if matches!(op, Op::Read | Op::Write) && len > self.max_transfer {

@@ -1,0 +1,402 @@
+//! Backing devices: block devices and regular files, read and written past the page cache.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use vocab::{Bytes, Sector, SectorRange};
+
+use crate::{Buf, BufPool, Errno, Fd, OpId, Ring, Token};
+
+/// Bytes of zeroes written at a time where the device has no better way.
+const ZEROES: usize = 256 << 10;
+
+/// How to open a [`DiskFile`].
+#[derive(Clone, Copy, Debug)]
+pub struct DiskOptions {
+    /// Open for writing too.
+    pub write: bool,
+    /// Nobody else may use it meanwhile: `O_EXCL` on block devices (also refuses mounted ones),
+    /// an open-file-description lock on regular files.
+    pub exclusive: bool,
+    /// Bypass the page cache where that is possible.
+    pub direct: bool,
+}
+
+impl Default for DiskOptions {
+    /// Exclusive, writable, direct.
+    fn default() -> Self {
+        DiskOptions { write: true, exclusive: true, direct: true }
+    }
+}
+
+/// Why a disk was not opened. Nothing was changed.
+#[derive(Debug)]
+pub struct OpenError {
+    /// The disk.
+    pub path: PathBuf,
+    /// What is wrong.
+    pub cause: OpenCause,
+}
+
+/// What is wrong with a disk that was not opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenCause {
+    /// Somebody else uses it.
+    InUse,
+    /// Neither a block device nor a regular file.
+    NotADisk,
+    /// Sectors are larger than 4096 bytes, or an odd number.
+    BlockSize(u32),
+    /// A call failed.
+    Failed {
+        /// Which one, as in "can not ... it".
+        doing: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.path.display())?;
+        match self.cause {
+            OpenCause::InUse => f.write_str(
+                "is in use (mounted, part of another device, or held by another process); \
+                 release it first",
+            ),
+            OpenCause::NotADisk => {
+                f.write_str("is neither a block device nor a regular file; give one of these")
+            }
+            OpenCause::BlockSize(n) => {
+                write!(f, "has blocks of {n} bytes; powers of two from 512 to 4096 are supported")
+            }
+            OpenCause::Failed { doing, errno } => write!(f, "can not {doing} it: {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// Properties of an open disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiskInfo {
+    /// Size, rounded down to whole logical blocks.
+    pub size: Bytes,
+    /// Offset and length of every read and write are multiples of this, in bytes: 512 to 4096.
+    pub logical_block_size: u32,
+    /// Writes of multiples of this need no read-modify-write in the device, in bytes.
+    pub physical_block_size: u32,
+    /// The page cache is bypassed. False if it was not wanted or the file system refuses.
+    pub direct: bool,
+    /// A block device rather than a file.
+    pub block_device: bool,
+    /// `discard` is supported.
+    pub can_discard: bool,
+    /// Seeking costs time.
+    pub rotational: bool,
+}
+
+/// An open block device or regular file.
+pub struct DiskFile {
+    fd: Fd,
+    path: PathBuf,
+    info: DiskInfo,
+    /// Shared by all zeroing of ranges that needs data.
+    zeroes: Buf,
+}
+
+impl DiskFile {
+    /// Opens `path`. This may block; it belongs before or beside the I/O path.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn open(path: &Path, options: DiskOptions, pool: &BufPool) -> Result<DiskFile, OpenError> {
+        open(path, options, pool).map_err(|cause| OpenError { path: path.to_owned(), cause })
+    }
+
+    /// The properties found when it was opened.
+    pub fn info(&self) -> DiskInfo {
+        self.info
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The size as of now, which a resize of the device or file may have changed. Later checks
+    /// use it.
+    ///
+    /// # Errors
+    /// The error number; the known size stays.
+    pub fn refresh_size(&mut self) -> Result<Bytes, Errno> {
+        let raw = if self.info.block_device {
+            block_u64(&self.fd, BLKGETSIZE64)?
+        } else {
+            stat_size(&self.fd)?
+        };
+        self.info.size = whole_blocks(raw, self.info.logical_block_size);
+        Ok(self.info.size)
+    }
+
+    /// Reads `buf.len()` bytes from `sector` on. All of them, or an error.
+    ///
+    /// # Panics
+    /// If the buffer is not unique.
+    pub fn read(&self, ring: &mut Ring, token: Token, sector: Sector, buf: Buf) -> OpId {
+        match self.check(sector.0, buf.len() as u64) {
+            Ok(offset) => ring.read(token, &self.fd, offset, buf),
+            Err(errno) => ring.fail(token, errno, Some(buf)),
+        }
+    }
+
+    /// Writes `buf` from `sector` on; with `fua` it is durable when complete.
+    pub fn write(
+        &self,
+        ring: &mut Ring,
+        token: Token,
+        sector: Sector,
+        buf: Buf,
+        fua: bool,
+    ) -> OpId {
+        match self.check(sector.0, buf.len() as u64) {
+            Ok(offset) => ring.write(token, &self.fd, offset, buf, fua),
+            Err(errno) => ring.fail(token, errno, Some(buf)),
+        }
+    }
+
+    /// Makes all completed writes durable, including those of the device's own cache.
+    pub fn flush(&self, ring: &mut Ring, token: Token) -> OpId {
+        ring.fdatasync(token, &self.fd)
+    }
+
+    /// Deallocates a range; its content is unspecified afterwards (zeroes in a file).
+    /// `EOPNOTSUPP` if the disk can not.
+    pub fn discard(&self, ring: &mut Ring, token: Token, range: SectorRange) -> OpId {
+        let len = range.len.bytes().0;
+        match self.check(range.start.0, len) {
+            Err(errno) => ring.fail(token, errno, None),
+            Ok(_) if !self.info.can_discard => ring.fail(token, Errno::EOPNOTSUPP, None),
+            Ok(offset) if self.info.block_device => {
+                ring.discard_blocks(token, &self.fd, offset, len)
+            }
+            Ok(offset) => ring.fallocate(token, &self.fd, PUNCH_HOLE, offset, len),
+        }
+    }
+
+    /// Makes a range read as zeroes, by whatever way the disk offers; with `no_hole` it stays
+    /// allocated.
+    pub fn write_zeroes(
+        &self,
+        ring: &mut Ring,
+        token: Token,
+        range: SectorRange,
+        no_hole: bool,
+    ) -> OpId {
+        let len = range.len.bytes().0;
+        // On a block device both are carried out by the device if it can; punching fails
+        // rather than write zeroes, which then happens from our own buffer.
+        let mode = if no_hole { ZERO_RANGE } else { PUNCH_HOLE };
+        match self.check(range.start.0, len) {
+            Ok(offset) => {
+                ring.write_zeroes(token, &self.fd, mode, offset, len, self.zeroes.clone())
+            }
+            Err(errno) => ring.fail(token, errno, None),
+        }
+    }
+
+    /// The range's first byte. Refuses what would be misaligned or outside: a write behind the
+    /// end would make a regular file grow.
+    fn check(&self, sector: u64, len: u64) -> Result<u64, Errno> {
+        let offset = sector.checked_mul(vocab::SECTOR_SIZE).ok_or(Errno::EINVAL)?;
+        let end = offset.checked_add(len).ok_or(Errno::EINVAL)?;
+        let block = u64::from(self.info.logical_block_size);
+        if len == 0 || !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
+            return Err(Errno::EINVAL);
+        }
+        if end > self.info.size.0 { Err(Errno::ENOSPC) } else { Ok(offset) }
+    }
+}
+
+impl fmt::Debug for DiskFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskFile({}, {:?})", self.path.display(), self.info)
+    }
+}
+
+const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// linux/fs.h: `_IO(0x12, 104)`, `_IO(0x12, 123)`, `_IOR(0x12, 114, size_t)`.
+const BLKSSZGET: u64 = 0x1268;
+const BLKPBSZGET: u64 = 0x127b;
+const BLKGETSIZE64: u64 = 0x8008_1272;
+
+fn open(path: &Path, options: DiskOptions, pool: &BufPool) -> Result<DiskFile, OpenCause> {
+    let failed = |doing| move |errno: Errno| OpenCause::Failed { doing, errno };
+    let kind = std::fs::metadata(path).map_err(|e| failed("find")(e.into()))?.file_type();
+    let block_device = kind.is_block_device();
+    if !block_device && !kind.is_file() {
+        return Err(OpenCause::NotADisk);
+    }
+    let try_open = |direct: bool| {
+        let mut flags = if direct { libc::O_DIRECT } else { 0 };
+        if options.exclusive && block_device {
+            flags |= libc::O_EXCL;
+        }
+        File::options().read(true).write(options.write).custom_flags(flags).open(path)
+    };
+    let (file, mut direct) = match try_open(options.direct) {
+        Ok(file) => (file, options.direct),
+        Err(e) if options.direct && e.raw_os_error() == Some(libc::EINVAL) => {
+            (try_open(false).map_err(|e| failed("open")(e.into()))?, false)
+        }
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(OpenCause::InUse),
+        Err(e) => return Err(failed("open")(e.into())),
+    };
+    let metadata = file.metadata().map_err(|e| failed("examine")(e.into()))?;
+    let fd = Fd::new(OwnedFd::from(file));
+    if options.exclusive && !block_device && !lock(&fd, options.write).map_err(failed("lock"))? {
+        return Err(OpenCause::InUse);
+    }
+    let (size, logical, physical, can_discard, rotational);
+    if block_device {
+        size = block_u64(&fd, BLKGETSIZE64).map_err(failed("get the size of"))?;
+        logical = block_u32(&fd, BLKSSZGET).map_err(failed("get the block size of"))?;
+        physical = block_u32(&fd, BLKPBSZGET).unwrap_or(logical).max(logical);
+        can_discard = queue_attribute(metadata.rdev(), "discard_max_bytes") > 0;
+        rotational = queue_attribute(metadata.rdev(), "rotational") > 0;
+    } else {
+        size = metadata.len();
+        logical = if direct { direct_alignment(&fd, pool) } else { 512 };
+        if logical == 0 {
+            // The file system takes the flag and then refuses the I/O.
+            set_buffered(&fd).map_err(failed("set the mode of"))?;
+            direct = false;
+        }
+        physical = (metadata.blksize() as u32).clamp(logical.max(512), 1 << 20);
+        can_discard = options.write && can_punch(&fd, size);
+        rotational = queue_attribute(metadata.dev(), "rotational") > 0;
+    }
+    let logical = logical.max(512);
+    if !logical.is_power_of_two() || logical > 4096 {
+        return Err(OpenCause::BlockSize(logical));
+    }
+    let zeroes = pool.alloc_zeroed(ZEROES).map_err(|_| failed("find memory for")(Errno::ENOMEM))?;
+    let info = DiskInfo {
+        size: whole_blocks(size, logical),
+        logical_block_size: logical,
+        physical_block_size: physical,
+        direct,
+        block_device,
+        can_discard,
+        rotational,
+    };
+    Ok(DiskFile { fd, path: path.to_owned(), info, zeroes })
+}
+
+fn whole_blocks(size: u64, block: u32) -> Bytes {
+    Bytes(size - size % u64::from(block))
+}
+
+/// Locks the whole file against other open file descriptions, also of this process. False if
+/// somebody else holds a lock.
+fn lock(fd: &Fd, exclusive: bool) -> Result<bool, Errno> {
+    // SAFETY: flock is a plain C struct; zero means "from the start, whole file, no process".
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as _;
+    // SAFETY: the kernel reads the struct; the descriptor is open.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+        0 => Ok(true),
+        _ => match Errno::last() {
+            Errno(libc::EAGAIN | libc::EACCES) => Ok(false),
+            errno => Err(errno),
+        },
+    }
+}
+
+fn block_u64(fd: &Fd, request: u64) -> Result<u64, Errno> {
+    let mut value = 0u64;
+    // SAFETY: BLKGETSIZE64 writes a u64 to the pointer.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &mut value) };
+    if result == 0 { Ok(value) } else { Err(Errno::last()) }
+}
+
+fn block_u32(fd: &Fd, request: u64) -> Result<u32, Errno> {
+    let mut value = 0u32;
+    // SAFETY: BLKSSZGET and BLKPBSZGET write an int to the pointer.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &mut value) };
+    if result == 0 { Ok(value) } else { Err(Errno::last()) }
+}
+
+fn stat_size(fd: &Fd) -> Result<u64, Errno> {
+    // SAFETY: stat is a plain C struct that the kernel fills in.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a whole struct and the descriptor is open.
+    match unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } {
+        0 => Ok(stat.st_size as u64),
+        _ => Err(Errno::last()),
+    }
+}
+
+/// A number below the block device's `queue` directory in sysfs; 0 if it can not be read. For a
+/// partition that is the directory of the whole device.
+fn queue_attribute(dev: u64, name: &str) -> u64 {
+    let (major, minor) = (libc::major(dev), libc::minor(dev));
+    let read = |queue: &str| -> io::Result<u64> {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
+        Ok(std::fs::read_to_string(path)?.trim().parse().unwrap_or(0))
+    };
+    read("queue").or_else(|_| read("../queue")).unwrap_or(0)
+}
+
+/// The alignment direct I/O on a regular file needs, in bytes: what the kernel states (6.1+),
+/// else the smallest size that can be read. 0 if direct I/O does not work at all.
+fn direct_alignment(fd: &Fd, pool: &BufPool) -> u32 {
+    // SAFETY: statx is a plain C struct that the kernel fills in.
+    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is an empty C string, the pointer is to a whole struct.
+    let result = unsafe {
+        let mask = libc::STATX_DIOALIGN;
+        libc::statx(fd.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, mask, &mut statx)
+    };
+    if result == 0 && statx.stx_mask & libc::STATX_DIOALIGN != 0 {
+        return statx.stx_dio_offset_align;
+    }
+    let Ok(mut buf) = pool.alloc(4096) else { return 0 };
+    let Some(bytes) = buf.as_mut_slice() else { return 0 };
+    for size in [512u32, 1024, 2048, 4096] {
+        let len = size as usize;
+        // SAFETY: reads at most `len` bytes into a buffer of 4096.
+        let n = unsafe { libc::pread(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), len, 0) };
+        if n >= 0 {
+            return size;
+        }
+    }
+    0
+}
+
+/// Removes `O_DIRECT` again.
+fn set_buffered(fd: &Fd) -> Result<(), Errno> {
+    let raw = fd.as_raw_fd();
+    // SAFETY: getting and setting status flags of an open descriptor involves no memory.
+    let result = unsafe {
+        let flags = libc::fcntl(raw, libc::F_GETFL);
+        libc::fcntl(raw, libc::F_SETFL, flags & !libc::O_DIRECT)
+    };
+    if result < 0 { Err(Errno::last()) } else { Ok(()) }
+}
+
+/// Whether the file system can punch holes, tried out behind the end of the file.
+fn can_punch(fd: &Fd, size: u64) -> bool {
+    let Ok(offset) = libc::off_t::try_from(size.next_multiple_of(4096)) else { return false };
+    // SAFETY: no memory is involved. Nothing is there to be punched, and the size is kept.
+    unsafe { libc::fallocate(fd.as_raw_fd(), PUNCH_HOLE, offset, 4096) == 0 }
+}
+
+#[cfg(test)]
+mod tests;

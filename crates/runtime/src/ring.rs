@@ -1,0 +1,761 @@
+//! The io_uring of one thread: submit operations, wait, get completions as plain events.
+//!
+//! # Contract
+//!
+//! * Submitting never fails and never blocks on I/O; an error is the operation's completion.
+//!   Every operation gets exactly one [`Completed`], also a cancelled one.
+//! * Operations leave with the next [`Ring::wait`] (one system call per loop turn), or earlier
+//!   when the submission queue is full.
+//! * Reads and writes at an offset are complete: a short transfer is continued until the whole
+//!   length is done, the file ends (reads only) or an error occurs. Socket transfers are not.
+//! * Memory and descriptors belong to the ring's table from submission to completion, so they
+//!   outlive whatever the caller drops. A late completion is harmless: the caller meets a token
+//!   it no longer knows and drops the event.
+//!
+//! # Why this is sound
+//!
+//! Every entry is built by `Ring::entry` from an operation that lies in the table, and points
+//! only into memory the table owns: buffer pieces, `Vec` heap memory or boxes, none of which
+//! move or are freed with their owner's address. The table gives them up only after the kernel
+//! reported the operation's end. If the ring itself is dropped while the kernel still works
+//! (a disk that does not answer), the table is leaked rather than freed. Where the kernel
+//! writes, the table holds the only reference to the buffer (see [`crate::buf`]).
+
+mod offload;
+mod op;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) use op::Segment;
+pub use op::{Completed, Fd, OpId, Payload, Token, Vectored};
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::time::Duration;
+
+use io_uring::types::{
+    CancelBuilder, Fd as RingFd, FsyncFlags, SubmitArgs, TimeoutFlags, Timespec,
+};
+use io_uring::{IoUring, opcode, squeue};
+use socket2::SockAddr;
+use vocab::Instant;
+
+use crate::{Buf, BufPool, Errno, clock};
+use offload::{Job, Offload};
+use op::{Kind, Memory, Op, OpTable};
+
+/// Entries of the submission queue unless stated otherwise: more than one turn usually collects.
+pub const RING_ENTRIES: u32 = 512;
+
+/// `user_data` of entries that are not operations; no table grows to such an index.
+const USER_CANCEL: u64 = u64::MAX;
+const USER_OFFLOAD: u64 = u64::MAX - 1;
+
+const ENTER_GETEVENTS: u32 = 1;
+const ENTER_EXT_ARG: u32 = 8;
+
+/// A registered buffer is at most 1 GiB. Pieces never straddle it: they are aligned to their
+/// size, which divides 1 GiB.
+const FIXED_BUFFER_MAX: usize = 1 << 30;
+
+/// How often a transfer interrupted without progress is repeated before its error counts.
+const RETRIES_MAX: u8 = 64;
+
+/// How long dropping a ring waits for the kernel to finish what was cancelled.
+const DROP_WAIT: Duration = Duration::from_secs(1);
+
+/// Why there is no ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RingError {
+    /// The kernel refused.
+    Setup(Errno),
+    /// The kernel lacks a feature every ring here needs.
+    TooOld,
+}
+
+impl fmt::Display for RingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RingError::Setup(Errno::EPERM) => f.write_str(
+                "io_uring is not permitted: allow it in sysctl kernel.io_uring_disabled or in \
+                 the service's seccomp profile",
+            ),
+            RingError::Setup(Errno::ENOSYS) | RingError::TooOld => {
+                f.write_str("io_uring of this kernel is too old: Linux 6.1 or later is needed")
+            }
+            RingError::Setup(Errno::ENOMEM) => f.write_str(
+                "no memory for io_uring: raise the limit of locked memory (ulimit -l) or of \
+                 the service",
+            ),
+            RingError::Setup(errno) => write!(f, "io_uring can not be set up: {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for RingError {}
+
+/// The ring of one thread; it can not leave it.
+pub struct Ring {
+    uring: IoUring,
+    ops: ManuallyDrop<OpTable>,
+    /// Entries the full submission queue did not take, in order.
+    backlog: VecDeque<squeue::Entry>,
+    /// Completion entries of one turn: `user_data` and result.
+    reaped: Vec<(u64, i32)>,
+    registered: Option<BufPool>,
+    offload: Option<Offload>,
+    /// Results that did not come from the kernel, for the next turn.
+    outcomes: Vec<offload::Outcome>,
+    now: Instant,
+}
+
+/// Setup flags from best to least. `DEFER_TASKRUN` (6.1) runs completion work only while we
+/// wait, so completions come in batches and never interrupt the thread.
+fn build(entries: u32) -> Result<IoUring, RingError> {
+    let mut error = Errno::EINVAL;
+    for level in 0..3 {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(entries.saturating_mul(8)).setup_clamp();
+        if level < 2 {
+            builder.setup_submit_all().setup_coop_taskrun();
+        }
+        if level < 1 {
+            builder.setup_single_issuer().setup_defer_taskrun();
+        }
+        match builder.build(entries) {
+            Ok(uring) => return Ok(uring),
+            Err(e) => error = Errno::from(e),
+        }
+        if error != Errno::EINVAL {
+            break;
+        }
+    }
+    Err(RingError::Setup(error))
+}
+
+/// What a result means for an operation of several steps.
+enum Next {
+    Again,
+    Done(Result<u32, Errno>),
+}
+
+impl Ring {
+    /// A ring for the calling thread with [`RING_ENTRIES`].
+    ///
+    /// # Errors
+    /// [`RingError`]
+    pub fn new() -> Result<Ring, RingError> {
+        Ring::with_entries(RING_ENTRIES)
+    }
+
+    /// A ring whose submission queue has `entries` places, rounded up to a power of two.
+    ///
+    /// # Errors
+    /// [`RingError`]
+    pub fn with_entries(entries: u32) -> Result<Ring, RingError> {
+        let uring = build(entries)?;
+        let features = uring.params();
+        if !(features.is_feature_nodrop()
+            && features.is_feature_ext_arg()
+            && features.is_feature_submit_stable()
+            && features.is_feature_fast_poll())
+        {
+            return Err(RingError::TooOld);
+        }
+        Ok(Ring {
+            uring,
+            ops: ManuallyDrop::new(OpTable::default()),
+            backlog: VecDeque::new(),
+            reaped: Vec::new(),
+            registered: None,
+            offload: None,
+            outcomes: Vec::new(),
+            now: clock::now(),
+        })
+    }
+
+    /// The time at the end of the last [`Ring::wait`].
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Operations queued or in flight.
+    pub fn in_flight(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Registers a pool's memory, which saves the kernel pinning pages for each operation. It
+    /// pins all of it at once, so the limit of locked memory applies to unprivileged users.
+    ///
+    /// # Errors
+    /// The kernel's error number; the ring works as before then. `EBUSY` if a pool is
+    /// registered already.
+    pub fn register_pool(&mut self, pool: &BufPool) -> Result<(), Errno> {
+        if self.registered.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        let (base, len) = pool.arena();
+        let buffers: Vec<libc::iovec> = (0..len)
+            .step_by(FIXED_BUFFER_MAX)
+            .map(|at| libc::iovec {
+                iov_base: base.wrapping_add(at).cast(),
+                iov_len: (len - at).min(FIXED_BUFFER_MAX),
+            })
+            .collect();
+        // SAFETY: the iovecs cover the pool's mapping, which stays mapped for as long as the
+        // ring lives because the ring holds a handle to the pool.
+        unsafe { self.uring.submitter().register_buffers(&buffers) }?;
+        self.registered = Some(pool.clone());
+        Ok(())
+    }
+
+    // ---- operations on files -------------------------------------------------------------
+
+    /// Reads `buf.len()` bytes at `offset`. The result is less than that only at the file's end.
+    ///
+    /// # Panics
+    /// If the buffer is empty or not unique.
+    pub fn read(&mut self, token: Token, fd: &Fd, offset: u64, buf: Buf) -> OpId {
+        assert!(buf.is_unique(), "the kernel writes only to a unique buffer");
+        self.transfer(token, fd, false, offset, buf.len(), Memory::Buf(buf), 0)
+    }
+
+    /// Writes `buf` at `offset`; with `dsync` it is durable when complete (`RWF_DSYNC`).
+    ///
+    /// # Panics
+    /// If the buffer is empty.
+    pub fn write(&mut self, token: Token, fd: &Fd, offset: u64, buf: Buf, dsync: bool) -> OpId {
+        let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+        self.transfer(token, fd, true, offset, buf.len(), Memory::Buf(buf), flags)
+    }
+
+    /// As [`Ring::read`] into several buffers.
+    ///
+    /// # Panics
+    /// If there are no bytes to read or a buffer is not unique.
+    pub fn readv(&mut self, token: Token, fd: &Fd, offset: u64, list: Box<Vectored>) -> OpId {
+        assert!(list.is_unique(), "the kernel writes only to unique buffers");
+        self.transfer(token, fd, false, offset, list.len(), Memory::Vectored(list), 0)
+    }
+
+    /// As [`Ring::write`] from several buffers.
+    ///
+    /// # Panics
+    /// If there are no bytes to write.
+    pub fn writev(
+        &mut self,
+        token: Token,
+        fd: &Fd,
+        offset: u64,
+        list: Box<Vectored>,
+        dsync: bool,
+    ) -> OpId {
+        let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+        self.transfer(token, fd, true, offset, list.len(), Memory::Vectored(list), flags)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the one place all transfers pass through")]
+    fn transfer(
+        &mut self,
+        token: Token,
+        fd: &Fd,
+        write: bool,
+        offset: u64,
+        len: usize,
+        memory: Memory,
+        rw_flags: i32,
+    ) -> OpId {
+        let len = u32::try_from(len).expect("a transfer is less than 4 GiB");
+        assert!(len > 0, "a transfer moves at least one byte");
+        let kind = Kind::Transfer { write, offset, done: 0, len, rw_flags, retries: 0 };
+        self.start(token, Some(fd), memory, kind)
+    }
+
+    /// Makes data durable (fdatasync).
+    pub fn fdatasync(&mut self, token: Token, fd: &Fd) -> OpId {
+        self.start(token, Some(fd), Memory::None, Kind::Fsync { data_only: true })
+    }
+
+    /// Makes data and metadata durable (fsync).
+    pub fn fsync(&mut self, token: Token, fd: &Fd) -> OpId {
+        self.start(token, Some(fd), Memory::None, Kind::Fsync { data_only: false })
+    }
+
+    /// `fallocate(2)` with `mode`, on regular files and block devices.
+    pub fn fallocate(&mut self, token: Token, fd: &Fd, mode: i32, offset: u64, len: u64) -> OpId {
+        self.start(token, Some(fd), Memory::None, Kind::Fallocate { mode, offset, len })
+    }
+
+    /// Makes a range read as zeroes: `fallocate(mode)`, and where that is not supported by
+    /// writing `zeroes` as often as needed.
+    ///
+    /// # Panics
+    /// If `zeroes` or the range is empty.
+    pub fn write_zeroes(
+        &mut self,
+        token: Token,
+        fd: &Fd,
+        mode: i32,
+        offset: u64,
+        len: u64,
+        zeroes: Buf,
+    ) -> OpId {
+        assert!(!zeroes.is_empty() && len > 0, "there is something to write");
+        let kind = Kind::Zero { mode: Some(mode), offset, len, done: 0 };
+        self.start(token, Some(fd), Memory::Buf(zeroes), kind)
+    }
+
+    /// Discards a range of a block device (`BLKDISCARD`) on a helper thread.
+    pub fn discard_blocks(&mut self, token: Token, fd: &Fd, offset: u64, len: u64) -> OpId {
+        let raw = fd.as_raw_fd();
+        let op = Op {
+            token,
+            fd: Some(fd.clone()),
+            memory: Memory::None,
+            kind: Kind::Offloaded,
+            cancelled: false,
+        };
+        let id = self.ops.insert(op);
+        if self.offload.is_none() {
+            match Offload::start() {
+                Ok(offload) => {
+                    self.offload = Some(offload);
+                    self.arm_offload();
+                }
+                Err(errno) => {
+                    self.outcomes.push((id, Err(errno)));
+                    return id;
+                }
+            }
+        }
+        let offload = self.offload.as_ref().expect("started above");
+        offload.send(Job { id, fd: raw, offset, len });
+        id
+    }
+
+    /// An operation that fails without being tried: it completes with the next turn, so that
+    /// callers have one place where results arrive.
+    pub fn fail(&mut self, token: Token, errno: Errno, buf: Option<Buf>) -> OpId {
+        let memory = buf.map_or(Memory::None, Memory::Buf);
+        let op = Op { token, fd: None, memory, kind: Kind::Offloaded, cancelled: false };
+        let id = self.ops.insert(op);
+        self.outcomes.push((id, Err(errno)));
+        id
+    }
+
+    // ---- operations on sockets -----------------------------------------------------------
+
+    /// Sends what the socket takes of `buf`.
+    pub fn send(&mut self, token: Token, fd: &Fd, buf: Buf) -> OpId {
+        self.start(token, Some(fd), Memory::Buf(buf), Kind::Send)
+    }
+
+    /// Receives up to `buf.len()` bytes; 0 bytes mean the peer has finished sending.
+    ///
+    /// # Panics
+    /// If the buffer is empty or not unique.
+    pub fn recv(&mut self, token: Token, fd: &Fd, buf: Buf) -> OpId {
+        assert!(buf.is_unique() && !buf.is_empty(), "the kernel writes only to a unique buffer");
+        self.start(token, Some(fd), Memory::Buf(buf), Kind::Receive)
+    }
+
+    /// Sends what the socket takes of the segments not yet done.
+    pub fn sendmsg(&mut self, token: Token, fd: &Fd, list: Box<Vectored>) -> OpId {
+        self.start(token, Some(fd), Memory::Vectored(list), Kind::Send)
+    }
+
+    /// Receives into the segments not yet done.
+    ///
+    /// # Panics
+    /// If a buffer is not unique.
+    pub fn recvmsg(&mut self, token: Token, fd: &Fd, list: Box<Vectored>) -> OpId {
+        assert!(list.is_unique(), "the kernel writes only to unique buffers");
+        self.start(token, Some(fd), Memory::Vectored(list), Kind::Receive)
+    }
+
+    /// Accepts one connection from a listening socket.
+    pub fn accept(&mut self, token: Token, fd: &Fd) -> OpId {
+        self.start(token, Some(fd), Memory::None, Kind::Accept)
+    }
+
+    /// Connects a socket.
+    pub fn connect(&mut self, token: Token, fd: &Fd, address: SockAddr) -> OpId {
+        self.start(token, Some(fd), Memory::Address(Box::new(address)), Kind::Connect)
+    }
+
+    // ---- other operations ----------------------------------------------------------------
+
+    /// Completes with 0 once `deadline` has passed. A driver loop passes its next deadline to
+    /// [`Ring::wait`] instead.
+    pub fn timeout(&mut self, token: Token, deadline: Instant) -> OpId {
+        let timespec = Box::new(timespec(Duration::from_nanos(deadline.0)));
+        self.start(token, None, Memory::Timespec(timespec), Kind::Timeout)
+    }
+
+    /// Completes once any event of `mask` (`POLLIN`, ...) is there, with the events.
+    pub fn poll(&mut self, token: Token, fd: &Fd, mask: u32) -> OpId {
+        self.start(token, Some(fd), Memory::None, Kind::Poll { mask })
+    }
+
+    /// Closes a descriptor without waiting for it.
+    pub fn close(&mut self, token: Token, fd: OwnedFd) -> OpId {
+        self.start(token, None, Memory::None, Kind::Close { fd: fd.into_raw_fd() })
+    }
+
+    /// Asks for an operation's early end. Its completion still comes: `ECANCELED`, or the
+    /// usual result if it was too late. An operation that has completed is not affected.
+    pub fn cancel(&mut self, id: OpId) {
+        let Some(op) = self.ops.get_mut(id) else { return };
+        op.cancelled = true;
+        if !matches!(op.kind, Kind::Offloaded) {
+            let entry = opcode::AsyncCancel::new(user_data(id)).build().user_data(USER_CANCEL);
+            self.enqueue(entry);
+        }
+    }
+
+    // ---- driving -------------------------------------------------------------------------
+
+    /// Submits everything queued, waits until at least one operation has completed or
+    /// `deadline` has passed (`None`: no limit; a time in the past: do not wait), and appends
+    /// what has completed to `events`. May return without events before the deadline.
+    ///
+    /// # Errors
+    /// The ring itself is broken; the thread can not go on.
+    pub fn wait(
+        &mut self,
+        deadline: Option<Instant>,
+        events: &mut Vec<Completed>,
+    ) -> Result<(), Errno> {
+        self.flush_backlog();
+        let ready = !self.uring.completion().is_empty() || !self.outcomes.is_empty();
+        let timeout = match deadline {
+            _ if ready || !self.backlog.is_empty() => Some(Duration::ZERO),
+            Some(deadline) => Some(clock::until(deadline)),
+            None => None,
+        };
+        let result = self.enter(timeout);
+        self.reap(events);
+        self.now = clock::now();
+        match result {
+            // Interrupted, out of time, or for the moment out of kernel memory or completion
+            // space: what was not submitted stays queued for the next turn.
+            Ok(())
+            | Err(Errno::EINTR | Errno::ETIME | Errno::EBUSY | Errno::EAGAIN | Errno::ENOMEM) => {
+                Ok(())
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Submits everything queued without waiting. [`Ring::wait`] does it too.
+    ///
+    /// # Errors
+    /// As [`Ring::wait`].
+    pub fn submit(&mut self) -> Result<(), Errno> {
+        self.flush_backlog();
+        match self.submit_queue() {
+            Ok(()) | Err(Errno::EINTR | Errno::EBUSY | Errno::EAGAIN | Errno::ENOMEM) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Submits the queue, and waits for a completion unless `timeout` is zero.
+    fn enter(&mut self, timeout: Option<Duration>) -> Result<(), Errno> {
+        let want = u32::from(timeout != Some(Duration::ZERO));
+        let limit = timespec(timeout.unwrap_or_default());
+        let mut args = SubmitArgs::new();
+        if want > 0 && timeout.is_some() {
+            args = args.timespec(&limit);
+        }
+        let queued = self.uring.submission().len() as u32;
+        let flags = ENTER_GETEVENTS | ENTER_EXT_ARG;
+        // SAFETY: `queued` is the number of entries in the submission queue, each built by
+        // `entry` from an operation in the table (or a cancel request, which has no memory).
+        // `args` and `limit` live until the call returns, which is as long as they are used.
+        unsafe { self.uring.submitter().enter(queued, want, flags, Some(&args)) }?;
+        Ok(())
+    }
+
+    fn submit_queue(&mut self) -> Result<(), Errno> {
+        let queued = self.uring.submission().len() as u32;
+        if queued > 0 {
+            // SAFETY: as in `enter`, without arguments in memory.
+            unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, 0, None) }?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, token: Token, fd: Option<&Fd>, memory: Memory, kind: Kind) -> OpId {
+        let op = Op { token, fd: fd.cloned(), memory, kind, cancelled: false };
+        let id = self.ops.insert(op);
+        self.submit_step(id);
+        id
+    }
+
+    /// Queues the next step of an operation in the table.
+    fn submit_step(&mut self, id: OpId) {
+        let registered = self.registered.as_ref().map(BufPool::arena);
+        let op = self.ops.get_mut(id).expect("the operation is in the table");
+        let entry = entry(op, registered).user_data(user_data(id));
+        self.enqueue(entry);
+    }
+
+    /// Puts an entry into the submission queue. If that is full the kernel takes what is queued
+    /// first; if it can not, the entry waits in the backlog and keeps its place.
+    fn enqueue(&mut self, entry: squeue::Entry) {
+        if self.backlog.is_empty() {
+            if self.push(&entry) {
+                return;
+            }
+            // An error leaves the entries queued and shows itself again in `wait`.
+            let _ = self.submit_queue();
+            if self.push(&entry) {
+                return;
+            }
+        }
+        self.backlog.push_back(entry);
+    }
+
+    fn flush_backlog(&mut self) {
+        while let Some(entry) = self.backlog.front().cloned() {
+            if !self.push(&entry) && (self.submit_queue().is_err() || !self.push(&entry)) {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: the entry was built by `entry`, so all it points to is owned by the table
+        // until its completion is reaped, or it is a cancel request without memory.
+        unsafe { self.uring.submission().push(entry) }.is_ok()
+    }
+
+    fn reap(&mut self, events: &mut Vec<Completed>) {
+        let mut reaped = std::mem::take(&mut self.reaped);
+        reaped.extend(self.uring.completion().map(|cqe| (cqe.user_data(), cqe.result())));
+        for (user_data, result) in reaped.drain(..) {
+            match user_data {
+                USER_CANCEL => {}
+                USER_OFFLOAD => {
+                    if let Some(offload) = &self.offload {
+                        offload.outcomes.drain(&mut self.outcomes);
+                    }
+                    self.arm_offload();
+                }
+                _ => {
+                    let result = if result < 0 { Err(Errno(-result)) } else { Ok(result as u32) };
+                    self.finish_step(op_id(user_data), result, events);
+                }
+            }
+        }
+        self.reaped = reaped;
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        for (id, result) in outcomes.drain(..) {
+            self.finish_step(id, result, events);
+        }
+        self.outcomes = outcomes;
+    }
+
+    fn arm_offload(&mut self) {
+        let Some(offload) = &self.offload else { return };
+        let fd = RingFd(offload.wakeup.as_raw_fd());
+        // The descriptor is not in the table, but it lives as long as the ring, and nothing is
+        // written to memory.
+        let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build().user_data(USER_OFFLOAD);
+        self.enqueue(entry);
+    }
+
+    fn finish_step(&mut self, id: OpId, result: Result<u32, Errno>, events: &mut Vec<Completed>) {
+        let op = self.ops.get_mut(id).expect("one completion per operation");
+        match next_step(op, result) {
+            Next::Again => self.submit_step(id),
+            Next::Done(result) => {
+                let op = self.ops.remove(id).expect("the operation was just there");
+                let payload = match (op.memory, op.kind, result) {
+                    (_, Kind::Zero { .. }, _) => Payload::None,
+                    (Memory::Buf(buf), ..) => Payload::Buf(buf),
+                    (Memory::Vectored(list), ..) => Payload::Vectored(list),
+                    (_, Kind::Accept, Ok(fd)) => {
+                        // SAFETY: a successful accept returns a new descriptor that nobody
+                        // else knows.
+                        Payload::Fd(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+                    }
+                    _ => Payload::None,
+                };
+                events.push(Completed { token: op.token, result, payload });
+            }
+        }
+    }
+}
+
+fn user_data(id: OpId) -> u64 {
+    u64::from(id.generation) << 32 | u64::from(id.index)
+}
+
+fn op_id(user_data: u64) -> OpId {
+    OpId { index: user_data as u32, generation: (user_data >> 32) as u32 }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec::new().sec(duration.as_secs()).nsec(duration.subsec_nanos())
+}
+
+/// Takes note of a step's result and says whether there is another step.
+fn next_step(op: &mut Op, result: Result<u32, Errno>) -> Next {
+    let again = |cancelled: bool| {
+        if cancelled { Next::Done(Err(Errno::ECANCELED)) } else { Next::Again }
+    };
+    match (&mut op.kind, result) {
+        (Kind::Transfer { retries, .. }, Err(Errno::EINTR | Errno::EAGAIN))
+            if *retries < RETRIES_MAX =>
+        {
+            *retries += 1;
+            again(op.cancelled)
+        }
+        (Kind::Transfer { write, done, len, retries, .. }, Ok(n)) => {
+            *done += n;
+            *retries = 0;
+            if let Memory::Vectored(list) = &mut op.memory {
+                list.done += n as usize;
+            }
+            if *done >= *len {
+                Next::Done(Ok(*done))
+            } else if *write && n == 0 {
+                Next::Done(Err(Errno::EIO))
+            } else if !*write && n % 512 != 0 || n == 0 {
+                // The end of the file. Going on from within a sector would only violate the
+                // alignment that direct I/O wants.
+                Next::Done(Ok(*done))
+            } else {
+                again(op.cancelled)
+            }
+        }
+        (Kind::Zero { mode: mode @ Some(_), .. }, Err(Errno::EOPNOTSUPP | Errno::ENOSYS)) => {
+            *mode = None;
+            again(op.cancelled)
+        }
+        (Kind::Zero { .. }, Err(Errno::EINTR | Errno::EAGAIN)) => again(op.cancelled),
+        (Kind::Zero { mode: None, .. }, Ok(0)) => Next::Done(Err(Errno::EIO)),
+        (Kind::Zero { mode: None, len, done, .. }, Ok(n)) => {
+            *done += u64::from(n);
+            if *done >= *len { Next::Done(Ok(0)) } else { again(op.cancelled) }
+        }
+        (Kind::Fsync { .. } | Kind::Fallocate { .. }, Err(Errno::EINTR)) => again(op.cancelled),
+        (Kind::Timeout, Err(Errno::ETIME)) => Next::Done(Ok(0)),
+        (_, result) => Next::Done(result),
+    }
+}
+
+/// The submission entry of an operation's next step. Every pointer in it leads into memory that
+/// `op` owns and that does not move with `op`.
+fn entry(op: &mut Op, registered: Option<(*mut u8, usize)>) -> squeue::Entry {
+    let fd = RingFd(op.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+    match (&op.kind, &mut op.memory) {
+        (Kind::Transfer { write, offset, done, rw_flags, .. }, Memory::Buf(buf)) => {
+            let at = buf.as_ptr().wrapping_add(*done as usize);
+            let (len, offset) = (buf.len() as u32 - done, offset + u64::from(*done));
+            let fixed = registered.and_then(|(base, size)| {
+                let within = (at as usize).checked_sub(base as usize)?;
+                (within < size).then_some((within / FIXED_BUFFER_MAX) as u16)
+            });
+            match (write, fixed) {
+                (false, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
+                (false, Some(nr)) => opcode::ReadFixed::new(fd, at, len, nr).offset(offset).build(),
+                (true, None) => {
+                    opcode::Write::new(fd, at, len).offset(offset).rw_flags(*rw_flags).build()
+                }
+                (true, Some(nr)) => opcode::WriteFixed::new(fd, at, len, nr)
+                    .offset(offset)
+                    .rw_flags(*rw_flags)
+                    .build(),
+            }
+        }
+        (Kind::Transfer { write, offset, done, rw_flags, .. }, Memory::Vectored(list)) => {
+            let (iovecs, count) = list.iovecs();
+            let offset = offset + u64::from(*done);
+            if *write {
+                opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(*rw_flags).build()
+            } else {
+                opcode::Readv::new(fd, iovecs, count).offset(offset).build()
+            }
+        }
+        (Kind::Zero { mode: Some(mode), offset, len, .. }, _) => {
+            opcode::Fallocate::new(fd, *len).offset(*offset).mode(*mode).build()
+        }
+        (Kind::Zero { mode: None, offset, len, done }, Memory::Buf(zeroes)) => {
+            let n = (len - done).min(zeroes.len() as u64) as u32;
+            opcode::Write::new(fd, zeroes.as_ptr(), n).offset(offset + done).build()
+        }
+        (Kind::Fsync { data_only }, _) => {
+            let flags = if *data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
+            opcode::Fsync::new(fd).flags(flags).build()
+        }
+        (Kind::Fallocate { mode, offset, len }, _) => {
+            opcode::Fallocate::new(fd, *len).offset(*offset).mode(*mode).build()
+        }
+        (Kind::Send, Memory::Buf(buf)) => {
+            opcode::Send::new(fd, buf.as_ptr(), buf.len() as u32).flags(libc::MSG_NOSIGNAL).build()
+        }
+        (Kind::Send, Memory::Vectored(list)) => {
+            opcode::SendMsg::new(fd, list.message()).flags(libc::MSG_NOSIGNAL as u32).build()
+        }
+        (Kind::Receive, Memory::Buf(buf)) => {
+            opcode::Recv::new(fd, buf.as_ptr(), buf.len() as u32).build()
+        }
+        (Kind::Receive, Memory::Vectored(list)) => opcode::RecvMsg::new(fd, list.message()).build(),
+        (Kind::Accept, _) => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
+            .flags(libc::SOCK_CLOEXEC)
+            .build(),
+        (Kind::Connect, Memory::Address(address)) => {
+            opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build()
+        }
+        (Kind::Timeout, Memory::Timespec(at)) => {
+            opcode::Timeout::new(&**at).flags(TimeoutFlags::ABS).build()
+        }
+        (Kind::Poll { mask }, _) => opcode::PollAdd::new(fd, *mask).build(),
+        (Kind::Close { fd }, _) => opcode::Close::new(RingFd(*fd)).build(),
+        (
+            Kind::Transfer { .. }
+            | Kind::Zero { .. }
+            | Kind::Send
+            | Kind::Receive
+            | Kind::Connect
+            | Kind::Timeout
+            | Kind::Offloaded,
+            _,
+        ) => unreachable!("an operation is started with the memory its kind needs"),
+    }
+}
+
+impl Drop for Ring {
+    /// Submits what is queued, cancels what can be cancelled and waits a moment for the rest.
+    fn drop(&mut self) {
+        let _ = self.submit();
+        let all = opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(USER_CANCEL);
+        let deadline = clock::now() + DROP_WAIT;
+        let mut events = Vec::new();
+        while self.ops.len() > 0 && clock::now() < deadline {
+            // Repeated, because a step that was about to complete may have queued another.
+            self.enqueue(all.clone());
+            if self.wait(Some(clock::now() + DROP_WAIT / 20), &mut events).is_err() {
+                break;
+            }
+            events.clear();
+        }
+        if self.ops.len() == 0 {
+            // SAFETY: dropped here only, and `self.ops` is not used afterwards. The table is
+            // empty, so the kernel refers to none of its memory.
+            unsafe { ManuallyDrop::drop(&mut self.ops) };
+        }
+        // Otherwise the kernel may still use the operations' memory: it stays for good.
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ring({} in flight)", self.in_flight())
+    }
+}

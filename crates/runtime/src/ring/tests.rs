@@ -1,0 +1,319 @@
+//! The ring's contract, natively: files, sockets, cancellation, a full queue, dropped owners.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::BUF_MAX;
+
+pub(crate) fn ring() -> Ring {
+    Ring::new().unwrap()
+}
+
+/// Waits for the completion with that token; others must not come before it.
+pub(crate) fn wait_for(ring: &mut Ring, token: Token) -> Completed {
+    let deadline = clock::now() + Duration::from_secs(20);
+    let mut events = Vec::new();
+    while events.is_empty() {
+        assert!(clock::now() < deadline, "{token:?} did not complete");
+        ring.wait(Some(deadline), &mut events).unwrap();
+    }
+    let done = events.remove(0);
+    assert!(events.is_empty() && done.token == token, "{done:?} and {events:?}");
+    done
+}
+
+/// Waits until `count` operations have completed.
+pub(crate) fn wait_all(ring: &mut Ring, count: usize) -> Vec<Completed> {
+    let deadline = clock::now() + Duration::from_secs(20);
+    let mut events = Vec::new();
+    while events.len() < count {
+        assert!(clock::now() < deadline, "{} of {count} completed", events.len());
+        ring.wait(Some(deadline), &mut events).unwrap();
+    }
+    assert_eq!(events.len(), count);
+    events
+}
+
+fn pool() -> BufPool {
+    BufPool::new(64 << 20).unwrap()
+}
+
+fn temp() -> Fd {
+    Fd::new(tempfile::tempfile().unwrap().into())
+}
+
+fn pair() -> (Fd, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (Fd::new(ours.into()), theirs)
+}
+
+fn buf_of(done: Completed) -> Buf {
+    match done.payload {
+        Payload::Buf(buf) => buf,
+        other => panic!("a buffer comes back, not {other:?}"),
+    }
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    let (mut ring, pool, fd) = (ring(), pool(), temp());
+    let data: Vec<u8> = (0..BUF_MAX).map(|i| (i * 7) as u8).collect();
+    ring.write(Token(1), &fd, 4096, pool.copy_from(&data).unwrap(), true);
+    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(BUF_MAX as u32));
+    ring.fdatasync(Token(2), &fd);
+    assert_eq!(wait_for(&mut ring, Token(2)).result, Ok(0));
+    ring.read(Token(3), &fd, 4096, pool.alloc(BUF_MAX).unwrap());
+    let done = wait_for(&mut ring, Token(3));
+    assert_eq!(done.result, Ok(BUF_MAX as u32));
+    assert!(buf_of(done).as_slice() == data);
+    ring.read(Token(4), &fd, BUF_MAX as u64, pool.alloc(8192).unwrap());
+    assert_eq!(wait_for(&mut ring, Token(4)).result, Ok(4096), "the file ends there");
+}
+
+#[test]
+fn vectored_transfers_keep_the_order_of_the_buffers() {
+    let (mut ring, pool, fd) = (ring(), pool(), temp());
+    let mut list = Box::<Vectored>::default();
+    for i in 0..2000u32 {
+        list.push(pool.copy_from(&i.to_le_bytes()).unwrap());
+    }
+    // More segments than one call takes: the transfer is continued.
+    ring.writev(Token(1), &fd, 0, list, false);
+    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(8000));
+    let mut list = Box::<Vectored>::default();
+    list.push(pool.alloc(6000).unwrap());
+    list.push(pool.alloc(2000).unwrap());
+    ring.readv(Token(2), &fd, 0, list);
+    let done = wait_for(&mut ring, Token(2));
+    assert_eq!(done.result, Ok(8000));
+    let Payload::Vectored(mut list) = done.payload else { panic!("the list comes back") };
+    let read: Vec<u8> = list.drain_bufs().flat_map(|b| b.to_vec()).collect();
+    assert!(read == (0..2000u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+}
+
+#[test]
+fn registered_memory_gives_the_same_result() {
+    let (mut ring, pool, fd) = (ring(), BufPool::new(2 << 20).unwrap(), temp());
+    ring.register_pool(&pool).unwrap();
+    assert_eq!(ring.register_pool(&pool), Err(Errno::EBUSY));
+    ring.write(Token(1), &fd, 0, pool.copy_from(&[5; 5000]).unwrap().slice(1000, 4000), false);
+    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(4000));
+    ring.read(Token(2), &fd, 0, pool.alloc(5000).unwrap());
+    let done = wait_for(&mut ring, Token(2));
+    assert_eq!(done.result, Ok(4000));
+    assert!(buf_of(done)[..4000].iter().all(|b| *b == 5));
+}
+
+#[test]
+#[should_panic(expected = "unique buffer")]
+fn a_shared_buffer_is_never_read_into() {
+    let (mut ring, pool, fd) = (ring(), pool(), temp());
+    let buf = pool.alloc(4096).unwrap();
+    ring.read(Token(1), &fd, 0, buf.clone());
+}
+
+#[test]
+fn errors_of_the_kernel_are_completions() {
+    let (mut ring, pool) = (ring(), pool());
+    let full = Fd::new(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
+    ring.write(Token(1), &full, 0, pool.alloc(4096).unwrap(), false);
+    assert_eq!(wait_for(&mut ring, Token(1)).result, Err(Errno::ENOSPC));
+    let read_only = Fd::new(std::fs::File::open("/dev/null").unwrap().into());
+    ring.write(Token(2), &read_only, 0, pool.alloc(4096).unwrap(), false);
+    assert_eq!(wait_for(&mut ring, Token(2)).result, Err(Errno::EBADF));
+    ring.fallocate(Token(3), &read_only, 0, 0, 4096);
+    assert!(wait_for(&mut ring, Token(3)).result.is_err());
+    ring.fail(Token(4), Errno::EIO, Some(pool.alloc(1).unwrap()));
+    let done = wait_for(&mut ring, Token(4));
+    assert_eq!(done.result, Err(Errno::EIO));
+    assert_eq!(buf_of(done).len(), 1);
+}
+
+/// A file that may not grow beyond 8 KiB: the first half of a write fits, the rest does not.
+#[test]
+fn a_write_that_fits_half_reports_the_error_and_not_the_half() {
+    let status = in_child(|| {
+        let limit = libc::rlimit { rlim_cur: 8192, rlim_max: 8192 };
+        // SAFETY: sets a limit and ignores a signal of this child process only.
+        unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            libc::setrlimit(libc::RLIMIT_FSIZE, &limit);
+        }
+        let (mut ring, pool, fd) = (ring(), pool(), temp());
+        ring.write(Token(1), &fd, 0, pool.alloc(16384).unwrap(), false);
+        wait_for(&mut ring, Token(1)).result == Err(Errno(libc::EFBIG))
+    });
+    assert!(status);
+}
+
+/// Runs `f` in a forked child and returns its answer.
+fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs `f` and leaves with _exit; it touches no lock another thread of
+    // the test process could have held except the allocator's, which fork handles.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(false);
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(!ok)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made and writes its status to a live integer.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+#[test]
+fn zeroes_are_written_where_the_kernel_can_not_make_them() {
+    let (mut ring, pool) = (ring(), pool());
+    let zeroes = pool.alloc_zeroed(4096).unwrap();
+    // tmpfs supports punching holes but no zero range, so the second goes the slow way.
+    for mode in [
+        libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+    ] {
+        for dir in ["/dev/shm", "/tmp"] {
+            let Ok(file) = tempfile::tempfile_in(dir) else { continue };
+            let fd = Fd::new(file.into());
+            ring.write(Token(1), &fd, 0, pool.copy_from(&[9; 40960]).unwrap(), false);
+            wait_for(&mut ring, Token(1));
+            ring.write_zeroes(Token(2), &fd, mode, 4096, 20480, zeroes.clone());
+            assert_eq!(wait_for(&mut ring, Token(2)).result, Ok(0));
+            ring.read(Token(3), &fd, 0, pool.alloc(40960).unwrap());
+            let read = buf_of(wait_for(&mut ring, Token(3)));
+            for (at, byte) in read.iter().enumerate() {
+                assert_eq!(*byte == 0, (4096..24576).contains(&at), "{dir}: byte {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_discard_on_something_else_than_a_block_device_fails_off_thread() {
+    let (mut ring, fd) = (ring(), temp());
+    for i in 0..10 {
+        ring.discard_blocks(Token(i), &fd, 0, 4096);
+    }
+    let done = wait_all(&mut ring, 10);
+    assert!(done.iter().all(|d| d.result == Err(Errno::ENOTTY)));
+    assert_eq!(ring.in_flight(), 0);
+}
+
+#[test]
+fn more_operations_than_the_queue_holds_are_all_carried_out() {
+    let mut ring = Ring::with_entries(8).unwrap();
+    let (pool, fd) = (pool(), temp());
+    for i in 0..1000u64 {
+        let buf = pool.copy_from(&i.to_le_bytes()).unwrap();
+        ring.write(Token(i), &fd, i * 8, buf, false);
+    }
+    let mut tokens: Vec<u64> = wait_all(&mut ring, 1000).iter().map(|d| d.token.0).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..1000).collect::<Vec<u64>>());
+    ring.read(Token(1), &fd, 0, pool.alloc(8000).unwrap());
+    let read = buf_of(wait_for(&mut ring, Token(1)));
+    assert!(read.chunks(8).enumerate().all(|(i, c)| c == (i as u64).to_le_bytes()));
+}
+
+#[test]
+fn more_completions_than_their_queue_holds_are_not_lost() {
+    let mut ring = Ring::with_entries(2).unwrap();
+    let (fd, theirs) = pair();
+    for i in 0..500 {
+        ring.poll(Token(i), &fd, libc::POLLIN as u32);
+    }
+    ring.submit().unwrap();
+    (&theirs).write_all(b"x").unwrap();
+    assert_eq!(wait_all(&mut ring, 500).len(), 500);
+}
+
+#[test]
+fn waiting_ends_at_the_deadline_and_timeouts_fire() {
+    let mut ring = ring();
+    let start = clock::now();
+    let mut events = Vec::new();
+    ring.wait(Some(start + Duration::from_millis(20)), &mut events).unwrap();
+    assert!(events.is_empty() && ring.now() >= start + Duration::from_millis(20));
+    let at = clock::now() + Duration::from_millis(20);
+    ring.timeout(Token(1), at);
+    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(0));
+    assert!(ring.now() >= at);
+    ring.wait(Some(Instant(0)), &mut events).unwrap();
+    assert!(events.is_empty(), "a deadline in the past does not wait");
+}
+
+#[test]
+fn a_cancelled_operation_completes_with_ecanceled() {
+    let (mut ring, pool) = (ring(), pool());
+    let (fd, _theirs) = pair();
+    let ids = [
+        ring.recv(Token(0), &fd, pool.alloc(4096).unwrap()),
+        ring.poll(Token(1), &fd, libc::POLLIN as u32),
+        ring.timeout(Token(2), clock::now() + Duration::from_secs(1000)),
+    ];
+    ring.submit().unwrap();
+    assert_eq!(ring.in_flight(), 3);
+    ids.iter().for_each(|id| ring.cancel(*id));
+    let done = wait_all(&mut ring, 3);
+    assert!(done.iter().all(|d| d.result == Err(Errno::ECANCELED)), "{done:?}");
+    // Cancelling what is gone does nothing, even though the slots are used again.
+    ring.poll(Token(3), &fd, libc::POLLIN as u32);
+    ids.iter().for_each(|id| ring.cancel(*id));
+    let mut events = Vec::new();
+    ring.wait(Some(clock::now() + Duration::from_millis(20)), &mut events).unwrap();
+    assert!(events.is_empty());
+    assert_eq!(ring.in_flight(), 1);
+}
+
+#[test]
+fn an_operation_keeps_its_file_open() {
+    let (mut ring, pool) = (ring(), pool());
+    let (fd, mut theirs) = pair();
+    ring.recv(Token(1), &fd, pool.alloc(4096).unwrap());
+    let number = fd.as_raw_fd();
+    drop(fd);
+    // If the descriptor had been closed, the pipe would get its number.
+    let (reader, _writer) = std::io::pipe().unwrap();
+    assert_ne!(reader.as_fd().as_raw_fd(), number);
+    theirs.write_all(b"hello").unwrap();
+    let done = wait_for(&mut ring, Token(1));
+    assert_eq!(done.result, Ok(5));
+    assert_eq!(&buf_of(done)[..5], b"hello");
+    assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0, "closed after the operation");
+}
+
+#[test]
+fn dropping_a_ring_ends_its_operations_and_frees_their_memory() {
+    let pool = pool();
+    let (fd, mut theirs) = pair();
+    let file = temp();
+    let mut ring = ring();
+    for i in 0..20 {
+        ring.recv(Token(i), &fd, pool.alloc(4096).unwrap());
+        ring.write(Token(i), &file, 0, pool.alloc(65536).unwrap(), true);
+    }
+    ring.submit().unwrap();
+    ring.timeout(Token(99), clock::now() + Duration::from_secs(1000));
+    drop(ring);
+    assert_eq!(pool.in_use(), 0);
+    drop(fd);
+    assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn close_closes() {
+    let mut ring = ring();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    ring.close(Token(1), ours.into());
+    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(0));
+    assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn every_setup_level_is_accepted_or_explained() {
+    let text = RingError::Setup(Errno::EPERM).to_string();
+    assert!(text.contains("kernel.io_uring_disabled"));
+    assert!(RingError::TooOld.to_string().contains("Linux 6.1"));
+}
