@@ -1,4 +1,6 @@
 //! Placeholder.
+pub mod activity_log;
+pub mod bitmap;
 pub mod intervals;
 pub mod quorum;
 pub mod rate;

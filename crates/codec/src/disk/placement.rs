@@ -91,6 +91,16 @@ impl AlStriping {
         (position % self.stripes) * self.stripe_size_4k + position / self.stripes
     }
 
+    /// Number of the transaction after `number`. Where the ring's size does not divide 2^32,
+    /// numbers are skipped when they wrap: positions must stay consecutive, for recovery walks
+    /// the ring from the oldest to the newest.
+    pub const fn next_number(self, number: u32) -> u32 {
+        match number.checked_add(1) {
+            Some(next) => next,
+            None => (number % self.blocks() + 1) % self.blocks(),
+        }
+    }
+
     /// Most al-extents (slots) this ring carries: losing one torn block must still leave a
     /// full cycle of context (metadata §3.3).
     pub const fn max_extents(self) -> u16 {

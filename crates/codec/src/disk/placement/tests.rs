@@ -121,3 +121,13 @@ fn striping_visits_every_block_once_and_alternates_between_stripes() {
     assert_eq!(AlStriping::new(1, 72).unwrap().max_extents(), 65249);
     assert_eq!(AlStriping::new(1, 73).unwrap().max_extents(), 65534);
 }
+
+#[test]
+fn transaction_numbers_wrap_without_breaking_the_sequence_of_positions() {
+    for al in [AlStriping::default(), AlStriping::new(3, 5).unwrap()] {
+        let next = al.next_number(u32::MAX);
+        assert_eq!(next % al.blocks(), (u32::MAX % al.blocks() + 1) % al.blocks());
+        assert!(next < al.blocks(), "later by signed difference");
+        assert_eq!(al.next_number(7), 8);
+    }
+}
