@@ -14,7 +14,7 @@ pub use tx::TxQueue;
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
@@ -180,6 +180,7 @@ pub struct Conn {
     pub rx: RxStream,
     /// What leaves.
     pub tx: TxQueue,
+    given_away: bool,
 }
 
 impl Conn {
@@ -207,7 +208,12 @@ impl Conn {
     }
 
     fn from_fd(fd: Fd, pool: &BufPool) -> Conn {
-        Conn { rx: RxStream::new(fd.clone(), pool.clone()), tx: TxQueue::new(fd.clone()), fd }
+        Conn {
+            rx: RxStream::new(fd.clone(), pool.clone()),
+            tx: TxQueue::new(fd.clone()),
+            fd,
+            given_away: false,
+        }
     }
 
     /// Sends small packets at once (`TCP_NODELAY`). The transmit queue gathers by itself.
@@ -278,6 +284,20 @@ impl Conn {
         if result == 0 { Ok(credentials) } else { Err(Errno::last()) }
     }
 
+    /// Gives the socket away as it is, connected, for instance to another thread.
+    ///
+    /// # Errors
+    /// The error number if there are no descriptors left; the connection has ended then.
+    ///
+    /// # Panics
+    /// If a receive or send is in flight: it would go on behind the new owner's back.
+    pub fn into_fd(mut self) -> Result<OwnedFd, Errno> {
+        assert!(!self.rx.is_armed() && !self.tx.is_busy(), "an idle connection is given away");
+        let fd = self.fd.as_fd().try_clone_to_owned()?;
+        self.given_away = true;
+        Ok(fd)
+    }
+
     /// Ends both directions. Operations in flight complete; what was handed to the kernel is
     /// still sent.
     pub fn shutdown(&self) {
@@ -287,6 +307,8 @@ impl Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        self.shutdown();
+        if !self.given_away {
+            self.shutdown();
+        }
     }
 }

@@ -369,3 +369,23 @@ fn unix_sockets_replace_a_stale_one_and_know_the_peer() {
     let done = wait_for(&mut ring, Token(2));
     connecting.on_completed(done, &pool).unwrap();
 }
+
+/// A socket given away stays connected, and its old owner is gone.
+#[test]
+fn a_connection_can_be_given_away() {
+    let (mut ring, pool) = (ring(), pool());
+    let (mut conn, mut peer) = pair(&pool);
+    conn.tx.push_bytes(b"one");
+    conn.tx.flush(&mut ring, TX);
+    conn.tx.on_completed(wait_for(&mut ring, TX), ring.now()).unwrap();
+    let fd = conn.into_fd().unwrap();
+    let mut conn = Conn::new(fd, &pool).unwrap();
+    conn.tx.push_bytes(b"two");
+    conn.tx.flush(&mut ring, TX);
+    conn.tx.on_completed(wait_for(&mut ring, TX), ring.now()).unwrap();
+    let mut got = [0; 6];
+    peer.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"onetwo");
+    drop(conn);
+    assert_eq!(peer.read(&mut got).unwrap(), 0);
+}
