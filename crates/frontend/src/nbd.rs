@@ -3,6 +3,7 @@
 //! * [`proto`]: the protocol's messages as values.
 //! * [`handshake`], [`session`]: one connection before and after it has chosen an export; state
 //!   machines without I/O.
+//! * [`server`]: listeners and clients on a ring, over targets.
 //!
 //! Served: fixed newstyle negotiation, structured replies, `base:allocation`, FUA, flush, trim,
 //! write zeroes, multi-conn. Not served: TLS, extended headers, cache, resize, fast zero.
@@ -17,6 +18,7 @@ use runtime::TargetInfo;
 
 pub mod handshake;
 pub mod proto;
+pub mod server;
 pub mod session;
 
 /// The exports a client may ask for by name.
@@ -66,6 +68,8 @@ pub enum Violation {
     TooManyOptions,
     /// The export can not be had, and `NBD_OPT_EXPORT_NAME` knows no error reply.
     ExportNameRefused,
+    /// More was sent before an export was opened on another thread.
+    AheadOfReply,
     /// A request does not begin with its magic.
     RequestMagic,
     /// A write announces a payload of that many bytes.
@@ -82,6 +86,7 @@ impl fmt::Display for Violation {
             Violation::ExportNameRefused => {
                 f.write_str("NBD_OPT_EXPORT_NAME for an export that can not be had")
             }
+            Violation::AheadOfReply => f.write_str("an option before the last one was answered"),
             Violation::RequestMagic => f.write_str("a request without its magic"),
             Violation::PayloadTooLong(len) => write!(f, "a write of {len} bytes"),
         }

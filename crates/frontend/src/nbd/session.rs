@@ -52,6 +52,8 @@ pub struct Session {
     head_len: usize,
     requests: Vec<Option<Pending>>,
     free: Vec<u32>,
+    /// Bytes asked for by the reads in flight.
+    reading: u64,
     scratch: Vec<u8>,
 }
 
@@ -189,6 +191,7 @@ impl Session {
             head_len: 0,
             requests: Vec::new(),
             free: Vec::new(),
+            reading: 0,
             scratch: Vec::new(),
         }
     }
@@ -284,7 +287,8 @@ impl Session {
                         let head = SimpleReply { error: 0, cookie: pending.cookie }.encode();
                         replies.bytes(&head);
                         replies.data(data);
-                        return self.release(slot);
+                        self.release(slot);
+                        return;
                     }
                     Reading::Chunks => {
                         let (offset, len) = (pending.offset + start, data.len() as u32);
@@ -294,7 +298,8 @@ impl Session {
                         replies.bytes(&self.scratch);
                         replies.data(data);
                         if last {
-                            return self.release(slot);
+                            self.release(slot);
+                            return;
                         }
                     }
                 }
@@ -302,8 +307,7 @@ impl Session {
             Ok(()) => {}
         }
         if last {
-            let pending = self.requests[slot as usize].take().expect("found above");
-            self.free.push(slot);
+            let pending = self.release(slot);
             self.finish(pending, done.extents, replies);
         }
     }
@@ -318,9 +322,19 @@ impl Session {
         self.requests.len() - self.free.len()
     }
 
-    /// True between requests: all bytes of the last one have been used.
-    pub const fn is_between_requests(&self) -> bool {
-        matches!(self.state, State::Header | State::Disconnected) && self.head_len == 0
+    /// Bytes asked for by the reads in flight.
+    pub const fn reading_bytes(&self) -> u64 {
+        self.reading
+    }
+
+    /// How many bytes [`Session::receive`] needs at least to make progress, and uses at most
+    /// before its next event. Nothing while a payload is due or after a disconnect.
+    pub const fn wanted(&self) -> (usize, usize) {
+        match self.state {
+            State::Header => (REQUEST_LEN - self.head_len, REQUEST_LEN - self.head_len),
+            State::Skip { remaining, .. } => (1, remaining as usize),
+            State::Payload { .. } | State::Disconnected => (0, 0),
+        }
     }
 
     /// True once the client has said it leaves.
@@ -481,13 +495,20 @@ impl Session {
         let place = &mut self.requests[slot as usize];
         assert!(place.is_none(), "a free slot holds no request");
         *place = Some(pending);
+        if op == Op::Read {
+            self.reading += u64::from(header.len);
+        }
         job
     }
 
-    fn release(&mut self, slot: u32) {
-        let gone = self.requests[slot as usize].take();
-        assert!(gone.is_some_and(|p| p.parts_left == 0), "only a completed request is released");
+    fn release(&mut self, slot: u32) -> Pending {
+        let pending = self.requests[slot as usize].take().expect("the slot holds a request");
+        assert_eq!(pending.parts_left, 0, "only a completed request is released");
         self.free.push(slot);
+        if pending.op == Op::Read {
+            self.reading -= u64::from(pending.len);
+        }
+        pending
     }
 
     /// The last part is done and its data, if it went as chunks, is on its way.
