@@ -9,10 +9,7 @@ use std::path::{Path, PathBuf};
 
 use vocab::{Bytes, Sector, SectorRange};
 
-use crate::{Buf, BufPool, Errno, Fd, OpId, Ring, Token};
-
-/// Bytes of zeroes written at a time where the device has no better way.
-const ZEROES: usize = 256 << 10;
+use crate::{Buf, Errno, Fd, OpId, Ring, Token};
 
 /// How to open a [`DiskFile`].
 #[derive(Clone, Copy, Debug)]
@@ -90,12 +87,24 @@ pub struct DiskInfo {
     pub logical_block_size: u32,
     /// Writes of multiples of this need no read-modify-write in the device, in bytes.
     pub physical_block_size: u32,
+    /// Smallest and best sizes of I/O the device states, and where its physical blocks begin
+    /// relative to its start, in bytes; 0 if it states none. Peers exchange them (wire P_SIZES).
+    pub io_min: u32,
+    /// See `io_min`.
+    pub io_opt: u32,
+    /// See `io_min`.
+    pub alignment_offset: u32,
     /// The page cache is bypassed. False if it was not wanted or the file system refuses.
     pub direct: bool,
     /// A block device rather than a file.
     pub block_device: bool,
     /// `discard` is supported.
     pub can_discard: bool,
+    /// Unit of deallocation in bytes: smaller or misaligned parts of a discard may be ignored.
+    /// 0 without `can_discard`.
+    pub discard_granularity: u32,
+    /// Discarded ranges read as zeroes. No block device promises that.
+    pub discard_zeroes: bool,
     /// Seeking costs time.
     pub rotational: bool,
 }
@@ -105,8 +114,6 @@ pub struct DiskFile {
     fd: Fd,
     path: PathBuf,
     info: DiskInfo,
-    /// Shared by all zeroing of ranges that needs data.
-    zeroes: Buf,
 }
 
 impl DiskFile {
@@ -114,8 +121,8 @@ impl DiskFile {
     ///
     /// # Errors
     /// [`OpenError`]
-    pub fn open(path: &Path, options: DiskOptions, pool: &BufPool) -> Result<DiskFile, OpenError> {
-        open(path, options, pool).map_err(|cause| OpenError { path: path.to_owned(), cause })
+    pub fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenError> {
+        open(path, options).map_err(|cause| OpenError { path: path.to_owned(), cause })
     }
 
     /// The properties found when it was opened.
@@ -198,13 +205,8 @@ impl DiskFile {
         no_hole: bool,
     ) -> OpId {
         let len = range.len.bytes().0;
-        // On a block device both are carried out by the device if it can; punching fails
-        // rather than write zeroes, which then happens from our own buffer.
-        let mode = if no_hole { ZERO_RANGE } else { PUNCH_HOLE };
         match self.check(range.start.0, len) {
-            Ok(offset) => {
-                ring.write_zeroes(token, &self.fd, mode, offset, len, self.zeroes.clone())
-            }
+            Ok(offset) => ring.write_zeroes(token, &self.fd, offset, len, no_hole),
             Err(errno) => ring.fail(token, errno, None),
         }
     }
@@ -229,14 +231,14 @@ impl fmt::Debug for DiskFile {
 }
 
 const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// linux/fs.h: `_IO(0x12, 104)`, `_IO(0x12, 123)`, `_IOR(0x12, 114, size_t)`.
+/// linux/fs.h: `_IO(0x12, 104)`, `_IO(0x12, 122)`, `_IO(0x12, 123)`, `_IOR(0x12, 114, size_t)`.
 const BLKSSZGET: u64 = 0x1268;
+const BLKALIGNOFF: u64 = 0x127a;
 const BLKPBSZGET: u64 = 0x127b;
 const BLKGETSIZE64: u64 = 0x8008_1272;
 
-fn open(path: &Path, options: DiskOptions, pool: &BufPool) -> Result<DiskFile, OpenCause> {
+fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
     let failed = |doing| move |errno: Errno| OpenCause::Failed { doing, errno };
     let kind = std::fs::metadata(path).map_err(|e| failed("find")(e.into()))?.file_type();
     let block_device = kind.is_block_device();
@@ -263,16 +265,18 @@ fn open(path: &Path, options: DiskOptions, pool: &BufPool) -> Result<DiskFile, O
     if options.exclusive && !block_device && !lock(&fd, options.write).map_err(failed("lock"))? {
         return Err(OpenCause::InUse);
     }
-    let (size, logical, physical, can_discard, rotational);
+    let (size, logical, physical, can_discard);
+    let dev = if block_device { metadata.rdev() } else { metadata.dev() };
+    let queue = |name| queue_attribute(dev, name);
+    let queue_u32 = |name| u32::try_from(queue(name)).unwrap_or(0);
     if block_device {
         size = block_u64(&fd, BLKGETSIZE64).map_err(failed("get the size of"))?;
         logical = block_u32(&fd, BLKSSZGET).map_err(failed("get the block size of"))?;
         physical = block_u32(&fd, BLKPBSZGET).unwrap_or(logical).max(logical);
-        can_discard = queue_attribute(metadata.rdev(), "discard_max_bytes") > 0;
-        rotational = queue_attribute(metadata.rdev(), "rotational") > 0;
+        can_discard = options.write && queue("discard_max_bytes") > 0;
     } else {
         size = metadata.len();
-        logical = if direct { direct_alignment(&fd, pool) } else { 512 };
+        logical = if direct { direct_alignment(&fd) } else { 512 };
         if logical == 0 {
             // The file system takes the flag and then refuses the I/O.
             set_buffered(&fd).map_err(failed("set the mode of"))?;
@@ -280,23 +284,30 @@ fn open(path: &Path, options: DiskOptions, pool: &BufPool) -> Result<DiskFile, O
         }
         physical = (metadata.blksize() as u32).clamp(logical.max(512), 1 << 20);
         can_discard = options.write && can_punch(&fd, size);
-        rotational = queue_attribute(metadata.dev(), "rotational") > 0;
     }
     let logical = logical.max(512);
     if !logical.is_power_of_two() || logical > 4096 {
         return Err(OpenCause::BlockSize(logical));
     }
-    let zeroes = pool.alloc_zeroed(ZEROES).map_err(|_| failed("find memory for")(Errno::ENOMEM))?;
     let info = DiskInfo {
         size: whole_blocks(size, logical),
         logical_block_size: logical,
         physical_block_size: physical,
+        io_min: if block_device { queue_u32("minimum_io_size") } else { physical },
+        io_opt: if block_device { queue_u32("optimal_io_size") } else { 0 },
+        alignment_offset: if block_device { block_u32(&fd, BLKALIGNOFF).unwrap_or(0) } else { 0 },
         direct,
         block_device,
         can_discard,
-        rotational,
+        discard_granularity: match (can_discard, block_device) {
+            (false, _) => 0,
+            (true, true) => queue_u32("discard_granularity").max(logical),
+            (true, false) => physical,
+        },
+        discard_zeroes: can_discard && !block_device,
+        rotational: queue("rotational") > 0,
     };
-    Ok(DiskFile { fd, path: path.to_owned(), info, zeroes })
+    Ok(DiskFile { fd, path: path.to_owned(), info })
 }
 
 fn whole_blocks(size: u64, block: u32) -> Bytes {
@@ -328,7 +339,7 @@ fn block_u64(fd: &Fd, request: u64) -> Result<u64, Errno> {
 
 fn block_u32(fd: &Fd, request: u64) -> Result<u32, Errno> {
     let mut value = 0u32;
-    // SAFETY: BLKSSZGET and BLKPBSZGET write an int to the pointer.
+    // SAFETY: BLKSSZGET, BLKPBSZGET and BLKALIGNOFF write an int to the pointer.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &mut value) };
     if result == 0 { Ok(value) } else { Err(Errno::last()) }
 }
@@ -356,7 +367,7 @@ fn queue_attribute(dev: u64, name: &str) -> u64 {
 
 /// The alignment direct I/O on a regular file needs, in bytes: what the kernel states (6.1+),
 /// else the smallest size that can be read. 0 if direct I/O does not work at all.
-fn direct_alignment(fd: &Fd, pool: &BufPool) -> u32 {
+fn direct_alignment(fd: &Fd) -> u32 {
     // SAFETY: statx is a plain C struct that the kernel fills in.
     let mut statx: libc::statx = unsafe { std::mem::zeroed() };
     // SAFETY: the path is an empty C string, the pointer is to a whole struct.
@@ -367,12 +378,13 @@ fn direct_alignment(fd: &Fd, pool: &BufPool) -> u32 {
     if result == 0 && statx.stx_mask & libc::STATX_DIOALIGN != 0 {
         return statx.stx_dio_offset_align;
     }
-    let Ok(mut buf) = pool.alloc(4096) else { return 0 };
-    let Some(bytes) = buf.as_mut_slice() else { return 0 };
+    let mut memory = vec![0u8; 8192];
+    let start = memory.as_ptr().align_offset(4096);
+    let Some(aligned) = memory.get_mut(start..start + 4096) else { return 0 };
     for size in [512u32, 1024, 2048, 4096] {
         let len = size as usize;
-        // SAFETY: reads at most `len` bytes into a buffer of 4096.
-        let n = unsafe { libc::pread(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), len, 0) };
+        // SAFETY: reads at most `len` bytes into a slice of 4096.
+        let n = unsafe { libc::pread(fd.as_raw_fd(), aligned.as_mut_ptr().cast(), len, 0) };
         if n >= 0 {
             return size;
         }

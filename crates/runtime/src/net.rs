@@ -87,7 +87,8 @@ impl Listener {
         Listener { fd: Fd::new(fd) }
     }
 
-    /// Accepts one connection; it is the completion's [`Payload::Fd`].
+    /// Accepts one connection; it is the completion's [`Payload::Fd`], which can be sent to
+    /// the thread that shall own it. After an error such as `EMFILE` wait before the next try.
     pub fn accept(&self, ring: &mut Ring, token: Token) -> OpId {
         ring.accept(token, &self.fd)
     }

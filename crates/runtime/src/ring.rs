@@ -44,7 +44,7 @@ use vocab::Instant;
 
 use crate::{Buf, BufPool, Errno, clock};
 use offload::{Job, Offload};
-use op::{Kind, Memory, Op, OpTable};
+use op::{Kind, Memory, Op, OpTable, Zeroing};
 
 /// Entries of the submission queue unless stated otherwise: more than one turn usually collects.
 pub const RING_ENTRIES: u32 = 512;
@@ -111,28 +111,21 @@ pub struct Ring {
     now: Instant,
 }
 
-/// Setup flags from best to least. `DEFER_TASKRUN` (6.1) runs completion work only while we
-/// wait, so completions come in batches and never interrupt the thread.
-fn build(entries: u32) -> Result<IoUring, RingError> {
-    let mut error = Errno::EINVAL;
-    for level in 0..3 {
-        let mut builder = IoUring::builder();
-        builder.setup_cqsize(entries.saturating_mul(8)).setup_clamp();
-        if level < 2 {
-            builder.setup_submit_all().setup_coop_taskrun();
-        }
-        if level < 1 {
-            builder.setup_single_issuer().setup_defer_taskrun();
-        }
-        match builder.build(entries) {
-            Ok(uring) => return Ok(uring),
-            Err(e) => error = Errno::from(e),
-        }
-        if error != Errno::EINVAL {
-            break;
-        }
+/// Ways to set up a ring, from best to least. `DEFER_TASKRUN` (6.1) runs completion work only
+/// while we wait, so completions come in batches and never interrupt the thread; `COOP_TASKRUN`
+/// (5.19) runs it at our next system call.
+const SETUP_LEVELS: usize = 3;
+
+fn set_up(level: usize, entries: u32) -> Result<IoUring, Errno> {
+    let mut builder = IoUring::builder();
+    builder.setup_cqsize(entries.saturating_mul(8)).setup_clamp();
+    if level < 2 {
+        builder.setup_submit_all().setup_coop_taskrun();
     }
-    Err(RingError::Setup(error))
+    if level < 1 {
+        builder.setup_single_issuer().setup_defer_taskrun();
+    }
+    Ok(builder.build(entries)?)
 }
 
 /// What a result means for an operation of several steps.
@@ -155,7 +148,22 @@ impl Ring {
     /// # Errors
     /// [`RingError`]
     pub fn with_entries(entries: u32) -> Result<Ring, RingError> {
-        let uring = build(entries)?;
+        let mut error = Errno::EINVAL;
+        for level in 0..SETUP_LEVELS {
+            match set_up(level, entries) {
+                Ok(uring) => return Ring::from_uring(uring),
+                // The kernel does not know one of the flags.
+                Err(Errno::EINVAL) => {}
+                Err(errno) => {
+                    error = errno;
+                    break;
+                }
+            }
+        }
+        Err(RingError::Setup(error))
+    }
+
+    fn from_uring(uring: IoUring) -> Result<Ring, RingError> {
         let features = uring.params();
         if !(features.is_feature_nodrop()
             && features.is_feature_ext_arg()
@@ -288,23 +296,23 @@ impl Ring {
         self.start(token, Some(fd), Memory::None, Kind::Fallocate { mode, offset, len })
     }
 
-    /// Makes a range read as zeroes: `fallocate(mode)`, and where that is not supported by
-    /// writing `zeroes` as often as needed.
+    /// Makes a range of a file or block device read as zeroes: by punching a hole if one may
+    /// be, else by zeroing the allocated range, else (file systems that can do neither) by
+    /// writing zeroes.
     ///
     /// # Panics
-    /// If `zeroes` or the range is empty.
+    /// If the range is empty.
     pub fn write_zeroes(
         &mut self,
         token: Token,
         fd: &Fd,
-        mode: i32,
         offset: u64,
         len: u64,
-        zeroes: Buf,
+        no_hole: bool,
     ) -> OpId {
-        assert!(!zeroes.is_empty() && len > 0, "there is something to write");
-        let kind = Kind::Zero { mode: Some(mode), offset, len, done: 0 };
-        self.start(token, Some(fd), Memory::Buf(zeroes), kind)
+        assert!(len > 0, "there is something to zero");
+        let way = if no_hole { Zeroing::ZeroRange } else { Zeroing::PunchHole };
+        self.start(token, Some(fd), Memory::None, Kind::Zero { way, offset, len, done: 0 })
     }
 
     /// Discards a range of a block device (`BLKDISCARD`) on a helper thread.
@@ -575,7 +583,6 @@ impl Ring {
             Next::Done(result) => {
                 let op = self.ops.remove(id).expect("the operation was just there");
                 let payload = match (op.memory, op.kind, result) {
-                    (_, Kind::Zero { .. }, _) => Payload::None,
                     (Memory::Buf(buf), ..) => Payload::Buf(buf),
                     (Memory::Vectored(list), ..) => Payload::Vectored(list),
                     (_, Kind::Accept, Ok(fd)) => {
@@ -633,13 +640,15 @@ fn next_step(op: &mut Op, result: Result<u32, Errno>) -> Next {
                 again(op.cancelled)
             }
         }
-        (Kind::Zero { mode: mode @ Some(_), .. }, Err(Errno::EOPNOTSUPP | Errno::ENOSYS)) => {
-            *mode = None;
+        (Kind::Zero { way, .. }, Err(Errno::EOPNOTSUPP | Errno::ENOSYS))
+            if *way != Zeroing::Write =>
+        {
+            *way = if *way == Zeroing::PunchHole { Zeroing::ZeroRange } else { Zeroing::Write };
             again(op.cancelled)
         }
         (Kind::Zero { .. }, Err(Errno::EINTR | Errno::EAGAIN)) => again(op.cancelled),
-        (Kind::Zero { mode: None, .. }, Ok(0)) => Next::Done(Err(Errno::EIO)),
-        (Kind::Zero { mode: None, len, done, .. }, Ok(n)) => {
+        (Kind::Zero { way: Zeroing::Write, .. }, Ok(0)) => Next::Done(Err(Errno::EIO)),
+        (Kind::Zero { way: Zeroing::Write, len, done, .. }, Ok(n)) => {
             *done += u64::from(n);
             if *done >= *len { Next::Done(Ok(0)) } else { again(op.cancelled) }
         }
@@ -649,8 +658,13 @@ fn next_step(op: &mut Op, result: Result<u32, Errno>) -> Next {
     }
 }
 
+/// What is written where a range can not be zeroed in a better way.
+#[repr(align(4096))]
+struct Zeroes([u8; 64 << 10]);
+static ZEROES: Zeroes = Zeroes([0; 64 << 10]);
+
 /// The submission entry of an operation's next step. Every pointer in it leads into memory that
-/// `op` owns and that does not move with `op`.
+/// `op` owns and that does not move with `op`, or into a static.
 fn entry(op: &mut Op, registered: Option<(*mut u8, usize)>) -> squeue::Entry {
     let fd = RingFd(op.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
     match (&op.kind, &mut op.memory) {
@@ -682,12 +696,17 @@ fn entry(op: &mut Op, registered: Option<(*mut u8, usize)>) -> squeue::Entry {
                 opcode::Readv::new(fd, iovecs, count).offset(offset).build()
             }
         }
-        (Kind::Zero { mode: Some(mode), offset, len, .. }, _) => {
-            opcode::Fallocate::new(fd, *len).offset(*offset).mode(*mode).build()
+        (Kind::Zero { way: Zeroing::Write, offset, len, done }, _) => {
+            let n = (len - done).min(ZEROES.0.len() as u64) as u32;
+            opcode::Write::new(fd, ZEROES.0.as_ptr(), n).offset(offset + done).build()
         }
-        (Kind::Zero { mode: None, offset, len, done }, Memory::Buf(zeroes)) => {
-            let n = (len - done).min(zeroes.len() as u64) as u32;
-            opcode::Write::new(fd, zeroes.as_ptr(), n).offset(offset + done).build()
+        (Kind::Zero { way, offset, len, .. }, _) => {
+            let how = match way {
+                Zeroing::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
+                _ => libc::FALLOC_FL_ZERO_RANGE,
+            };
+            let mode = how | libc::FALLOC_FL_KEEP_SIZE;
+            opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
         }
         (Kind::Fsync { data_only }, _) => {
             let flags = if *data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
@@ -719,7 +738,6 @@ fn entry(op: &mut Op, registered: Option<(*mut u8, usize)>) -> squeue::Entry {
         (Kind::Close { fd }, _) => opcode::Close::new(RingFd(*fd)).build(),
         (
             Kind::Transfer { .. }
-            | Kind::Zero { .. }
             | Kind::Send
             | Kind::Receive
             | Kind::Connect

@@ -5,6 +5,7 @@ use std::process::Command;
 use vocab::Sectors;
 
 use super::*;
+use crate::BufPool;
 use crate::Payload;
 use crate::ring::tests::{ring, wait_all, wait_for};
 
@@ -67,7 +68,7 @@ fn a_file_serves_as_a_disk() {
     for direct in [true, false] {
         let (file, pool) = (file(8 << 20), pool());
         let options = DiskOptions { direct, ..DiskOptions::default() };
-        let disk = DiskFile::open(file.path(), options, &pool).unwrap();
+        let disk = DiskFile::open(file.path(), options).unwrap();
         assert_eq!(disk.info().size, Bytes(8 << 20));
         assert!(direct || !disk.info().direct);
         exercise(&disk, &pool);
@@ -80,29 +81,26 @@ fn a_file_in_memory_serves_as_a_disk() {
     let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else { return };
     file.as_file().set_len(4 << 20).unwrap();
     let pool = pool();
-    exercise(&DiskFile::open(file.path(), DiskOptions::default(), &pool).unwrap(), &pool);
+    exercise(&DiskFile::open(file.path(), DiskOptions::default()).unwrap(), &pool);
 }
 
 #[test]
 fn a_file_is_attached_only_once() {
-    let (file, pool) = (file(1 << 20), pool());
-    let disk = DiskFile::open(file.path(), DiskOptions::default(), &pool).unwrap();
-    let error = DiskFile::open(file.path(), DiskOptions::default(), &pool).unwrap_err();
+    let file = file(1 << 20);
+    let disk = DiskFile::open(file.path(), DiskOptions::default()).unwrap();
+    let error = DiskFile::open(file.path(), DiskOptions::default()).unwrap_err();
     assert_eq!(error.cause, OpenCause::InUse);
     assert!(error.to_string().contains("release it first"), "{error}");
     let reader = DiskOptions { write: false, ..DiskOptions::default() };
-    assert_eq!(DiskFile::open(file.path(), reader, &pool).unwrap_err().cause, OpenCause::InUse);
+    assert_eq!(DiskFile::open(file.path(), reader).unwrap_err().cause, OpenCause::InUse);
     drop(disk);
-    let readers =
-        [DiskFile::open(file.path(), reader, &pool), DiskFile::open(file.path(), reader, &pool)];
+    let readers = [DiskFile::open(file.path(), reader), DiskFile::open(file.path(), reader)];
     assert!(readers.iter().all(Result::is_ok), "readers may share");
 }
 
 #[test]
 fn what_is_not_a_disk_is_refused_with_the_reason() {
-    let pool = pool();
-    let open =
-        |path: &str| DiskFile::open(Path::new(path), DiskOptions::default(), &pool).unwrap_err();
+    let open = |path: &str| DiskFile::open(Path::new(path), DiskOptions::default()).unwrap_err();
     assert_eq!(open("/tmp").cause, OpenCause::NotADisk);
     assert_eq!(open("/dev/null").cause, OpenCause::NotADisk);
     assert_eq!(
@@ -113,8 +111,8 @@ fn what_is_not_a_disk_is_refused_with_the_reason() {
 
 #[test]
 fn a_grown_file_is_noticed() {
-    let (file, pool) = (file(1 << 20), pool());
-    let mut disk = DiskFile::open(file.path(), DiskOptions::default(), &pool).unwrap();
+    let file = file(1 << 20);
+    let mut disk = DiskFile::open(file.path(), DiskOptions::default()).unwrap();
     file.as_file().set_len((2 << 20) + 100).unwrap();
     assert_eq!(disk.refresh_size().unwrap(), Bytes(2 << 20));
 }
@@ -122,7 +120,7 @@ fn a_grown_file_is_noticed() {
 #[test]
 fn many_writes_in_flight_all_arrive() {
     let (file, pool) = (file(8 << 20), pool());
-    let disk = DiskFile::open(file.path(), DiskOptions::default(), &pool).unwrap();
+    let disk = DiskFile::open(file.path(), DiskOptions::default()).unwrap();
     let mut ring = ring();
     for i in 0..2048u64 {
         let buf = pool.copy_from(&[i as u8; 4096]).unwrap();
@@ -171,11 +169,11 @@ fn a_block_device_serves_as_a_disk_and_is_held_exclusively() {
     for sector_size in [512, 4096] {
         let Some(device) = Loop::new(8 << 20, sector_size) else { return };
         let pool = pool();
-        let disk = DiskFile::open(&device.device, DiskOptions::default(), &pool).unwrap();
+        let disk = DiskFile::open(&device.device, DiskOptions::default()).unwrap();
         let info = disk.info();
         assert_eq!(info.logical_block_size, sector_size);
         assert!(info.block_device && info.direct && info.size == Bytes(8 << 20), "{info:?}");
-        let again = DiskFile::open(&device.device, DiskOptions::default(), &pool);
+        let again = DiskFile::open(&device.device, DiskOptions::default());
         assert_eq!(again.unwrap_err().cause, OpenCause::InUse);
         exercise(&disk, &pool);
     }
@@ -185,7 +183,7 @@ fn a_block_device_serves_as_a_disk_and_is_held_exclusively() {
 fn writes_of_512_bytes_to_a_4k_device_are_refused() {
     let Some(device) = Loop::new(1 << 20, 4096) else { return };
     let pool = pool();
-    let disk = DiskFile::open(&device.device, DiskOptions::default(), &pool).unwrap();
+    let disk = DiskFile::open(&device.device, DiskOptions::default()).unwrap();
     let mut ring = ring();
     disk.write(&mut ring, Token(1), Sector(1), pool.alloc(512).unwrap(), false);
     assert_eq!(wait_for(&mut ring, Token(1)).result, Err(Errno::EINVAL));

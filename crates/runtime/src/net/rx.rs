@@ -70,6 +70,8 @@ pub struct RxStream {
 /// What the stream looked like lately.
 #[derive(Default)]
 struct History {
+    /// Never predict.
+    off: bool,
     /// Bytes consumed since the last payload.
     header: usize,
     /// The sizes of header and payload that repeat.
@@ -100,7 +102,7 @@ impl History {
         let fits = (1..=PREDICT_HEADER_MAX).contains(&header)
             && (PREDICT_MIN..LARGE).contains(&payload)
             && payload.is_multiple_of(512);
-        (fits && self.confidence >= CONFIDENT).then_some((header, payload))
+        (fits && !self.off && self.confidence >= CONFIDENT).then_some((header, payload))
     }
 }
 
@@ -116,6 +118,11 @@ impl RxStream {
             history: History::default(),
             copied: 0,
         }
+    }
+
+    /// Predicting is on unless switched off here, e.g. to measure what it is worth.
+    pub fn set_prediction(&mut self, on: bool) {
+        self.history.off = !on;
     }
 
     /// Payload bytes that were copied rather than received in place, since the beginning.
@@ -232,14 +239,20 @@ impl RxStream {
         Ok(None)
     }
 
-    /// Receives more, unless that is being done already. False if there is no room: too much
-    /// is unread, read first.
+    /// Receives more, unless that is being done already. To be called when the last answer was
+    /// `None`, and only then: what is unread can not be read until something has arrived, which
+    /// may never happen if the peer waits for an answer to it. False, and nothing is received,
+    /// if there is no room: too much is unread.
     pub fn arm(&mut self, ring: &mut Ring, token: Token) -> bool {
-        if self.list.is_none() {
-            return true;
-        }
         let unread = self.available();
-        if !self.taking && unread > PEEK_MAX {
+        let Some(list) = &self.list else { return true };
+        let limit = match list.segments.front() {
+            // All that was received so far lies in the payload's buffer. Once it is full, what
+            // follows would have to be moved: the payload must be taken first.
+            Some(payload) if self.taking => payload.len() - 1,
+            _ => PEEK_MAX,
+        };
+        if unread > limit {
             return false;
         }
         let mut list = self.list.take().expect("checked above");
@@ -268,7 +281,10 @@ impl RxStream {
             // A header that has begun to arrive lies where its slot will be.
             Some((header, payload)) if carried < header => {
                 let limit = (PREDICTED_BYTES_MAX / payload).min(PAIRS_MAX);
-                let pairs = self.history.pairs.clamp(2, limit);
+                // Slots wait for data that may be long in coming. They leave half of the
+                // memory to buffers that hold some, or idle streams could starve busy ones.
+                let spare = (self.pool.limit() / 2).saturating_sub(self.pool.in_use());
+                let pairs = self.history.pairs.clamp(2, limit).min(spare / payload);
                 for slot in 0..pairs {
                     let Ok(buf) = self.pool.alloc(payload) else { break };
                     let at = (slot * header) as u32;

@@ -1,6 +1,7 @@
 //! Connections over loopback and unix sockets: order, partial sends, predictions, drops.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
@@ -105,6 +106,62 @@ fn packets_arrive_unchanged_predicted_or_not() {
         writer.join().unwrap();
         drop(conn);
         assert_eq!(pool.in_use(), 0);
+    }
+}
+
+/// Receiving although there is something to read is wasteful, and nothing else.
+#[test]
+fn receiving_at_any_time_loses_nothing() {
+    for seed in 0..10 {
+        let mut random = SplitMix(seed);
+        let packets: Vec<_> = (0..300)
+            .map(|_| match random.below(6) {
+                0 => packet(&mut random, 24, 0),
+                1 => packet(&mut random, 40, 60_000),
+                _ => packet(&mut random, 40, 4096),
+            })
+            .collect();
+        let pool = pool();
+        let (mut conn, mut theirs) = pair(&pool);
+        let mut ring = ring();
+        let stream: Vec<u8> = packets.iter().flat_map(|(h, p)| [&h[..], p].concat()).collect();
+        let writer = std::thread::spawn(move || {
+            stream.chunks(7001).for_each(|chunk| theirs.write_all(chunk).unwrap());
+            // Something always follows, so a receive in flight never keeps what is unread.
+            while theirs.write_all(&[0; 100]).is_ok() {}
+        });
+        let received = |ring: &mut Ring, conn: &mut Conn, must: bool| {
+            let room = conn.rx.arm(ring, RX);
+            assert!(room || !must, "there is room when data is missing");
+            if room {
+                let done = wait_for(ring, RX);
+                conn.rx.on_completed(done).unwrap();
+            }
+        };
+        for (header, payload) in &packets {
+            let mut step = |ring: &mut Ring, conn: &mut Conn, must| {
+                if must || random.below(3) == 0 {
+                    received(ring, conn, must);
+                }
+            };
+            step(&mut ring, &mut conn, false);
+            while conn.rx.peek(header.len()).is_none() {
+                step(&mut ring, &mut conn, true);
+            }
+            step(&mut ring, &mut conn, false);
+            assert!(conn.rx.peek(header.len()).unwrap() == header);
+            conn.rx.consume(header.len());
+            step(&mut ring, &mut conn, false);
+            loop {
+                match conn.rx.take_payload(payload.len()).unwrap() {
+                    Some(buf) => break assert!(buf.as_slice() == payload),
+                    None => step(&mut ring, &mut conn, true),
+                }
+                step(&mut ring, &mut conn, false);
+            }
+        }
+        drop(conn);
+        writer.join().unwrap();
     }
 }
 
@@ -368,6 +425,23 @@ fn unix_sockets_replace_a_stale_one_and_know_the_peer() {
     let connecting = Connecting::unix(&mut ring, Token(2), &path).unwrap();
     let done = wait_for(&mut ring, Token(2));
     connecting.on_completed(done, &pool).unwrap();
+    while ring.in_flight() > 0 {
+        wait_for(&mut ring, Token(2));
+    }
+    let listener = Listener::from_fd(listener.fd.as_fd().try_clone_to_owned().unwrap());
+    let mut backlog = 0;
+    loop {
+        listener.accept(&mut ring, Token(3));
+        let mut events = Vec::new();
+        ring.wait(Some(clock::now() + Duration::from_millis(20)), &mut events).unwrap();
+        if events.is_empty() {
+            break;
+        }
+        backlog += 1;
+    }
+    assert_eq!(backlog, 2, "the check whether it is stale, and the connection made last");
+    drop(listener);
+    assert!(wait_for(&mut ring, Token(3)).result.is_err(), "its accept has ended");
 }
 
 /// A socket given away stays connected, and its old owner is gone.

@@ -36,7 +36,8 @@ impl TxQueue {
         }
     }
 
-    /// Queues a copy of `bytes`, meant for packet headers.
+    /// Queues a copy of `bytes`, meant for packet headers. After a failure nothing is queued any
+    /// more, here or below.
     pub fn push_bytes(&mut self, bytes: &[u8]) {
         self.push_with(|out| out.extend_from_slice(bytes));
     }
@@ -46,6 +47,9 @@ impl TxQueue {
     /// # Panics
     /// If `encode` shortened the vector.
     pub fn push_with(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        if self.failed.is_some() {
+            return;
+        }
         let list = &mut *self.filling;
         let start = list.bytes.len();
         encode(&mut list.bytes);
@@ -63,7 +67,7 @@ impl TxQueue {
 
     /// Queues a buffer without copying it. It is held until the socket has taken it.
     pub fn push_buf(&mut self, buf: Buf) {
-        if !buf.is_empty() {
+        if !buf.is_empty() && self.failed.is_none() {
             self.queued += buf.len();
             self.filling.push(buf);
         }

@@ -245,9 +245,9 @@ pub(super) enum Kind {
         rw_flags: i32,
         retries: u8,
     },
-    /// Fill with zeroes: `fallocate(mode)`, or from `Memory::Buf` once that is not supported.
+    /// Make the range read as zeroes; `done` counts what was written in the last way.
     Zero {
-        mode: Option<i32>,
+        way: Zeroing,
         offset: u64,
         len: u64,
         done: u64,
@@ -273,6 +273,14 @@ pub(super) enum Kind {
     },
     /// Runs on the offload thread, or has failed before it began.
     Offloaded,
+}
+
+/// Ways to zero a range, each tried when the one before is not supported.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Zeroing {
+    PunchHole,
+    ZeroRange,
+    Write,
 }
 
 /// An operation between its submission and its completion.
