@@ -218,8 +218,8 @@ impl State {
         Some(slab_nr * PIECES_MAX as u32 + ((word * 64 + bit) * pages_per_piece) as u32)
     }
 
-    /// Returns the piece that begins at `page`.
-    fn give_back(&mut self, page: u32) {
+    /// Returns the piece that begins at `page`; the answer is its size.
+    fn give_back(&mut self, page: u32) -> usize {
         let slab_nr = page / PIECES_MAX as u32;
         let slab = &mut self.slabs[slab_nr as usize];
         let class = slab.class as usize;
@@ -244,6 +244,7 @@ impl State {
             }
             self.empty.push(slab_nr);
         }
+        class_size(class)
     }
 }
 
@@ -346,7 +347,16 @@ impl Drop for Buf {
         let refs = self.refs();
         refs.set(refs.get() - 1);
         if refs.get() == 0 {
-            self.shared.state.borrow_mut().give_back(self.page);
+            let size = self.shared.state.borrow_mut().give_back(self.page);
+            if cfg!(debug_assertions) {
+                // Whoever still reads it, or takes a new buffer's content for something, shall
+                // notice in tests.
+                // SAFETY: the whole piece lies in the arena, and this was its last reference.
+                unsafe {
+                    let piece = self.shared.base.add(self.page as usize * BUF_MIN);
+                    piece.write_bytes(0xa5, size);
+                }
+            }
         }
     }
 }
