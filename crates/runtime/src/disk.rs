@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use vocab::{Bytes, Sector, SectorRange};
 
-use crate::{Buf, Errno, Fd, OpId, Ring, Token};
+use crate::{Buf, Errno, Fd, OpId, Payload, Ring, Token, Vectored};
 
 /// How to open a [`DiskFile`].
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +157,7 @@ impl DiskFile {
     pub fn read(&self, ring: &mut Ring, token: Token, sector: Sector, buf: Buf) -> OpId {
         match self.check(sector.0, buf.len() as u64) {
             Ok(offset) => ring.read(token, &self.fd, offset, buf),
-            Err(errno) => ring.fail(token, errno, Some(buf)),
+            Err(errno) => ring.fail(token, errno, Payload::Buf(buf)),
         }
     }
 
@@ -172,7 +172,39 @@ impl DiskFile {
     ) -> OpId {
         match self.check(sector.0, buf.len() as u64) {
             Ok(offset) => ring.write(token, &self.fd, offset, buf, fua),
-            Err(errno) => ring.fail(token, errno, Some(buf)),
+            Err(errno) => ring.fail(token, errno, Payload::Buf(buf)),
+        }
+    }
+
+    /// As [`DiskFile::read`] into several buffers in turn.
+    ///
+    /// # Panics
+    /// If a buffer is not unique.
+    pub fn readv(
+        &self,
+        ring: &mut Ring,
+        token: Token,
+        sector: Sector,
+        list: Box<Vectored>,
+    ) -> OpId {
+        match self.check(sector.0, list.len() as u64) {
+            Ok(offset) => ring.readv(token, &self.fd, offset, list),
+            Err(errno) => ring.fail(token, errno, Payload::Vectored(list)),
+        }
+    }
+
+    /// As [`DiskFile::write`] from several buffers in turn.
+    pub fn writev(
+        &self,
+        ring: &mut Ring,
+        token: Token,
+        sector: Sector,
+        list: Box<Vectored>,
+        fua: bool,
+    ) -> OpId {
+        match self.check(sector.0, list.len() as u64) {
+            Ok(offset) => ring.writev(token, &self.fd, offset, list, fua),
+            Err(errno) => ring.fail(token, errno, Payload::Vectored(list)),
         }
     }
 
@@ -186,8 +218,8 @@ impl DiskFile {
     pub fn discard(&self, ring: &mut Ring, token: Token, range: SectorRange) -> OpId {
         let len = range.len.bytes().0;
         match self.check(range.start.0, len) {
-            Err(errno) => ring.fail(token, errno, None),
-            Ok(_) if !self.info.can_discard => ring.fail(token, Errno::EOPNOTSUPP, None),
+            Err(errno) => ring.fail(token, errno, Payload::None),
+            Ok(_) if !self.info.can_discard => ring.fail(token, Errno::EOPNOTSUPP, Payload::None),
             Ok(offset) if self.info.block_device => {
                 ring.discard_blocks(token, &self.fd, offset, len)
             }
@@ -207,7 +239,7 @@ impl DiskFile {
         let len = range.len.bytes().0;
         match self.check(range.start.0, len) {
             Ok(offset) => ring.write_zeroes(token, &self.fd, offset, len, no_hole),
-            Err(errno) => ring.fail(token, errno, None),
+            Err(errno) => ring.fail(token, errno, Payload::None),
         }
     }
 

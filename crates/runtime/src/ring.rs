@@ -243,7 +243,8 @@ impl Ring {
     ///
     /// # Panics
     /// If there are no bytes to read or a buffer is not unique.
-    pub fn readv(&mut self, token: Token, fd: &Fd, offset: u64, list: Box<Vectored>) -> OpId {
+    pub fn readv(&mut self, token: Token, fd: &Fd, offset: u64, mut list: Box<Vectored>) -> OpId {
+        list.done = 0;
         assert!(list.is_unique(), "the kernel writes only to unique buffers");
         self.transfer(token, fd, false, offset, list.len(), Memory::Vectored(list), 0)
     }
@@ -257,9 +258,10 @@ impl Ring {
         token: Token,
         fd: &Fd,
         offset: u64,
-        list: Box<Vectored>,
+        mut list: Box<Vectored>,
         dsync: bool,
     ) -> OpId {
+        list.done = 0;
         let flags = if dsync { libc::RWF_DSYNC } else { 0 };
         self.transfer(token, fd, true, offset, list.len(), Memory::Vectored(list), flags)
     }
@@ -344,9 +346,13 @@ impl Ring {
     }
 
     /// An operation that fails without being tried: it completes with the next turn, so that
-    /// callers have one place where results arrive.
-    pub fn fail(&mut self, token: Token, errno: Errno, buf: Option<Buf>) -> OpId {
-        let memory = buf.map_or(Memory::None, Memory::Buf);
+    /// callers have one place where results arrive. A buffer comes back with it.
+    pub fn fail(&mut self, token: Token, errno: Errno, payload: Payload) -> OpId {
+        let memory = match payload {
+            Payload::Buf(buf) => Memory::Buf(buf),
+            Payload::Vectored(list) => Memory::Vectored(list),
+            Payload::None | Payload::Fd(_) => Memory::None,
+        };
         let op = Op { token, fd: None, memory, kind: Kind::Offloaded, cancelled: false };
         let id = self.ops.insert(op);
         self.outcomes.push((id, Err(errno)));

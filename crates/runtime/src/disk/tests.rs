@@ -51,6 +51,19 @@ fn exercise(disk: &DiskFile, pool: &BufPool) {
             assert_eq!(*byte, data[at], "sector {sector}");
         }
     }
+    let mut list = Box::<Vectored>::default();
+    (1..=4).for_each(|i| list.push(pool.copy_from(&vec![i; 4096]).unwrap()));
+    disk.writev(&mut ring, Token(10), Sector(16), list, true);
+    let done = wait_for(&mut ring, Token(10));
+    assert_eq!(done.result, Ok(16384));
+    let Payload::Vectored(mut list) = done.payload else { panic!("the list comes back") };
+    list.drain_bufs().for_each(drop);
+    (0..4).for_each(|_| list.push(pool.alloc(4096).unwrap()));
+    disk.readv(&mut ring, Token(11), Sector(16), list);
+    let done = wait_for(&mut ring, Token(11));
+    assert_eq!(done.result, Ok(16384));
+    let Payload::Vectored(mut list) = done.payload else { panic!("the list comes back") };
+    assert!(list.drain_bufs().zip(1..).all(|(buf, i)| buf.iter().all(|b| *b == i)));
     let end = disk.info().size.sectors_floor().0;
     let bad = [(end, block, Errno::ENOSPC), (end - sectors, 2 * block, Errno::ENOSPC)];
     for (sector, len, errno) in bad.into_iter().chain([(0, block + 100, Errno::EINVAL)]) {

@@ -108,8 +108,7 @@ impl TxQueue {
         };
         match done.result {
             Ok(sent) => {
-                list.done += sent as usize;
-                list.drop_done();
+                list.advance(sent as usize);
                 self.queued -= sent as usize;
                 if sent > 0 {
                     self.progress_at = now;

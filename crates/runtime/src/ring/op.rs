@@ -152,8 +152,13 @@ impl Vectored {
         self.done = 0;
     }
 
-    /// Removes the segments that are transferred completely.
-    pub(crate) fn drop_done(&mut self) {
+    /// Notes that a socket has taken or delivered `len` bytes, and lets go of the segments
+    /// that are transferred completely.
+    ///
+    /// # Panics
+    /// If that is more than there was to transfer.
+    pub fn advance(&mut self, len: usize) {
+        self.done += len;
         while let Some(first) = self.segments.front() {
             if first.len() > self.done {
                 break;
@@ -161,6 +166,7 @@ impl Vectored {
             self.done -= first.len();
             self.segments.pop_front();
         }
+        assert!(self.done == 0 || !self.is_empty(), "a transfer moves what there is");
     }
 
     /// True if the kernel may write to every segment: no buffer is shared.

@@ -128,7 +128,7 @@ fn errors_of_the_kernel_are_completions() {
     let unmapped = Fd::new(std::fs::File::open("/proc/self/mem").unwrap().into());
     ring.read(Token(5), &unmapped, 0, pool.alloc(4096).unwrap());
     assert_eq!(wait_for(&mut ring, Token(5)).result, Err(Errno::EIO));
-    ring.fail(Token(4), Errno::EIO, Some(pool.alloc(1).unwrap()));
+    ring.fail(Token(4), Errno::EIO, Payload::Buf(pool.alloc(1).unwrap()));
     let done = wait_for(&mut ring, Token(4));
     assert_eq!(done.result, Err(Errno::EIO));
     assert_eq!(buf_of(done).len(), 1);
