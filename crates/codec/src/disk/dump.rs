@@ -21,8 +21,8 @@ const UNCLEAN: &str = "This_is_an_unclean_meta_data_dump._Don't_trust_the_bitmap
 const PER_LINE: u64 = 4;
 /// Shortest run that is abbreviated.
 const MIN_RUN: u64 = 8;
-/// A comment with the position stands in front of every this many values.
-const PER_COMMENT: u64 = 32;
+/// A comment with the position stands in front of lines at a multiple of this many words.
+const PER_COMMENT: u128 = 32;
 
 /// A metadata dump of either version.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -366,11 +366,11 @@ fn write_words(out: &mut impl Write, runs: &WordRuns, slots: u64) -> fmt::Result
         while left > 0 {
             let column = position % PER_LINE;
             if column == 0 {
-                if position % PER_COMMENT == 0 {
-                    // One word of each slot: 64 blocks of 4 KiB. So it says, whatever the
-                    // granularity and the number of slots.
-                    let shown = u128::from(position) * 256 * u128::from(slots);
-                    writeln!(out, "   # at {shown}kB")?;
+                // drbdmeta counts the 64-bit words of all slots, and takes each for 64 blocks
+                // of 4 KiB whatever the granularity: right for one slot only.
+                let of_all_slots = u128::from(position) * u128::from(slots);
+                if of_all_slots % PER_COMMENT == 0 {
+                    writeln!(out, "   # at {}kB", of_all_slots * 256)?;
                 }
                 if abbreviated && left >= MIN_RUN {
                     let count = left / PER_LINE * PER_LINE;
