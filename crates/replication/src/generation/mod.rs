@@ -20,6 +20,10 @@
 use vocab::{Dagtag, DiskState, GenUuid, MAX_NODES, NodeId};
 
 mod change;
+pub mod compare;
+pub mod resolve;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
