@@ -19,8 +19,9 @@
 //! A client may name an export that another thread serves. It moves there before the export is
 //! opened, so from then on its socket, its buffers and its target belong to one thread.
 //!
-//! Limits: [`Config`], [`super::session::MAX_REQUESTS`] requests and 32 MiB of read data per
-//! client, 32 MiB per request. What is over a limit stays unread in the socket.
+//! Limits: [`Config`], [`super::session::MAX_REQUESTS`] requests per client, 32 MiB per request,
+//! and beyond 8 MiB of replies under way no further request is read. What is over a limit stays
+//! in the socket.
 
 mod client;
 mod exports;
@@ -218,7 +219,8 @@ fn unpack(value: u64) -> (Purpose, u32, u32) {
 
 impl Server {
     /// A server whose tokens and openers have `space` in their highest eight bits, where the
-    /// driver can tell them from others. Buffers come from `pool`.
+    /// driver can tell them from others. Buffers come from `pool`; with less than 64 MiB there
+    /// the longest reads may fail.
     pub fn new(space: u8, pool: BufPool, config: Config) -> Server {
         Server {
             space,
@@ -430,7 +432,10 @@ impl Server {
     /// Takes in a client that another thread's server gave up.
     pub fn adopt(&mut self, ring: &mut Ring, targets: &mut dyn Targets, moved: Moved) {
         let Moved { socket, handshake, wish, .. } = moved;
-        let Ok(conn) = Conn::new(socket, &self.pool) else { return };
+        let conn = match Conn::new(socket, &self.pool) {
+            Ok(conn) => conn,
+            Err(errno) => return self.events.push_back(Event::AcceptFailed(errno)),
+        };
         let now = ring.now();
         if let Some(index) = self.insert(|ids| Client::adopted(conn, ids, now, handshake)) {
             self.with_client(index, ring, targets, |client, env| client.open_adopted(wish, env));

@@ -33,8 +33,9 @@ use crate::nbd::{ExportInfo, Violation};
 const OPEN_TAG: u64 = u64::MAX;
 /// Replies to options that may wait to be sent before no more options are read, in bytes.
 const NEGOTIATION_BACKLOG_MAX: usize = 1 << 20;
-/// Data of reads that may be under way for one client before its next request is read, in bytes.
-const READ_BACKLOG_MAX: u64 = 32 << 20;
+/// Data of reads and replies that may be under way for one client before its next request is
+/// read, in bytes. One request may go beyond it.
+const REPLY_BACKLOG_MAX: u64 = 8 << 20;
 
 /// Who is at the other end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -434,11 +435,15 @@ impl Client {
         result: Result<(), Errno>,
         env: &mut Env<'_>,
     ) -> Result<(), CloseReason> {
+        if !matches!(self.phase, Phase::Opening { .. }) {
+            // Its export was removed between the answer and now.
+            return Ok(());
+        }
         let ended = Phase::Ending(CloseReason::Left);
         let Phase::Opening { mut handshake, intent, describe } =
             std::mem::replace(&mut self.phase, ended)
         else {
-            panic!("a target answers an open only while the client waits for it");
+            unreachable!("seen above");
         };
         let open = self.open.as_mut().expect("a target is being opened");
         let target = env.targets.target(open.key);
@@ -554,7 +559,7 @@ impl Serving {
         if available < least {
             return Ok(Step::NeedBytes);
         }
-        if self.session.reading_bytes() + io.tx.queued_bytes() as u64 > READ_BACKLOG_MAX {
+        if self.session.reading_bytes() + io.tx.queued_bytes() as u64 > REPLY_BACKLOG_MAX {
             return Ok(Step::Stalled);
         }
         let len = most.min(available).min(PEEK_MAX);
