@@ -24,7 +24,7 @@ pub const EXIT_STATUS: &str = "\
 pub enum Error {
     /// The configuration is wrong.
     Config(config::Error),
-    /// A file can not be read or written.
+    /// A file of the configuration can not be read.
     File {
         /// The file.
         path: PathBuf,
@@ -83,7 +83,7 @@ impl Error {
     /// The exit status, see [`EXIT_STATUS`].
     pub fn status(&self) -> u8 {
         match self {
-            Error::Config(_) => 3,
+            Error::Config(_) | Error::File { .. } => 3,
             Error::Unreachable { .. } => 4,
             Error::NoAnswer { .. } => 5,
             Error::Failed { failure, .. } if failure.kind == FailureKind::Timeout => 5,
@@ -93,7 +93,7 @@ impl Error {
                 RefusalCode::State(StateError::NoUpToDateDisk) => 17,
                 RefusalCode::State(_) => 11,
             },
-            Error::File { .. } | Error::Failed { .. } | Error::Protocol { .. } => 20,
+            Error::Failed { .. } | Error::Protocol { .. } => 20,
             Error::Output(_) => 20,
             Error::Several(status) => *status,
         }

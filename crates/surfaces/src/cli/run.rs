@@ -243,8 +243,15 @@ impl Session<'_> {
                 wanted.push(selection.resource);
             }
         }
-        let configs = self.running_config()?;
-        let states = self.states(None)?;
+        let (configs, states) = match self.running_config() {
+            Ok(configs) => (configs, self.states(None)?),
+            // Without an engine nothing runs, and a plan can still be shown.
+            Err(e @ Error::Unreachable { .. }) if dry_run => {
+                writeln!(self.err, "warning: {e}")?;
+                (Vec::new(), Vec::new())
+            }
+            Err(e) => return Err(e),
+        };
         self.all(wanted, |s, wanted| {
             loaded.check_addresses(wanted)?;
             let config = configs.iter().find(|r| r.name == wanted.name);

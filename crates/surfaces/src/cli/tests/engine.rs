@@ -161,6 +161,9 @@ fn a_dry_run_prints_and_changes_nothing() {
     assert!(
         ran.out.starts_with("r0: create it as node 0\n") && ran.out.ends_with("connect to bravo\n")
     );
+    let ran = ashlar("up all --dry-run", None);
+    ran.result.unwrap();
+    assert!(ran.out.ends_with("connect to bravo\n") && ran.err.contains("no engine answers"));
     let ran = ashlar("create-md r0 -d", None);
     ran.result.unwrap();
     assert_eq!(ran.out, "r0/0: write metadata of /dev/vg/a (internal) for 1 peer(s)\n");
