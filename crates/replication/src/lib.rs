@@ -1,7 +1,41 @@
-//! Placeholder.
+//! The state machine of one replicated resource: inputs in, outputs out.
+//!
+//! Pure and deterministic: time, randomness and completions come in as inputs, effects go out as
+//! outputs (see [`io`]). The simulator and the engine drive the very same code.
+#![forbid(unsafe_code)]
+
 pub mod activity_log;
+mod admin;
+mod attach;
 pub mod bitmap;
+mod bump;
+mod compare;
+pub mod config;
+mod epoch;
 pub mod generation;
+mod handshake;
 pub mod intervals;
+pub mod io;
+mod jobs;
+mod loss;
+mod meta;
+mod open;
+mod packets;
+mod peer_ack;
 pub mod quorum;
 pub mod rate;
+mod read;
+mod receive;
+mod request;
+mod resource;
+mod resync;
+mod rng;
+mod slab;
+mod state;
+mod status;
+mod transition;
+mod twopc;
+mod verify;
+
+pub use io::{Input, Output};
+pub use resource::Resource;

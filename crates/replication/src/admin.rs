@@ -1,0 +1,461 @@
+//! Wishes of operators.
+
+use codec::wire::UuidFlags;
+use vocab::{
+    ConfigError, ConnState, DiskState, GenUuid, NodeId, NodeMask, Refusal, ReplState, Role,
+    StateError, VolumeNr,
+};
+
+use crate::io::{AdminCommand, Output};
+use crate::jobs::JobKind;
+use crate::resource::{Resource, Work};
+use crate::state::{PeerIx, VolIx};
+
+/// A wish was granted at once, will be answered later, or is refused.
+type Granted = Result<Answer, Refusal>;
+
+enum Answer {
+    Now,
+    Later,
+}
+
+impl Resource {
+    /// Takes a wish; it is answered now or later by one [`Output::AdminDone`].
+    pub(crate) fn admin(&mut self, id: u64, command: AdminCommand) {
+        match self.grant(id, command) {
+            Ok(Answer::Now) => self.admin_ok(id),
+            Ok(Answer::Later) => {}
+            Err(refusal) => self.out.push_back(Output::AdminDone { id, result: Err(refusal) }),
+        }
+    }
+
+    pub(crate) fn admin_ok(&mut self, id: u64) {
+        self.out.push_back(Output::AdminDone { id, result: Ok(()) });
+    }
+
+    fn grant(&mut self, id: u64, command: AdminCommand) -> Granted {
+        match command {
+            AdminCommand::Attach { volume, image } => {
+                self.attach(volume, &image, id).map(|()| Answer::Later)
+            }
+            AdminCommand::Detach { volume, force, intentional } => {
+                self.detach(id, volume, force, intentional)
+            }
+            AdminCommand::Connect { peer, discard_my_data } => self.connect(peer, discard_my_data),
+            AdminCommand::Disconnect { peer, force } => self.disconnect(id, peer, force),
+            AdminCommand::Primary { force } => {
+                self.want(JobKind::Primary { force }, Some(id));
+                Ok(Answer::Later)
+            }
+            AdminCommand::Secondary { force } => {
+                self.want(JobKind::Secondary { force }, Some(id));
+                Ok(Answer::Later)
+            }
+            AdminCommand::Invalidate { volume, from } => self.invalidate(id, volume, from),
+            AdminCommand::InvalidateRemote { peer, volume } => {
+                let (peer, vol) = self.pair(peer, volume)?;
+                self.want(JobKind::InvalidateRemote { vol, peer }, Some(id));
+                Ok(Answer::Later)
+            }
+            AdminCommand::Verify { peer, volume, start, stop } => {
+                let (peer, vol) = self.pair(peer, volume)?;
+                if self.repl(peer, vol) > ReplState::Established {
+                    return Err(StateError::ResyncRunning.into());
+                }
+                self.prepare_verify(peer, vol, start, stop)?;
+                self.want(JobKind::Verify { vol, peer }, Some(id));
+                Ok(Answer::Later)
+            }
+            AdminCommand::PauseSync { peer, volume, pause } => {
+                let (peer, vol) = self.pair(peer, volume)?;
+                let was = self.st.peers[peer].devs[vol].pause_user;
+                match (was, pause) {
+                    (true, true) => return Err(ConfigError::PauseSet.into()),
+                    (false, false) => return Err(ConfigError::PauseClear.into()),
+                    _ => {}
+                }
+                self.change_hard(|st| st.peers[peer].devs[vol].pause_user = pause);
+                Ok(Answer::Now)
+            }
+            AdminCommand::SuspendIo => {
+                self.change_hard(|st| st.susp.user = true);
+                self.close_epoch();
+                self.drain_waiters.push(id);
+                self.answer_drained();
+                Ok(Answer::Later)
+            }
+            AdminCommand::ResumeIo => {
+                self.resume(true, true, true);
+                Ok(Answer::Now)
+            }
+            AdminCommand::NewCurrentUuid { volume, clear_bitmap } => {
+                self.new_current_uuid(id, volume, clear_bitmap)
+            }
+            AdminCommand::Outdate { volume } => self.outdate(id, volume),
+            AdminCommand::ForgetPeer { peer } => self.forget_peer(id, peer),
+            AdminCommand::NewVolume(config) => {
+                if self.vol_ix(config.nr).is_some() {
+                    return Err(ConfigError::MinorExists.into());
+                }
+                if self.st.connected().next().is_some() {
+                    let detail = "add volumes while no peer is connected";
+                    return Err(Refusal::config(ConfigError::Connected, detail));
+                }
+                self.add_volume(config);
+                self.visible_change = true;
+                Ok(Answer::Now)
+            }
+            AdminCommand::DelVolume(nr) => self.del_volume(nr),
+            AdminCommand::NewPeer(config) => {
+                if config.node_id == self.me || self.peer_ix(config.node_id).is_some() {
+                    let detail = format!("node id {} is in use", config.node_id);
+                    return Err(Refusal::config(ConfigError::InvalidRequest, detail));
+                }
+                self.add_peer(config);
+                self.slots_for_new_peer()?;
+                self.change_hard(|_| {});
+                self.visible_change = true;
+                Ok(Answer::Now)
+            }
+            AdminCommand::DelPeer(node) => self.del_peer(node),
+            AdminCommand::ResourceOptions(options) => {
+                self.opts = options;
+                self.change_hard(|_| {});
+                self.work.push_back(Work::Resume);
+                if self.opts.on_no_quorum == vocab::options::OnNoQuorum::IoError
+                    && self.st.vols.iter().any(|v| !v.quorum)
+                {
+                    self.fail_frozen();
+                }
+                Ok(Answer::Now)
+            }
+            AdminCommand::NetOptions(node, options) => {
+                let peer = self.known_peer(node)?;
+                if options.protocol != self.peers[peer].net.protocol
+                    && self.st.peers[peer].conn > ConnState::Disconnecting
+                {
+                    let detail = "disconnect before changing the protocol";
+                    return Err(Refusal::config(ConfigError::NetConfigured, detail));
+                }
+                self.peers[peer].net = *options;
+                Ok(Answer::Now)
+            }
+            AdminCommand::DiskOptions(nr, options) => {
+                let vol = self.known_volume(nr)?;
+                self.vols[vol].disk_opts = *options;
+                Ok(Answer::Now)
+            }
+            AdminCommand::PeerDeviceOptions(node, nr, options) => {
+                let (peer, vol) = (self.known_peer(node)?, self.known_volume(nr)?);
+                self.peers[peer].devs[vol].opts = *options;
+                self.change_hard(|_| {});
+                Ok(Answer::Now)
+            }
+        }
+    }
+
+    fn known_peer(&self, node: NodeId) -> Result<PeerIx, Refusal> {
+        self.peer_ix(node).ok_or_else(|| {
+            let detail = format!("{} has no peer with node id {node}", self.name);
+            Refusal::config(ConfigError::InvalidRequest, detail)
+        })
+    }
+
+    fn known_volume(&self, nr: VolumeNr) -> Result<VolIx, Refusal> {
+        self.vol_ix(nr).ok_or_else(|| {
+            let detail = format!("{} has no volume {nr}", self.name);
+            Refusal::config(ConfigError::MinorInvalid, detail)
+        })
+    }
+
+    fn pair(&self, node: NodeId, nr: VolumeNr) -> Result<(PeerIx, VolIx), Refusal> {
+        Ok((self.known_peer(node)?, self.known_volume(nr)?))
+    }
+
+    fn connect(&mut self, node: NodeId, discard_my_data: bool) -> Granted {
+        let peer = self.known_peer(node)?;
+        if self.st.peers[peer].conn != ConnState::StandAlone {
+            return Err(ConfigError::NetConfigured.into());
+        }
+        if discard_my_data && self.st.role == Role::Primary {
+            return Err(ConfigError::DiscardImpossible.into());
+        }
+        self.peers[peer].discard_my_data = discard_my_data;
+        self.peers[peer].hs.then = crate::handshake::AfterLoss::Reconnect;
+        self.change_hard(|st| st.peers[peer].conn = ConnState::Unconnected);
+        self.start_connecting(peer);
+        Ok(Answer::Now)
+    }
+
+    fn disconnect(&mut self, id: u64, node: NodeId, force: bool) -> Granted {
+        let peer = self.known_peer(node)?;
+        match self.st.peers[peer].conn {
+            ConnState::StandAlone => Ok(Answer::Now),
+            ConnState::Connected if !force => {
+                self.want(JobKind::Disconnect(peer), Some(id));
+                Ok(Answer::Later)
+            }
+            _ => {
+                self.disconnect_local(peer);
+                Ok(Answer::Now)
+            }
+        }
+    }
+
+    fn detach(&mut self, id: u64, nr: VolumeNr, force: bool, intentional: bool) -> Granted {
+        let vol = self.known_volume(nr)?;
+        if self.vols[vol].backing.is_none() {
+            self.vols[vol].intentional_diskless |= intentional;
+            return Ok(Answer::Now);
+        }
+        if force {
+            self.vols[vol].intentional_diskless |= intentional;
+            self.give_up_disk(vol, "an operator detached it by force");
+            return Ok(Answer::Now);
+        }
+        self.want(JobKind::Detach { vol, intentional }, Some(id));
+        Ok(Answer::Later)
+    }
+
+    fn invalidate(&mut self, id: u64, nr: VolumeNr, from: Option<NodeId>) -> Granted {
+        let vol = self.known_volume(nr)?;
+        if self.vols[vol].backing.is_none() {
+            return Err(StateError::NoLocalDisk.into());
+        }
+        let usable = |p: &PeerIx| {
+            let dev = &self.st.peers[*p].devs[vol];
+            dev.disk == DiskState::UpToDate && dev.repl == ReplState::Established
+        };
+        let peer = match from {
+            Some(node) => Some(self.known_peer(node)?).filter(|p| self.st.is_connected(*p)),
+            None => self.st.connected().find(usable),
+        };
+        if let Some(peer) = peer {
+            self.want(JobKind::Invalidate { vol, peer }, Some(id));
+            return Ok(Answer::Later);
+        }
+        if self.st.role == Role::Primary || !self.vols[vol].openers.is_empty() {
+            let detail = "no connected peer is UpToDate, and this data is in use";
+            return Err(Refusal::state(StateError::NoUpToDateDisk, detail));
+        }
+        let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+        for slot in 0..backing.bitmap.slots() {
+            backing.bitmap.set_all(slot);
+        }
+        self.change_hard(|st| st.vols[vol].disk = DiskState::Inconsistent);
+        self.persist_with_bitmap(vol, Work::Answer(id));
+        Ok(Answer::Later)
+    }
+
+    /// Semantics §4.2 and §4.7.
+    fn new_current_uuid(&mut self, id: u64, nr: VolumeNr, clear_bitmap: bool) -> Granted {
+        let vol = self.known_volume(nr)?;
+        if self.handshake_running() {
+            return Err(StateError::InTransientState.into());
+        }
+        let Some(backing) = &self.vols[vol].backing else {
+            return Err(ConfigError::NoDisk.into());
+        };
+        let fresh = backing.gens.current().is_just_created();
+        let connected: Vec<PeerIx> = self.st.connected().collect();
+        let with_disk: Vec<PeerIx> = connected
+            .iter()
+            .copied()
+            .filter(|p| self.st.peers[*p].devs[vol].disk >= DiskState::Inconsistent)
+            .collect();
+        let all_fresh = fresh
+            && with_disk.iter().all(|p| {
+                self.repl(*p, vol) == ReplState::Established
+                    && self.peers[*p].devs[vol]
+                        .uuids
+                        .as_ref()
+                        .is_some_and(|u| u.current.is_just_created())
+            });
+        if !connected.is_empty() && !all_fresh {
+            let detail =
+                "only possible without connections, or while all connected disks are just created";
+            return Err(Refusal::config(ConfigError::Connected, detail));
+        }
+        let told: NodeMask = with_disk.iter().map(|p| self.peers[*p].node).collect();
+        let situation = self.situation(vol);
+        let rng = &mut self.rng;
+        let volume = &mut self.vols[vol];
+        let backing = volume.backing.as_mut().expect("looked at above");
+        let new = backing.gens.new_current(&situation, clear_bitmap, told, || rng.next());
+        volume.exposed = new.current;
+        if clear_bitmap {
+            for slot in 0..backing.bitmap.slots() {
+                backing.bitmap.clear_all(slot);
+            }
+            for peer in &connected {
+                self.send_uuids(*peer, vol, UuidFlags::SKIP_INITIAL_SYNC, NodeMask::EMPTY);
+            }
+            self.change_hard(|st| {
+                st.vols[vol].disk = DiskState::UpToDate;
+                for peer in &with_disk {
+                    st.peers[*peer].devs[vol].disk = DiskState::UpToDate;
+                }
+            });
+        }
+        self.persist_with_bitmap(vol, Work::Answer(id));
+        Ok(Answer::Later)
+    }
+
+    fn outdate(&mut self, id: u64, nr: VolumeNr) -> Granted {
+        let vol = self.known_volume(nr)?;
+        let disk = self.st.vols[vol].disk;
+        if disk == DiskState::Diskless {
+            return Err(StateError::IsDiskless.into());
+        }
+        if disk < DiskState::Outdated {
+            return Err(StateError::LowerThanOutdated.into());
+        }
+        if self.st.role == Role::Primary {
+            return Err(StateError::NoUpToDateDisk.into());
+        }
+        if self.st.connected().any(|p| self.st.peers[p].role == Role::Primary) {
+            return Err(StateError::ConnectedOutdates.into());
+        }
+        self.change_soft(|st| st.vols[vol].disk = DiskState::Outdated)?;
+        self.persist(vol, Work::Answer(id));
+        Ok(Answer::Later)
+    }
+
+    fn forget_peer(&mut self, id: u64, node: NodeId) -> Granted {
+        if self.peer_ix(node).is_some() {
+            let detail = format!("remove the connection to node {node} first");
+            return Err(Refusal::config(ConfigError::NetConfigured, detail));
+        }
+        let mut last = None;
+        for vol in 0..self.vols.len() {
+            let situation = self.situation(vol);
+            let Some(backing) = self.vols[vol].backing.as_mut() else { continue };
+            let slot = backing.slot_of(node);
+            let spare = (0..backing.bitmap.slots()).find(|s| backing.node_of_slot(*s).is_none());
+            backing.gens.forget(node, &situation);
+            let entry = backing.sb.peer_mut(node);
+            entry.flags = codec::disk::PeerFlags::EMPTY;
+            entry.bitmap_index = None;
+            if let Some(slot) = slot {
+                match spare {
+                    Some(spare) => backing.bitmap.copy_slot(spare, slot),
+                    None => {
+                        backing.bitmap.set_all(slot);
+                    }
+                }
+            }
+            last = Some(vol);
+        }
+        self.members.remove(node);
+        for vol in 0..self.vols.len() {
+            if Some(vol) == last {
+                self.persist_with_bitmap(vol, Work::Answer(id));
+            } else if self.vols[vol].backing.is_some() {
+                self.write_bitmap(vol);
+                self.md_changed_now(vol);
+            }
+        }
+        Ok(if last.is_some() { Answer::Later } else { Answer::Now })
+    }
+
+    fn del_volume(&mut self, nr: VolumeNr) -> Granted {
+        let vol = self.known_volume(nr)?;
+        if self.vols[vol].backing.is_some() || !self.vols[vol].openers.is_empty() {
+            return Err(ConfigError::MinorConfigured.into());
+        }
+        let busy = self
+            .peers
+            .iter()
+            .enumerate()
+            .any(|(p, _)| self.st.peers[p].conn != ConnState::StandAlone);
+        if busy || self.log.len() > 0 {
+            let detail = "disconnect all peers first";
+            return Err(Refusal::config(ConfigError::Connected, detail));
+        }
+        self.vols.remove(vol);
+        self.st.vols.remove(vol);
+        for (peer, st) in self.peers.iter_mut().zip(&mut self.st.peers) {
+            peer.devs.remove(vol);
+            st.devs.remove(vol);
+        }
+        self.visible_change = true;
+        Ok(Answer::Now)
+    }
+
+    fn del_peer(&mut self, node: NodeId) -> Granted {
+        let peer = self.known_peer(node)?;
+        if self.st.peers[peer].conn != ConnState::StandAlone || self.peers[peer].hs.losing {
+            let detail = format!("disconnect {} first", self.peers[peer].name);
+            return Err(Refusal::config(ConfigError::NetConfigured, detail));
+        }
+        let in_use = self.twopc.held.is_some()
+            || !self.twopc.jobs.is_empty()
+            || self.log.len() > 0
+            || self.serves.len() > 0
+            || self.peer_writes.len() > 0
+            || self.peer_reads.len() > 0
+            || !self.late_writes.is_empty();
+        if in_use {
+            return Err(StateError::InTransientState.into());
+        }
+        self.peers.remove(peer);
+        self.st.peers.remove(peer);
+        self.change_hard(|_| {});
+        self.visible_change = true;
+        Ok(Answer::Now)
+    }
+
+    /// A peer that may have a disk needs bitmap slots on the disks attached already.
+    fn slots_for_new_peer(&mut self) -> Result<(), Refusal> {
+        for vol in 0..self.vols.len() {
+            for peer in 0..self.peers.len() {
+                let node = self.peers[peer].node;
+                let wants = self.peer_has_bitmap(peer, vol);
+                let Some(backing) = self.vols[vol].backing.as_mut() else { continue };
+                if !wants || backing.slot_of(node).is_some() {
+                    continue;
+                }
+                let free = (0..backing.bitmap.slots()).find(|s| backing.node_of_slot(*s).is_none());
+                let Some(slot) = free.and_then(|s| u8::try_from(s).ok()) else {
+                    self.peers.remove(peer);
+                    self.st.peers.remove(peer);
+                    let detail = format!(
+                        "volume {}: the metadata has no free bitmap slot for node {node}",
+                        self.vols[vol].nr
+                    );
+                    return Err(Refusal::config(ConfigError::InvalidRequest, detail));
+                };
+                backing.sb.peer_mut(node).bitmap_index = Some(slot);
+                self.md_changed_now(vol);
+            }
+        }
+        Ok(())
+    }
+
+    /// Frozen requests fail: an operator prefers errors to waiting (L6).
+    fn fail_frozen(&mut self) {
+        self.fail_held();
+        for peer in 0..self.peers.len() {
+            if !self.st.is_connected(peer) {
+                let node = self.peers[peer].node;
+                self.forget_parts(node);
+            }
+        }
+    }
+
+    /// suspend-io returns once everything accepted is on all replicas.
+    pub(crate) fn answer_drained(&mut self) {
+        if self.drain_waiters.is_empty() || !self.is_drained() {
+            return;
+        }
+        self.flush_peer_acks();
+        for id in std::mem::take(&mut self.drain_waiters) {
+            self.admin_ok(id);
+        }
+    }
+
+    /// The generation users of a volume have seen, for tests and status.
+    pub(crate) fn exposed(&self, vol: VolIx) -> GenUuid {
+        self.vols[vol].exposed
+    }
+}

@@ -1,0 +1,401 @@
+//! Attaching a disk: reading its metadata, replaying its activity log, and negotiating its
+//! state with the connected peers (semantics §1.3, §4.2; metadata §3.5, §4.4).
+
+use codec::disk::{MdFlags, PeerFlags, Superblock, activity_log as al_format};
+use codec::wire::{Packet, StateWord, UuidFlags};
+use vocab::options::DiskOptions;
+use vocab::{
+    ConfigError, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState, Role,
+    VolumeNr,
+};
+
+use crate::activity_log::ActivityLog;
+use crate::bitmap::Bitmap;
+use crate::compare::{Decided, Start};
+use crate::generation::{BitmapUuid, Generations};
+use crate::io::{AttachImage, LogLevel};
+use crate::jobs::JobKind;
+use crate::meta::Backing;
+use crate::resource::{Resource, Work};
+use crate::state::{PeerIx, VolIx};
+
+impl Resource {
+    /// An operator attaches a disk.
+    pub(crate) fn attach(
+        &mut self,
+        nr: VolumeNr,
+        image: &AttachImage,
+        admin: u64,
+    ) -> Result<(), Refusal> {
+        let Some(vol) = self.vol_ix(nr) else {
+            return Err(ConfigError::MinorInvalid.into());
+        };
+        if self.vols[vol].backing.is_some() || self.st.vols[vol].disk != DiskState::Diskless {
+            let detail = format!("volume {nr} has a disk; detach it first");
+            return Err(Refusal::config(ConfigError::DiskConfigured, detail));
+        }
+        let backing = self.read_metadata(vol, image)?;
+        self.check_attach(vol, &backing)?;
+        let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);
+        let lost_quorum = backing.sb.flags.contains(MdFlags::PRIMARY_LOST_QUORUM);
+        let size = backing.bitmap.size();
+        let restored = backing.sb.members;
+        let volume = &mut self.vols[vol];
+        // A running Primary that takes its disk back has not crashed.
+        let running = self.st.role == Role::Primary || volume.exposed.is_real();
+        volume.crashed_primary = crashed && !running;
+        volume.lost_quorum = lost_quorum && !running;
+        volume.backing = Some(Box::new(backing));
+        volume.intentional_diskless = false;
+        if volume.size.0 == 0 {
+            volume.size = size;
+        }
+        if self.members == self.me.mask()
+            && !restored.is_empty()
+            && self.st.connected().next().is_none()
+        {
+            self.members = restored.with(self.me);
+        }
+        self.change_hard(|st| st.vols[vol].disk = DiskState::Attaching);
+        self.settle_size(vol);
+        // The replayed bits are durable before the log that said so is initialised.
+        self.write_bitmap(vol);
+        let id = self.want(JobKind::Attach(vol), Some(admin));
+        self.persist_with_bitmap(vol, Work::Job(id));
+        self.hold_job(id);
+        Ok(())
+    }
+
+    /// Decodes and checks what the driver read.
+    fn read_metadata(&self, vol: VolIx, image: &AttachImage) -> Result<Backing, Refusal> {
+        let invalid = |detail: String| Refusal::config(ConfigError::MetaInvalid, detail);
+        let mut sb = Superblock::decode(&image.superblock).map_err(|e| invalid(e.to_string()))?;
+        sb.check_owner(self.me)
+            .map_err(|e| Refusal::config(ConfigError::InvalidRequest, e.to_string()))?;
+        sb.node_id = Some(self.me);
+        if sb.bm_bytes_per_bit != 4096 {
+            let detail = format!(
+                "its bitmap has {} bytes per bit, only 4096 is supported",
+                sb.bm_bytes_per_bit
+            );
+            return Err(invalid(detail));
+        }
+        if sb.effective_size > image.capacity {
+            let detail = format!(
+                "the device offers {} sectors, its data has {}; grow the device or use the one \
+                 the data was written on",
+                image.capacity.0, sb.effective_size.0
+            );
+            return Err(Refusal::config(ConfigError::DiskTooSmall, detail));
+        }
+        self.allocate_slots(vol, &mut sb)?;
+        let size = if sb.effective_size.0 != 0 { sb.effective_size } else { image.capacity };
+        let mut bitmap = Bitmap::new(sb.max_peers, size, sb.bm_bytes_per_bit);
+        for (index, block) in &image.bitmap {
+            if *index < bitmap.blocks() {
+                bitmap.load_block(*index, block);
+            }
+        }
+        let area: Vec<u8> = image.activity_log.iter().flat_map(|b| b.iter().copied()).collect();
+        if sb.flags.contains(MdFlags::PRIMARY_IND) {
+            let hot = al_format::recover(sb.al, &area, sb.al_nr_extents)
+                .map_err(|e| Refusal::config(ConfigError::MetaUnclean, e.to_string()))?;
+            for extent in &hot.extents {
+                let start = u64::from(*extent) * al_format::EXTENT_SECTORS;
+                if start >= size.0 {
+                    continue;
+                }
+                let len = al_format::EXTENT_SECTORS.min(size.0 - start);
+                for slot in 0..bitmap.slots() {
+                    bitmap.set_range(slot, vocab::SectorRange::new(start, len));
+                }
+            }
+        }
+        for (node, peer) in sb.peers.iter_mut().enumerate() {
+            if peer.flags.contains(PeerFlags::FULL_SYNC) {
+                if let Some(slot) = peer.bitmap_index {
+                    bitmap.set_all(usize::from(slot));
+                }
+                peer.flags.set(PeerFlags::FULL_SYNC, false);
+            }
+            let _ = node;
+        }
+        let mut slots = [BitmapUuid::default(); MAX_NODES];
+        for (slot, peer) in slots.iter_mut().zip(&sb.peers) {
+            slot.uuid = peer.bitmap_uuid;
+            slot.dagtag = peer.bitmap_dagtag;
+        }
+        let gens = Generations::from_metadata(sb.current_uuid, slots, sb.history);
+        let opts: &DiskOptions = &self.vols[vol].disk_opts;
+        let extents = u16::try_from(opts.al_extents).unwrap_or(u16::MAX);
+        let al = ActivityLog::new(extents, sb.al);
+        sb.al_nr_extents = u32::from(al.extents());
+        let restore = sb.flags.contains(MdFlags::HAVE_QUORUM)
+            && sb.flags.contains(MdFlags::WAS_UP_TO_DATE)
+            && sb.members == self.me.mask();
+        let blocks = sb.al.blocks();
+        Ok(Backing::new(sb, gens, bitmap, al, image.limits, image.capacity, restore, blocks))
+    }
+
+    /// Every peer that may have a disk has a bitmap slot (metadata §4.2).
+    fn allocate_slots(&self, vol: VolIx, sb: &mut Superblock) -> Result<(), Refusal> {
+        for peer in 0..self.peers.len() {
+            let node = self.peers[peer].node;
+            if !self.peer_has_bitmap(peer, vol) || sb.peer(node).bitmap_index.is_some() {
+                continue;
+            }
+            let used = |slot: u8| sb.peers.iter().any(|p| p.bitmap_index == Some(slot));
+            let free = (0..sb.max_peers).filter_map(|s| u8::try_from(s).ok()).find(|s| !used(*s));
+            let Some(slot) = free else {
+                let detail = format!(
+                    "the metadata has {} bitmap slots, too few for {} more; create it anew with \
+                     --max-peers, or forget a peer",
+                    sb.max_peers, self.peers[peer].name
+                );
+                return Err(Refusal::config(ConfigError::InvalidRequest, detail));
+            };
+            sb.peer_mut(node).bitmap_index = Some(slot);
+        }
+        Ok(())
+    }
+
+    /// Re-attaching on a running Primary: only the data it has been using, unless a peer can
+    /// bring it up to date (semantics §7.2).
+    fn check_attach(&self, vol: VolIx, backing: &Backing) -> Result<(), Refusal> {
+        let exposed = self.vols[vol].exposed;
+        let consistent = backing.sb.flags.contains(MdFlags::CONSISTENT);
+        if self.st.role == Role::Primary
+            && exposed.is_real()
+            && !backing.gens.current().same(exposed)
+            && !self.has_data(&self.st, vol)
+        {
+            return Err(ConfigError::DataNotCurrent.into());
+        }
+        let size = self.vols[vol].size;
+        if size.0 != 0 && backing.capacity < size {
+            let detail = format!(
+                "the device offers {} sectors, the volume has {}",
+                backing.capacity.0, size.0
+            );
+            let code =
+                if consistent { ConfigError::ImplicitShrink } else { ConfigError::DiskTooSmall };
+            return Err(Refusal::config(code, detail));
+        }
+        Ok(())
+    }
+
+    /// No connected peer has a disk: the metadata alone says what this one is.
+    pub(crate) fn attach_alone(&mut self, vol: VolIx) {
+        let Some(backing) = &self.vols[vol].backing else { return };
+        let state = self.attached_state(vol, backing.md_state());
+        self.attach_settled(vol, state, Vec::new());
+    }
+
+    /// A1 and A2: what a disk without better knowledge is.
+    fn attached_state(&self, vol: VolIx, md: DiskState) -> DiskState {
+        let Some(backing) = &self.vols[vol].backing else { return md };
+        let client_ahead = self.st.connected().any(|p| {
+            let dev = &self.st.peers[p].devs[vol];
+            let current = self.peers[p].devs[vol].uuids.as_ref().map(|u| u.current);
+            self.st.peers[p].role == Role::Primary
+                && dev.disk == DiskState::Diskless
+                && current.is_some_and(|c| c.is_real() && !c.same(backing.gens.current()))
+        });
+        let exposed = self.vols[vol].exposed;
+        let moved_on = exposed.is_real() && !exposed.same(backing.gens.current());
+        match md {
+            DiskState::UpToDate if client_ahead || moved_on => DiskState::Outdated,
+            md => md,
+        }
+    }
+
+    /// The cluster knows: show the peers what this disk holds, and wait for theirs.
+    pub(crate) fn attach_negotiate(&mut self, vol: VolIx) {
+        let waiting: NodeMask = self
+            .st
+            .connected()
+            .filter(|p| {
+                let disk = self.st.peers[*p].devs[vol].disk;
+                disk >= DiskState::Negotiating && disk != DiskState::DUnknown
+            })
+            .map(|p| self.peers[p].node)
+            .collect();
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        backing.negotiating = Some(waiting);
+        for peer in 0..self.peers.len() {
+            self.peers[peer].devs[vol].uuids_fresh = false;
+        }
+        self.change_hard(|st| st.vols[vol].disk = DiskState::Negotiating);
+        let nr = self.vols[vol].nr;
+        for peer in 0..self.peers.len() {
+            if !self.st.is_connected(peer) {
+                continue;
+            }
+            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol)));
+            self.send(peer, sizes);
+            self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            let word = self.state_word(peer, vol);
+            self.peers[peer].devs[vol].last_sent = Some(word);
+            self.send(peer, Packet::State(Some(nr), word));
+        }
+        self.attach_progress(vol);
+    }
+
+    /// A peer's states arrived while this disk negotiates.
+    pub(crate) fn attach_answer(&mut self, peer: PeerIx, vol: VolIx) {
+        let node = self.peers[peer].node;
+        let fresh = self.peers[peer].devs[vol].uuids_fresh;
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let Some(waiting) = backing.negotiating.as_mut() else { return };
+        if fresh && waiting.contains(node) {
+            waiting.remove(node);
+            self.attach_progress(vol);
+        }
+    }
+
+    /// A peer is lost while this disk negotiates.
+    pub(crate) fn attach_peer_lost(&mut self, node: NodeId) {
+        for vol in 0..self.vols.len() {
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                if let Some(waiting) = backing.negotiating.as_mut() {
+                    waiting.remove(node);
+                    self.attach_progress(vol);
+                }
+            }
+        }
+    }
+
+    fn attach_progress(&mut self, vol: VolIx) {
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        if !backing.negotiating.is_some_and(|w| w.is_empty()) {
+            return;
+        }
+        backing.negotiating = None;
+        let md = backing.md_state();
+        let mut starts: Vec<(PeerIx, Start)> = Vec::new();
+        let mut refused = None;
+        let peers: Vec<PeerIx> = self
+            .st
+            .connected()
+            .filter(|p| {
+                let disk = self.st.peers[*p].devs[vol].disk;
+                disk >= DiskState::Inconsistent && disk != DiskState::DUnknown
+            })
+            .collect();
+        for peer in peers {
+            match self.compare(peer, vol, false) {
+                Decided::Start(start) => starts.push((peer, start)),
+                Decided::Retry => {
+                    refused = Some("a peer's data changed meanwhile; try again".to_owned())
+                }
+                Decided::Refuse(why) => refused = Some(why),
+            }
+        }
+        if let (true, Some(why)) = (starts.is_empty(), refused) {
+            let refusal = Refusal::config(ConfigError::DataNotCurrent, why);
+            self.attach_ended(vol, Err(refusal));
+            return self.drop_disk(vol);
+        }
+        for (peer, start) in &starts {
+            self.prepare_start(*peer, vol, start);
+        }
+        let target = starts.iter().any(|(_, s)| s.repl.is_target());
+        let neighbour = starts.iter().any(|(p, s)| {
+            s.repl == ReplState::Established
+                && self.st.peers[*p].devs[vol].disk == DiskState::UpToDate
+        });
+        let state = match (target, neighbour) {
+            (true, _) => md.min(DiskState::Outdated),
+            (false, true) => DiskState::UpToDate,
+            (false, false) => self.attached_state(vol, md),
+        };
+        self.attach_settled(vol, state, starts);
+    }
+
+    fn attach_settled(&mut self, vol: VolIx, state: DiskState, starts: Vec<(PeerIx, Start)>) {
+        if self.vols[vol].backing.is_none() {
+            return;
+        }
+        let text = format!("{}/{}: disk attached, it is {state}", self.name, self.vols[vol].nr);
+        self.log(LogLevel::Info, text);
+        self.change_hard(|st| {
+            st.vols[vol].disk = state;
+            for (peer, start) in &starts {
+                st.peers[*peer].devs[vol].repl = start.repl;
+            }
+        });
+        self.attach_ended(vol, Ok(()));
+        self.kick_all();
+    }
+
+    /// A peer attaches a disk: show it what this one holds, and compare (wire §7.1 "Attach").
+    pub(crate) fn peer_negotiates(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        word: StateWord,
+        role: Role,
+    ) -> Result<(), &'static str> {
+        let real = self.real_peer_disk(peer, vol, word);
+        self.change_hard(|st| {
+            st.peers[peer].role = role;
+            st.peers[peer].devs[vol].disk = DiskState::Negotiating;
+        });
+        let nr = self.vols[vol].nr;
+        self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+        let sent = self.state_word(peer, vol);
+        self.peers[peer].devs[vol].last_sent = Some(sent);
+        self.send(peer, Packet::State(Some(nr), sent));
+        if self.vols[vol].backing.is_none() || self.st.vols[vol].disk < DiskState::Inconsistent {
+            let shown = match self.client_accepts(peer, vol) {
+                true => real,
+                false => real.min(DiskState::Outdated),
+            };
+            self.change_hard(|st| st.peers[peer].devs[vol].disk = shown);
+            return Ok(());
+        }
+        match self.compare(peer, vol, false) {
+            Decided::Start(start) => {
+                self.prepare_start(peer, vol, &start);
+                self.change_hard(|st| {
+                    st.peers[peer].devs[vol].disk = real;
+                    st.peers[peer].devs[vol].repl = start.repl;
+                });
+            }
+            Decided::Retry | Decided::Refuse(_) => {
+                // The peer comes to the same conclusion and gives its disk up again.
+                self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Diskless);
+            }
+        }
+        Ok(())
+    }
+
+    /// A node without disk trusts a disk only if it holds the generation it has seen.
+    fn client_accepts(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let exposed = self.vols[vol].exposed;
+        let current =
+            self.peers[peer].devs[vol].uuids.as_ref().map_or(GenUuid::NONE, |u| u.current);
+        exposed.is_none() || current.same(exposed)
+    }
+}
+
+impl Backing {
+    /// A1: the disk state that the metadata tells.
+    pub(crate) fn md_state(&self) -> DiskState {
+        if !self.sb.flags.contains(MdFlags::CONSISTENT) {
+            DiskState::Inconsistent
+        } else if !self.sb.flags.contains(MdFlags::WAS_UP_TO_DATE) {
+            DiskState::Outdated
+        } else {
+            DiskState::UpToDate
+        }
+    }
+
+    /// The disk is, or was when it was written last, current.
+    pub(crate) fn md_was_up_to_date(&self, now: DiskState) -> bool {
+        match now {
+            DiskState::Negotiating | DiskState::Attaching => self.md_state() == DiskState::UpToDate,
+            disk => disk > DiskState::Outdated,
+        }
+    }
+}

@@ -1,0 +1,531 @@
+//! New data generations: when this node starts one, and what it makes of those of its peers
+//! (semantics §4.2, §4.3; wire §9.2).
+//!
+//! A new generation is durable before any write belongs to it, and every connected peer has
+//! answered a ping before it starts, so that "connected" means what it says.
+
+use codec::wire::{Packet, UuidFlags, Uuids110};
+use vocab::options::OnNoQuorum;
+use vocab::{
+    ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role, VolumeNr,
+};
+
+use crate::generation::{Adoption, Neighbour, Situation, UNKNOWN, is_generation, weak_nodes};
+use crate::io::LogLevel;
+use crate::resource::{PeerUuids, Resource, SentUuids, Unconfirmed, Work};
+use crate::state::{PeerIx, VolIx};
+
+impl Resource {
+    /// What a change of generations depends on.
+    pub(crate) fn situation(&self, vol: VolIx) -> Situation {
+        let mut nodes = [Neighbour::NOBODY; MAX_NODES];
+        let backing = self.vols[vol].backing.as_ref();
+        if let Some(backing) = backing {
+            for node in NodeId::all() {
+                nodes[node.index()].has_slot = backing.slot_of(node).is_some();
+            }
+        }
+        for (peer, st) in self.peers.iter().zip(&self.st.peers) {
+            let neighbour = &mut nodes[peer.node.index()];
+            neighbour.configured = true;
+            neighbour.connected = st.conn == ConnState::Connected;
+            neighbour.disk = st.devs[vol].disk;
+            neighbour.intentional_diskless = !peer.devs[vol].opts.bitmap;
+        }
+        let used = nodes.iter().filter(|n| n.has_slot).count();
+        Situation {
+            me: self.me,
+            primary: self.st.role == Role::Primary,
+            up_to_date: self.st.vols[vol].disk == DiskState::UpToDate,
+            dagtag: self.dagtag,
+            nodes,
+            unallocated_slot: backing.is_some_and(|b| used < b.bitmap.slots()),
+        }
+    }
+
+    /// A bump is due: make sure first that the peers that seem to be there are there.
+    pub(crate) fn start_bump(&mut self, vol: VolIx) {
+        if self.vols[vol].bump_running || !self.vols[vol].bump_pending {
+            return;
+        }
+        self.vols[vol].bump_running = true;
+        self.ping_all(Work::Bump(vol));
+    }
+
+    /// All peers answered or are known to be lost.
+    pub(crate) fn bump(&mut self, vol: VolIx) {
+        let quorate = self.st.vols[vol].quorum || self.opts.on_no_quorum == OnNoQuorum::IoError;
+        let wanted = self.vols[vol].bump_pending
+            && self.st.role == Role::Primary
+            && quorate
+            && self.has_data(&self.st, vol);
+        if !wanted || self.handshake_running() {
+            // Own identifiers must not change between sending and comparing them; whatever
+            // ends the handshake looks at held requests again.
+            self.vols[vol].bump_running = false;
+            return;
+        }
+        if self.vols[vol].backing.is_some() && self.st.vols[vol].disk == DiskState::UpToDate {
+            self.bump_disk(vol, NodeMask::EMPTY);
+        } else {
+            self.bump_exposed(vol);
+        }
+    }
+
+    /// BUMP on a node with an UpToDate disk.
+    pub(crate) fn bump_disk(&mut self, vol: VolIx, never_synced: NodeMask) {
+        let situation = self.situation(vol);
+        let rng = &mut self.rng;
+        let volume = &mut self.vols[vol];
+        let backing = volume.backing.as_mut().expect("checked by the caller");
+        let new = backing.gens.bump(&situation, never_synced, || rng.next());
+        volume.bump_pending = false;
+        let Some(new) = new else {
+            // Nobody misses anything: the generation goes on, written by a Primary now.
+            volume.exposed = backing.gens.current();
+            self.persist(vol, Work::BumpDone(vol));
+            return;
+        };
+        volume.exposed = new.current;
+        volume.bump_pending = true;
+        let text = format!(
+            "{}/{}: new data generation {}; behind are {:?}",
+            self.name, volume.nr, new.current, new.behind
+        );
+        self.log(LogLevel::Info, text);
+        self.close_epoch();
+        self.persist(vol, Work::BumpDone(vol));
+        let weak = weak_nodes(&situation).or(never_synced);
+        for peer in 0..self.peers.len() {
+            if self.st.is_connected(peer) {
+                self.send_uuids(peer, vol, UuidFlags::NEW_DATAGEN, weak);
+            }
+        }
+    }
+
+    /// A Primary without an UpToDate disk of its own: its peers record the divergence.
+    fn bump_exposed(&mut self, vol: VolIx) {
+        let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;
+        if self.vols[vol].unconfirmed.is_some() && suspend {
+            // One unconfirmed generation at a time (semantics §4.3 rule 2).
+            self.vols[vol].bump_pending = false;
+            self.work.push_back(Work::BumpDone(vol));
+            return;
+        }
+        let needed = self.diskless_bump_needed(vol);
+        if !needed {
+            self.vols[vol].bump_pending = false;
+            self.work.push_back(Work::BumpDone(vol));
+            return;
+        }
+        self.close_epoch();
+        let new = self.rng.uuid(true);
+        let connected: NodeMask = self
+            .st
+            .connected()
+            .filter(|p| self.st.peers[*p].devs[vol].disk >= DiskState::Inconsistent)
+            .map(|p| self.peers[p].node)
+            .collect();
+        let predecessor = std::mem::replace(&mut self.vols[vol].exposed, new);
+        let first_epoch = self.log.epoch;
+        self.vols[vol].unconfirmed =
+            Some(Unconfirmed { predecessor, first_epoch, waiting: connected });
+        let weak = weak_nodes(&self.situation(vol));
+        let nr = self.vols[vol].nr;
+        for peer in 0..self.peers.len() {
+            if self.st.is_connected(peer) {
+                self.send(peer, Packet::CurrentUuid(nr, new, weak));
+                if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
+                    if self.st.peers[peer].devs[vol].disk == DiskState::UpToDate {
+                        uuids.current = new;
+                    }
+                }
+            }
+        }
+        self.vols[vol].bump_pending = false;
+        self.work.push_back(Work::BumpDone(vol));
+    }
+
+    /// Semantics §4.3 rule 1: does some node that should hold the data miss it? A first write
+    /// after a promotion always starts a generation (wire §6): the slot memory of this node may
+    /// be lost, and another client may have written meanwhile.
+    fn diskless_bump_needed(&self, vol: VolIx) -> bool {
+        let _ = vol;
+        true
+    }
+
+    /// The new generation is durable, or none was needed: writes go on.
+    pub(crate) fn bump_done(&mut self, vol: VolIx) {
+        self.vols[vol].bump_pending = false;
+        self.vols[vol].bump_running = false;
+        self.work.push_back(Work::Kick(vol));
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].hs.cleanup_waits {
+                self.work.push_back(Work::LossCleanup(peer));
+            }
+        }
+        self.work.push_back(Work::Resume);
+    }
+
+    /// Data forced UpToDate starts a generation at once; nodes that never had it are named.
+    pub(crate) fn forced_up_to_date(&mut self) {
+        for vol in 0..self.vols.len() {
+            if self.vols[vol].backing.is_none() {
+                continue;
+            }
+            let never_synced: NodeMask = self
+                .peers
+                .iter()
+                .zip(&self.st.peers)
+                .filter(|(_, st)| st.devs[vol].disk < DiskState::Consistent)
+                .map(|(peer, _)| peer.node)
+                .collect();
+            self.vols[vol].bump_running = true;
+            self.bump_disk(vol, never_synced);
+        }
+        // Peers re-evaluate: they may have to resync from here.
+        for peer in 0..self.peers.len() {
+            for vol in 0..self.vols.len() {
+                if self.st.is_connected(peer) {
+                    self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);
+                    self.work.push_back(Work::Recompare(peer, vol));
+                }
+            }
+        }
+    }
+
+    /// This node's identifiers for a peer (wire §4.2, §9.1): P_UUIDS110 with a disk,
+    /// P_CURRENT_UUID without.
+    pub(crate) fn send_uuids(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        extra: UuidFlags,
+        weak: NodeMask,
+    ) {
+        let nr = self.vols[vol].nr;
+        let Some(backing) = self.vols[vol].backing.as_ref() else {
+            let exposed = self.vols[vol].exposed;
+            let handshake = !self.st.is_connected(peer);
+            let weak = if handshake { weak } else { NodeMask::EMPTY };
+            let sent = SentUuids { current: exposed, ..SentUuids::default() };
+            self.peers[peer].devs[vol].sent_uuids = Some(sent);
+            return self.send(peer, Packet::CurrentUuid(nr, exposed, weak));
+        };
+        let to = self.peers[peer].node;
+        let resolved = self.resolved_current(peer, vol);
+        let syncing = resolved != backing.gens.current();
+        let stable = self.st.stable();
+        let primary = self.st.role == Role::Primary;
+        let disk = self.st.vols[vol].disk;
+        let inconsistent = disk == DiskState::Inconsistent
+            || (disk == DiskState::Negotiating && !backing.md_consistent());
+        let mut flags = extra
+            .with_if(self.peers[peer].discard_my_data, UuidFlags::DISCARD_MY_DATA)
+            .with_if(self.vols[vol].crashed_primary && !primary, UuidFlags::CRASHED_PRIMARY)
+            .with_if(inconsistent, UuidFlags::INCONSISTENT)
+            .with_if(stable, UuidFlags::STABLE)
+            .with_if(self.peers[peer].reconnect, UuidFlags::RECONNECT)
+            .with_if(self.vols[vol].lost_quorum, UuidFlags::PRIMARY_LOST_QUORUM)
+            .with_if(syncing, UuidFlags::SYNC_TARGET);
+        let node_mask = if stable {
+            let handshake_primary = primary && !self.st.is_connected(peer);
+            match extra.has(UuidFlags::NEW_DATAGEN) || handshake_primary {
+                true if weak.is_empty() => weak_nodes(&self.situation(vol)),
+                true => weak,
+                false => NodeMask::EMPTY,
+            }
+        } else {
+            self.st.primary_peers()
+        };
+        let source = self.sync_source(vol);
+        let seen = |n: &NodeId| {
+            *n == self.me
+                || backing.slot_of(*n).is_some()
+                || self.peer_ix(*n).is_some()
+                || !backing.bitmap_uuid(*n).is_none()
+        };
+        let bitmap_uuids: Vec<(u8, GenUuid)> = NodeId::all()
+            .filter(|n| seen(n))
+            .map(|n| {
+                let uuid = backing.bitmap_uuid(n);
+                let hidden = uuid.is_none() && source == Some(n) && syncing;
+                (n.get(), if hidden { UNKNOWN } else { uuid })
+            })
+            .collect();
+        // One entry that belongs to nobody stands for the unallocated slots ("day 0").
+        let used = NodeId::all().filter(|n| backing.slot_of(*n).is_some()).count();
+        let day0 = NodeId::all().find(|n| {
+            *n != self.me
+                && backing.slot_of(*n).is_none()
+                && self.peer_ix(*n).is_none()
+                && is_generation(backing.bitmap_uuid(*n))
+        });
+        if let (Some(node), true) = (day0, used < backing.bitmap.slots()) {
+            flags = UuidFlags(flags.0 | UuidFlags::HAS_UNALLOC.0 | u64::from(node.get()) << 56);
+        }
+        let uuids = Uuids110 {
+            current: resolved,
+            dirty_bits: backing.oos(to),
+            flags,
+            node_mask,
+            bitmap_uuids,
+            history: backing.gens.history().to_vec(),
+        };
+        let sent = SentUuids {
+            current: backing.gens.current(),
+            bitmap: backing.bitmap_uuid(to),
+            flags: flags.without(UuidFlags::INCONSISTENT),
+            dirty_bits: uuids.dirty_bits,
+        };
+        self.peers[peer].devs[vol].sent_uuids = Some(sent);
+        self.send(peer, Packet::Uuids110(nr, Box::new(uuids)));
+    }
+
+    /// Tells every connected peer this node's identifiers.
+    pub(crate) fn send_uuids_to_all(&mut self, vol: VolIx, flags: UuidFlags) {
+        for peer in 0..self.peers.len() {
+            if self.st.is_connected(peer) {
+                self.send_uuids(peer, vol, flags, NodeMask::EMPTY);
+            }
+        }
+    }
+
+    /// The node this one resyncs from now.
+    pub(crate) fn sync_source(&self, vol: VolIx) -> Option<NodeId> {
+        let target = |p: &PeerIx| {
+            matches!(self.repl(*p, vol), ReplState::SyncTarget | ReplState::PausedSyncT)
+        };
+        let active = (0..self.peers.len()).find(|p| self.repl(*p, vol) == ReplState::SyncTarget);
+        active.or_else(|| (0..self.peers.len()).find(target)).map(|p| self.peers[p].node)
+    }
+
+    /// What is presented as current generation to `peer`: while this node is resync target of
+    /// another node, that node's (semantics §4.2 "resolved").
+    pub(crate) fn resolved_current(&self, peer: PeerIx, vol: VolIx) -> GenUuid {
+        let own = match &self.vols[vol].backing {
+            Some(backing) => backing.gens.current(),
+            None => return self.vols[vol].exposed,
+        };
+        let Some(source) = self.sync_source(vol).and_then(|n| self.peer_ix(n)) else { return own };
+        if source == peer {
+            return own;
+        }
+        match &self.peers[source].devs[vol].uuids {
+            Some(uuids) if is_generation(uuids.current) => uuids.current,
+            _ => own,
+        }
+    }
+
+    /// P_UUIDS110: keep them; on an established connection, act on them.
+    pub(crate) fn peer_uuids(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        uuids: Uuids110,
+    ) -> Result<(), &'static str> {
+        let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
+        let mut bitmap = Box::new([UNKNOWN; MAX_NODES]);
+        for (node, uuid) in &uuids.bitmap_uuids {
+            let slot = bitmap.get_mut(usize::from(*node)).ok_or("UUIDs name an impossible node")?;
+            *slot = *uuid;
+        }
+        let old = self.peers[peer].devs[vol].uuids.take();
+        let new = PeerUuids {
+            current: uuids.current,
+            dirty_bits: uuids.dirty_bits,
+            flags: uuids.flags,
+            node_mask: uuids.node_mask,
+            bitmap,
+            history: uuids.history,
+        };
+        let flags = new.flags;
+        let current = new.current;
+        let weak = new.node_mask;
+        self.peers[peer].devs[vol].uuids = Some(new);
+        self.peers[peer].devs[vol].uuids_fresh = true;
+        if !self.st.is_connected(peer) {
+            return Ok(());
+        }
+        if flags.has(UuidFlags::NEW_DATAGEN) {
+            self.adopt(peer, vol, current, weak);
+        } else if self.vols[vol].backing.is_none()
+            && self.st.role == Role::Secondary
+            && is_generation(current)
+            && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
+        {
+            self.vols[vol].exposed = current;
+        }
+        if flags.has(UuidFlags::SKIP_INITIAL_SYNC) {
+            self.skip_initial_sync(peer, vol);
+        }
+        self.resync_ended_at_peer(peer, vol);
+        let became_stable = flags.has(UuidFlags::GOT_STABLE)
+            && old.is_none_or(|o| !o.flags.has(UuidFlags::STABLE) || true);
+        let established = self.repl(peer, vol) == ReplState::Established;
+        if became_stable && established && self.st.stable() {
+            self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);
+            self.work.push_back(Work::Recompare(peer, vol));
+        } else if flags.has(UuidFlags::RESYNC) && established {
+            self.work.push_back(Work::Recompare(peer, vol));
+        }
+        // A peer vouching for this node's data may have been waited for (A5).
+        self.change_hard(|_| {});
+        Ok(())
+    }
+
+    /// P_CURRENT_UUID: a peer without a disk names the generation it has seen.
+    pub(crate) fn peer_current_uuid(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        current: GenUuid,
+        weak: NodeMask,
+    ) -> Result<(), &'static str> {
+        let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
+        if !self.st.is_connected(peer) {
+            let mut uuids = PeerUuids::diskless(current);
+            uuids.node_mask = weak;
+            self.peers[peer].devs[vol].uuids = Some(uuids);
+            return Ok(());
+        }
+        if self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent {
+            // After the loss of a Primary: the peer's own generation (wire §9.2).
+            if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
+                uuids.current = current;
+            }
+            return Ok(());
+        }
+        let primary = self.st.peers[peer].role == Role::Primary;
+        let node = self.peers[peer].node;
+        let known = self.peers[peer].devs[vol].uuids.as_ref().map(|u| u.current);
+        self.peers[peer].devs[vol].uuids = Some(PeerUuids::diskless(current));
+        let disk = self.st.vols[vol].disk;
+        if primary {
+            self.adopt(peer, vol, current, weak.with(node));
+        } else if let Some(backing) = &self.vols[vol].backing {
+            // It has moved on to a generation that this node has never seen.
+            let seen = current.same(backing.gens.current())
+                || backing.gens.bitmaps().iter().any(|b| b.uuid.same(current))
+                || backing.gens.history().iter().any(|h| h.same(current))
+                || !is_generation(current)
+                || known.is_some_and(|k| k.same(current));
+            if !seen && disk > DiskState::Outdated {
+                self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
+            }
+        }
+        Ok(())
+    }
+
+    /// ADOPT: a connected Primary has started a generation.
+    fn adopt(&mut self, peer: PeerIx, vol: VolIx, current: GenUuid, weak: NodeMask) {
+        let situation = self.situation(vol);
+        let target = self.st.is_target(vol);
+        let rng = &mut self.rng;
+        let volume = &mut self.vols[vol];
+        let Some(backing) = volume.backing.as_mut() else {
+            if is_generation(current) {
+                volume.exposed = current;
+            }
+            return;
+        };
+        match backing.gens.adopt(current, &situation, weak, target, || rng.next()) {
+            Adoption::Ignored | Adoption::Known => {}
+            Adoption::OfSource => self.source_moved_on(peer, vol, current),
+            Adoption::Adopted { .. } => {
+                volume.exposed = backing.gens.current();
+                // Later writes of the peer wait for this like for the activity log.
+                backing.hold_writes();
+                self.persist(vol, Work::Adopted(vol));
+            }
+        }
+    }
+
+    /// While target: the generation of the source goes on; the target gets there at the end.
+    fn source_moved_on(&mut self, peer: PeerIx, vol: VolIx, current: GenUuid) {
+        if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
+            uuids.current = current;
+        }
+    }
+
+    /// The adopted generation is durable.
+    pub(crate) fn adopted(&mut self, vol: VolIx) {
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.release_writes();
+        }
+        self.send_uuids_to_all(vol, UuidFlags::default());
+        self.retry_al(vol);
+    }
+
+    /// `new-current-uuid --clear-bitmap` on a peer: a just created disk joins its generation.
+    fn skip_initial_sync(&mut self, peer: PeerIx, vol: VolIx) {
+        let Some(uuids) = &self.peers[peer].devs[vol].uuids else { return };
+        let current = uuids.current;
+        let established = self.repl(peer, vol) == ReplState::Established;
+        let volume = &mut self.vols[vol];
+        let Some(backing) = volume.backing.as_mut() else {
+            if established && volume.exposed.is_just_created() {
+                volume.exposed = current;
+            }
+            return;
+        };
+        if !established || !backing.gens.current().is_just_created() || !is_generation(current) {
+            return;
+        }
+        backing.gens.skip_initial_sync(current);
+        for slot in 0..backing.bitmap.slots() {
+            backing.bitmap.clear_all(slot);
+        }
+        volume.exposed = current;
+        self.log(
+            LogLevel::Info,
+            "the initial resync is skipped: an operator declared all disks identical",
+        );
+        self.change_hard(|st| {
+            st.vols[vol].disk = DiskState::UpToDate;
+            st.peers[peer].devs[vol].disk = DiskState::UpToDate;
+        });
+        self.persist_with_bitmap(vol, Work::Adopted(vol));
+    }
+
+    /// An epoch is stable on a peer: it has all writes of the unconfirmed generation so far.
+    pub(crate) fn unconfirmed_barrier_ack(&mut self, peer: PeerIx, epoch: u64) {
+        let node = self.peers[peer].node;
+        for vol in 0..self.vols.len() {
+            let held_writes = self.log.iter().any(|w| w.vol == vol && !w.completed);
+            let Some(unconfirmed) = &mut self.vols[vol].unconfirmed else { continue };
+            if epoch >= unconfirmed.first_epoch || !held_writes {
+                unconfirmed.waiting.remove(node);
+                if unconfirmed.waiting.is_empty() {
+                    self.vols[vol].unconfirmed = None;
+                }
+            }
+        }
+    }
+
+    /// A lost peer can not confirm any more.
+    pub(crate) fn unconfirmed_peer_lost(&mut self, node: NodeId) {
+        for vol in 0..self.vols.len() {
+            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
+                unconfirmed.waiting.remove(node);
+                if unconfirmed.waiting.is_empty() && self.st.vols[vol].real_quorum {
+                    self.vols[vol].unconfirmed = None;
+                }
+            }
+        }
+    }
+}
+
+impl PeerUuids {
+    /// Identifiers of a node without a disk.
+    pub(crate) fn diskless(current: GenUuid) -> PeerUuids {
+        PeerUuids {
+            current,
+            dirty_bits: 0,
+            flags: UuidFlags::default(),
+            node_mask: NodeMask::EMPTY,
+            bitmap: Box::new([UNKNOWN; MAX_NODES]),
+            history: Vec::new(),
+        }
+    }
+}

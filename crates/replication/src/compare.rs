@@ -1,0 +1,313 @@
+//! Comparing generations with a peer: gathers both sides for [`crate::generation`] and carries
+//! out what it decided.
+
+use codec::wire::UuidFlags;
+use vocab::{ConnState, DiskState, GenUuid, NodeMask, ReplState, Role};
+
+use crate::generation::compare::{Context, Occasion, Side};
+use crate::generation::resolve::{
+    Bits, Local, Outcome, Policies, Preparation, RetryReason, resolve,
+};
+use crate::generation::{HISTORY, UNKNOWN, is_generation};
+use crate::io::LogLevel;
+use crate::resource::{Resource, Work};
+use crate::state::{PeerIx, VolIx};
+
+/// What a volume starts with on a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decided {
+    Start(Start),
+    Retry,
+    Refuse(String),
+}
+
+/// The start of a volume on a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Start {
+    pub repl: ReplState,
+    /// The own disk gets this state.
+    pub own_disk: Option<DiskState>,
+    /// The peer's disk is shown at most as that.
+    pub peer_disk_at_most: Option<DiskState>,
+    /// Bits and slots to change first.
+    pub preparations: Vec<Preparation>,
+    /// Left-over bits towards the peer are dropped.
+    pub clear_bits: bool,
+    /// A diskless node takes the peer's generation as the one it has seen.
+    pub adopt_exposed: bool,
+}
+
+impl Default for Start {
+    fn default() -> Start {
+        Start {
+            repl: ReplState::Established,
+            own_disk: None,
+            peer_disk_at_most: None,
+            preparations: Vec::new(),
+            clear_bits: false,
+            adopt_exposed: false,
+        }
+    }
+}
+
+impl Decided {
+    /// Nothing to do.
+    pub(crate) fn none() -> Decided {
+        Decided::Start(Start::default())
+    }
+
+    pub(crate) fn peer_disk(limit: DiskState) -> Decided {
+        Decided::Start(Start { peer_disk_at_most: Some(limit), ..Start::default() })
+    }
+
+    pub(crate) fn adopt_exposed() -> Decided {
+        Decided::Start(Start { adopt_exposed: true, ..Start::default() })
+    }
+
+    pub(crate) fn own_up_to_date() -> Decided {
+        Decided::Start(Start { own_disk: Some(DiskState::UpToDate), ..Start::default() })
+    }
+
+    /// The own data is older than what a diskless node has seen.
+    pub(crate) fn own_outdated() -> Decided {
+        Decided::Start(Start { own_disk: Some(DiskState::Outdated), ..Start::default() })
+    }
+}
+
+impl Resource {
+    /// Compares generations with a peer that has a disk.
+    pub(crate) fn compare(&mut self, peer: PeerIx, vol: VolIx, connecting: bool) -> Decided {
+        let (Some(me), Some(them)) = (self.own_side(peer, vol), self.peer_side(peer, vol)) else {
+            return Decided::Retry;
+        };
+        let occasion = match connecting {
+            true => Occasion::Connecting,
+            false
+                if self.st.vols[vol].disk == DiskState::Negotiating
+                    || them.disk == DiskState::Negotiating =>
+            {
+                Occasion::Attaching
+            }
+            false => Occasion::Reconsidering,
+        };
+        let p = &self.peers[peer];
+        let context = Context {
+            agreed: p.agreed_version,
+            features: p.agreed_features,
+            protocol: p.net.protocol,
+            tie_break: p.tie_break,
+            occasion,
+            own_changed: connecting && self.sent_changed(peer, vol),
+        };
+        let backing = self.vols[vol].backing.as_ref().expect("own_side checked it");
+        let used = vocab::NodeId::all().filter(|n| backing.slot_of(*n).is_some()).count();
+        let local = Local {
+            unallocated_slot: used < backing.bitmap.slots(),
+            syncing_elsewhere: (0..self.peers.len())
+                .any(|q| q != peer && self.repl(q, vol).is_target()),
+        };
+        let policies = Policies::new(&p.net, false);
+        let resolution = resolve(&context, &policies, &local, &me, &them);
+        let text = format!(
+            "{}/{}: generations compared with {}: {:?} by rule {:?}",
+            self.name,
+            self.vols[vol].nr,
+            self.peers[peer].name,
+            resolution.outcome,
+            resolution.verdict.rule,
+        );
+        self.log(LogLevel::Info, text);
+        match resolution.outcome {
+            Outcome::Refuse(why) => Decided::Refuse(why.text().to_owned()),
+            Outcome::Tentative(_) => Decided::Refuse("only asked for".to_owned()),
+            Outcome::Retry(reason) => {
+                if reason == RetryReason::MissedEnd {
+                    self.prepare(vol, &resolution.preparations);
+                    self.md_changed_now(vol);
+                }
+                Decided::Retry
+            }
+            outcome => Decided::Start(Start {
+                repl: outcome.repl_state().unwrap_or(ReplState::Established),
+                clear_bits: outcome == Outcome::NoSync(Bits::Clear),
+                preparations: resolution.preparations,
+                ..Start::default()
+            }),
+        }
+    }
+
+    fn own_side(&self, peer: PeerIx, vol: VolIx) -> Option<Side> {
+        let backing = self.vols[vol].backing.as_ref()?;
+        let disk = match self.st.vols[vol].disk {
+            DiskState::Negotiating => backing.md_state(),
+            disk => disk,
+        };
+        let node = self.peers[peer].node;
+        let mut side = Side::from_generations(self.me, &backing.gens, disk, self.st.role);
+        side.current = self.resolved_current(peer, vol);
+        if let Some(source) = self.sync_source(vol) {
+            for n in vocab::NodeId::all() {
+                side.bitmap[n.index()] =
+                    backing.gens.presented_bitmap(n, Some((source, side.current)));
+            }
+        }
+        let sent = self.peers[peer].devs[vol].sent_uuids.as_ref()?;
+        side.flags = sent.flags;
+        side.dirty_blocks = sent.dirty_bits;
+        if self.st.is_connected(peer) {
+            side.dirty_blocks = backing.oos(node);
+        }
+        side.quorate = self.st.vols[vol].quorum;
+        side.slots =
+            vocab::NodeId::all().filter(|n| backing.slot_of(*n).is_some()).collect::<NodeMask>();
+        Some(side)
+    }
+
+    fn peer_side(&self, peer: PeerIx, vol: VolIx) -> Option<Side> {
+        let dev = &self.peers[peer].devs[vol];
+        let uuids = dev.uuids.as_ref()?;
+        let connected = self.st.is_connected(peer);
+        let word = dev.last_word?;
+        let (disk, role) = match connected {
+            true => (self.st.peers[peer].devs[vol].disk, self.st.peers[peer].role),
+            false => (self.real_peer_disk(peer, vol, word), word.role().unwrap_or(Role::Secondary)),
+        };
+        let disk = match disk {
+            DiskState::Negotiating => self.real_peer_disk(peer, vol, word),
+            disk => disk,
+        };
+        let mut history = [GenUuid::NONE; HISTORY];
+        for (slot, uuid) in history.iter_mut().zip(&uuids.history) {
+            *slot = *uuid;
+        }
+        Some(Side {
+            node: self.peers[peer].node,
+            current: uuids.current,
+            bitmap: *uuids.bitmap,
+            history,
+            flags: uuids.flags,
+            dirty_blocks: uuids.dirty_bits,
+            disk,
+            role,
+            quorate: word.quorum(),
+            slots: NodeMask::ALL,
+            lost_primary: None,
+        })
+    }
+
+    /// Carries out what a connection starts with, before its states change.
+    pub(crate) fn prepare_start(&mut self, peer: PeerIx, vol: VolIx, start: &Start) {
+        self.prepare(vol, &start.preparations);
+        let node = self.peers[peer].node;
+        if start.adopt_exposed {
+            if let Some(uuids) = &self.peers[peer].devs[vol].uuids {
+                if is_generation(uuids.current) {
+                    self.vols[vol].exposed = uuids.current;
+                }
+            }
+        }
+        if self.vols[vol].backing.is_none() && !is_generation(self.vols[vol].exposed) {
+            if let Some(uuids) = &self.peers[peer].devs[vol].uuids {
+                self.vols[vol].exposed = uuids.current;
+            }
+        }
+        if start.clear_bits {
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                backing.gens.set_bitmap(node, GenUuid::NONE);
+                if let Some(slot) = backing.slot_of(node) {
+                    backing.bitmap.clear_all(slot);
+                }
+                self.write_bitmap(vol);
+                self.md_changed_now(vol);
+            }
+        }
+    }
+
+    fn prepare(&mut self, vol: VolIx, preparations: &[Preparation]) {
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let free_slot = (0..backing.bitmap.slots()).find(|s| backing.node_of_slot(*s).is_none());
+        for preparation in preparations {
+            match *preparation {
+                Preparation::SetAll(node) => {
+                    if let Some(slot) = backing.slot_of(node) {
+                        backing.bitmap.set_all(slot);
+                    }
+                }
+                Preparation::SetAllSlots => {
+                    for slot in 0..backing.bitmap.slots() {
+                        backing.bitmap.set_all(slot);
+                    }
+                }
+                Preparation::CopySlot { from, to } => {
+                    if let Some(to) = backing.slot_of(to) {
+                        match backing.slot_of(from) {
+                            Some(from) => backing.bitmap.copy_slot(from, to),
+                            None => {
+                                backing.bitmap.set_all(to);
+                            }
+                        }
+                    }
+                }
+                Preparation::CopyUnallocated(node) => {
+                    if let Some(to) = backing.slot_of(node) {
+                        match free_slot {
+                            Some(from) => backing.bitmap.copy_slot(from, to),
+                            None => {
+                                backing.bitmap.set_all(to);
+                            }
+                        }
+                    }
+                }
+                Preparation::ClearSlot(node) => {
+                    if let Some(slot) = backing.slot_of(node) {
+                        backing.bitmap.clear_all(slot);
+                    }
+                }
+                Preparation::SetBitmapUuid(node, uuid) => {
+                    backing.gens.set_bitmap(node, uuid);
+                }
+            }
+        }
+        if !preparations.is_empty() {
+            self.write_bitmap(vol);
+            self.md_changed_now(vol);
+        }
+    }
+
+    /// On an established connection: compare again and start what is owed.
+    pub(crate) fn recompare(&mut self, peer: PeerIx, vol: VolIx) {
+        let dev = self.st.peers[peer].devs[vol];
+        let with_disk = self.vols[vol].backing.is_some()
+            && self.st.vols[vol].disk >= DiskState::Inconsistent
+            && dev.disk >= DiskState::Inconsistent
+            && dev.disk != DiskState::DUnknown;
+        if self.st.peers[peer].conn != ConnState::Connected || !with_disk {
+            return;
+        }
+        if dev.repl != ReplState::Established {
+            if dev.repl.in_sync_states() {
+                self.peers[peer].devs[vol].resync_again = true;
+            }
+            return;
+        }
+        match self.compare(peer, vol, false) {
+            Decided::Start(start) if start.repl != ReplState::Established => {
+                self.prepare_start(peer, vol, &start);
+                self.change_hard(|st| st.peers[peer].devs[vol].repl = start.repl);
+            }
+            Decided::Start(start) => self.prepare_start(peer, vol, &start),
+            Decided::Retry | Decided::Refuse(_) => {}
+        }
+    }
+
+    /// True if a word of a peer slot is none that a peer could have sent.
+    pub(crate) fn is_unknown(uuid: GenUuid) -> bool {
+        uuid.same(UNKNOWN)
+    }
+
+    /// Asks a peer to compare again.
+    pub(crate) fn ask_recompare(&mut self, peer: PeerIx, vol: VolIx) {
+        self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);
+        self.work.push_back(Work::Recompare(peer, vol));
+    }
+}

@@ -1,0 +1,125 @@
+//! Epochs at the sending side: barriers, their acks, and early confirmation.
+//!
+//! An epoch is a set of writes with no completion reported between them; a peer may reorder
+//! inside an epoch, never across (semantics §8.3, wire §5.4). Epoch numbers are internal and
+//! 64 bits wide; the wire carries the low 32 bits, which are opaque to the peer.
+
+use codec::wire::{ConfirmStable, Packet};
+
+use crate::request::Part;
+use crate::resource::{IdKind, Resource};
+use crate::state::PeerIx;
+
+impl Resource {
+    /// The next write starts a new epoch. Peers that got writes of this one are told at once: a
+    /// barrier costs one small packet in a batch, and its ack releases the writes early.
+    pub(crate) fn close_epoch(&mut self) {
+        if self.log.epoch_writes == 0 {
+            return;
+        }
+        for peer in 0..self.peers.len() {
+            self.send_barrier(peer);
+        }
+        self.log.epoch += 1;
+        self.log.epoch_writes = 0;
+    }
+
+    /// Ends the epoch on one connection, unless nothing of it was sent there.
+    pub(crate) fn send_barrier(&mut self, peer: PeerIx) {
+        let now = self.now;
+        let send = &mut self.peers[peer].send;
+        if send.epoch_writes == 0 {
+            return;
+        }
+        let (epoch, writes) = (send.epoch, std::mem::take(&mut send.epoch_writes));
+        send.barriers.push_back((epoch, writes, now));
+        self.send(peer, Packet::Barrier(wire_number(epoch)));
+    }
+
+    /// P_BARRIER_ACK: everything up to that epoch is stable on the peer.
+    pub(crate) fn barrier_acked(
+        &mut self,
+        peer: PeerIx,
+        number: u32,
+        set_size: u32,
+    ) -> Result<(), &'static str> {
+        let last_closed = self.log.epoch - 1;
+        let send = &mut self.peers[peer].send;
+        let Some((epoch, writes, _)) = send.barriers.front().copied() else {
+            return Err("a barrier ack was not expected");
+        };
+        if wire_number(epoch) != number || writes != set_size {
+            return Err("a barrier ack does not match the oldest barrier");
+        }
+        send.barriers.pop_front();
+        send.acked_epoch = send.acked_epoch.max(epoch);
+        if send.barriers.is_empty() && send.epoch_writes == 0 {
+            // The peer got nothing of the epochs closed since.
+            send.acked_epoch = send.acked_epoch.max(last_closed);
+        }
+        self.unconfirmed_barrier_ack(peer, epoch);
+        self.advance_all();
+        Ok(())
+    }
+
+    /// P_CONFIRM_STABLE: the oldest writes of the open epoch are stable already, because the
+    /// peer needs their activity log extents.
+    pub(crate) fn confirm_stable(
+        &mut self,
+        peer: PeerIx,
+        confirm: ConfirmStable,
+    ) -> Result<(), &'static str> {
+        const WRONG: &str = "a confirmation does not match the oldest writes";
+        let node = self.peers[peer].node;
+        let oldest = Resource::block_key(confirm.oldest, IdKind::Write).ok_or(WRONG)?;
+        let youngest = Resource::block_key(confirm.youngest, IdKind::Write).ok_or(WRONG)?;
+        let acked_epoch = self.peers[peer].send.acked_epoch;
+        let unstable: Vec<(u64, u64, Part)> = self
+            .log
+            .seqs()
+            .filter_map(|seq| {
+                let write = self.log.get(seq)?;
+                let part = write.parts[node.index()];
+                let open = matches!(part, Part::Pending | Part::Sent | Part::Acked | Part::InSync)
+                    && write.range.len.0 != 0
+                    && write.epoch > acked_epoch;
+                open.then_some((seq, write.epoch, part))
+            })
+            .take_while(|(seq, _, _)| *seq <= youngest)
+            .collect();
+        let (Some(first), Some(last)) = (unstable.first(), unstable.last()) else {
+            return Err(WRONG);
+        };
+        let same_epoch = unstable.iter().all(|(_, epoch, _)| *epoch == first.1);
+        let acked = unstable.iter().all(|(_, _, part)| *part != Part::Pending);
+        if first.0 != oldest
+            || last.0 != youngest
+            || unstable.len() as u64 != u64::from(confirm.set_size)
+            || !same_epoch
+            || !acked
+        {
+            return Err(WRONG);
+        }
+        let epoch = first.1;
+        let send = &mut self.peers[peer].send;
+        let writes = match send.barriers.iter_mut().find(|(e, _, _)| *e == epoch) {
+            Some((_, writes, _)) => writes,
+            None if send.epoch == epoch => &mut send.epoch_writes,
+            None => return Err(WRONG),
+        };
+        *writes = writes.checked_sub(confirm.set_size).ok_or(WRONG)?;
+        for (seq, _, _) in unstable {
+            let write = self.log.get_mut(seq).expect("collected above");
+            write.parts[node.index()] = Part::Stable;
+        }
+        self.advance_all();
+        self.flush_peer_acks();
+        Ok(())
+    }
+}
+
+/// The number of an epoch on the wire.
+#[expect(clippy::cast_possible_truncation, reason = "opaque to the peer, compared as sent")]
+const fn wire_number(epoch: u64) -> u32 {
+    epoch as u32
+}

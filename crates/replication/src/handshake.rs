@@ -1,0 +1,795 @@
+//! Connecting: features, parameters, the exchange of states inside the connect transaction,
+//! and the decision what the connection starts with (semantics §2.8, §4.9; wire §4).
+
+use codec::wire::{
+    self, CF_DISCARD_MY_DATA, Features, Packet, QueueLimits, Sizes, StateWord, SyncParam,
+    SyncParamForm, UuidFlags, feature,
+};
+use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
+use vocab::{
+    ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState, Role,
+    Sectors, StateError, VolumeNr,
+};
+
+use crate::compare::Decided;
+use crate::generation::is_generation;
+use crate::io::{LinkLoss, LogLevel, Output};
+use crate::jobs::JobKind;
+use crate::resource::{Link, Resource, Sender};
+use crate::state::{PeerIx, VolIx};
+
+/// Oldest protocol version spoken. 118 to 121 need the resync without ids and dagtags.
+pub(crate) const PROTOCOL_MIN: u32 = 122;
+/// Newest protocol version spoken.
+pub(crate) const PROTOCOL_MAX: u32 = 122;
+
+/// Progress of the handshake on one link.
+#[derive(Debug, Default)]
+pub(crate) struct Handshake {
+    pub phase: Phase,
+    /// The peer must get on by then.
+    pub deadline: Option<Instant>,
+    /// What each volume starts with, once the peer's states are in.
+    decided: Vec<Option<Decided>>,
+    /// A loss on this connection waits for a new generation to be durable.
+    pub cleanup_waits: bool,
+    /// The peer asked to give up its data.
+    pub peer_discards: bool,
+    /// The loss of the last link is not dealt with yet.
+    pub losing: bool,
+    /// Where the connection goes once the loss is dealt with.
+    pub then: AfterLoss,
+    /// The lost Primary that this peer was told about.
+    pub told_loss: Option<NodeId>,
+}
+
+/// Where a connection goes after its loss.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterLoss {
+    /// Try again.
+    #[default]
+    Reconnect,
+    /// Stay down until an operator connects.
+    StandAlone,
+}
+
+/// Steps of a handshake.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    #[default]
+    Idle,
+    /// P_CONNECTION_FEATURES is sent.
+    Features,
+    /// P_PROTOCOL is sent.
+    Protocol,
+    /// Waiting for the connect transaction.
+    Ready,
+    /// This node's states are sent, the peer's are coming.
+    Exchanging,
+    /// Connected.
+    Done,
+}
+
+/// What the exchange of states says about connecting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HandshakeResult {
+    Pending,
+    Go,
+    Retry,
+    Refuse(String),
+}
+
+impl Resource {
+    /// Both sockets are up.
+    pub(crate) fn link_up(&mut self, node: NodeId, tie_break: bool) {
+        let Some(peer) = self.peer_ix(node) else { return };
+        if self.peers[peer].link != Link::Wanted {
+            return;
+        }
+        let now = self.now;
+        let p = &mut self.peers[peer];
+        p.link = Link::Up;
+        p.tie_break = tie_break;
+        p.last_rx = now;
+        p.pings_out = 0;
+        p.send = Sender { acked_epoch: p.send.acked_epoch, ..Sender::default() };
+        p.send.peer_acked = vocab::Dagtag(0);
+        p.recv.reset();
+        for dev in &mut p.devs {
+            dev.seq = 0;
+            dev.last_sent = None;
+            dev.last_word = None;
+            dev.uuids = None;
+            dev.sent_uuids = None;
+            dev.bitmap_in = 0;
+        }
+        p.hs = Handshake { phase: Phase::Features, ..Handshake::default() };
+        p.hs.deadline = Some(now + p.net.ping_timeout * 4);
+        let features = Features {
+            protocol_min: PROTOCOL_MIN,
+            feature_flags: feature::OURS,
+            protocol_max: PROTOCOL_MAX,
+            sender_node_id: u32::from(self.me.get()),
+            receiver_node_id: u32::from(node.get()),
+        };
+        self.send(peer, Packet::ConnectionFeatures(features));
+    }
+
+    /// P_CONNECTION_FEATURES.
+    pub(crate) fn features(&mut self, peer: PeerIx, theirs: Features) -> Result<(), &'static str> {
+        if self.peers[peer].hs.phase != Phase::Features {
+            return Err("features arrived twice");
+        }
+        let their_max =
+            if theirs.protocol_max == 0 { theirs.protocol_min } else { theirs.protocol_max };
+        let version = their_max.min(PROTOCOL_MAX);
+        if version < PROTOCOL_MIN || theirs.protocol_min > PROTOCOL_MAX {
+            let text = format!(
+                "the peer speaks protocol {}..{their_max}, this node {PROTOCOL_MIN}..{PROTOCOL_MAX}",
+                theirs.protocol_min
+            );
+            self.refuse_connection(peer, &text);
+            return Ok(());
+        }
+        let (me, node) = (u32::from(self.me.get()), u32::from(self.peers[peer].node.get()));
+        if theirs.sender_node_id != node || theirs.receiver_node_id != me {
+            return Err(
+                "the peer has another node id than configured, or takes this node for another",
+            );
+        }
+        let now = self.now;
+        let p = &mut self.peers[peer];
+        p.agreed_version = version;
+        p.agreed_features = theirs.feature_flags & feature::OURS;
+        p.hs.phase = Phase::Protocol;
+        p.hs.deadline = Some(now + p.net.ping_timeout * 10);
+        let packet = Packet::Protocol(Box::new(self.protocol_packet(peer)));
+        self.send(peer, packet);
+        Ok(())
+    }
+
+    fn protocol_packet(&self, peer: PeerIx) -> wire::Protocol {
+        let p = &self.peers[peer];
+        wire::Protocol {
+            protocol: protocol_number(p.net.protocol),
+            after_sb_0p: sb0_number(p.net.after_sb_0pri),
+            after_sb_1p: sb1_number(p.net.after_sb_1pri),
+            after_sb_2p: sb2_number(p.net.after_sb_2pri),
+            conn_flags: if p.discard_my_data { CF_DISCARD_MY_DATA } else { 0 },
+            two_primaries: 0,
+            integrity_alg: Vec::new(),
+        }
+    }
+
+    /// P_PROTOCOL: the parameters must fit (wire §4.1).
+    pub(crate) fn protocol(
+        &mut self,
+        peer: PeerIx,
+        theirs: &wire::Protocol,
+    ) -> Result<(), &'static str> {
+        if self.peers[peer].hs.phase != Phase::Protocol {
+            return Err("parameters arrived at the wrong time");
+        }
+        let ours = self.protocol_packet(peer);
+        let mirror = |v: u32| match v {
+            5 => 6,
+            6 => 5,
+            v => v,
+        };
+        let checks = [
+            (ours.protocol == theirs.protocol, "protocol"),
+            (ours.after_sb_0p == mirror(theirs.after_sb_0p), "after-sb-0pri"),
+            (ours.after_sb_1p == mirror(theirs.after_sb_1p), "after-sb-1pri"),
+            (ours.after_sb_2p == mirror(theirs.after_sb_2p), "after-sb-2pri"),
+            (ours.two_primaries == theirs.two_primaries, "allow-two-primaries"),
+            (ours.integrity_alg == theirs.integrity_alg, "data-integrity-alg"),
+            (
+                ours.conn_flags & theirs.conn_flags & CF_DISCARD_MY_DATA == 0,
+                "discard-my-data (set on both sides)",
+            ),
+        ];
+        if let Some((_, what)) = checks.iter().find(|(fits, _)| !fits) {
+            let text = format!("option {what} differs between the nodes; make them the same");
+            self.refuse_connection(peer, &text);
+            return Ok(());
+        }
+        let patience = self.now + self.opts.twopc_timeout;
+        let p = &mut self.peers[peer];
+        p.hs.peer_discards = theirs.conn_flags & CF_DISCARD_MY_DATA != 0;
+        p.hs.phase = Phase::Ready;
+        p.hs.deadline = Some(patience);
+        if self.me < self.peers[peer].node {
+            self.want(JobKind::Connect(peer), None);
+        }
+        Ok(())
+    }
+
+    /// The handshake can never succeed: give up until an operator acts.
+    pub(crate) fn refuse_connection(&mut self, peer: PeerIx, why: &str) {
+        let text = format!("{}: connection to {} refused: {why}", self.name, self.peers[peer].name);
+        self.log(LogLevel::Error, text);
+        self.send(peer, Packet::Disconnect);
+        self.lose(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+    }
+
+    /// The connect transaction may start from this side.
+    pub(crate) fn handshake_wants_twopc(&self, peer: PeerIx) -> bool {
+        self.peers[peer].link == Link::Up && self.peers[peer].hs.phase == Phase::Ready
+    }
+
+    /// The peer wants to run the connect transaction.
+    pub(crate) fn connect_wanted(&self, initiator: NodeId) -> Result<(), Refusal> {
+        let ready = self.peer_ix(initiator).is_some_and(|p| {
+            self.peers[p].link == Link::Up
+                && matches!(self.peers[p].hs.phase, Phase::Ready | Phase::Exchanging)
+        });
+        let bumping = self.vols.iter().any(|v| v.bump_running);
+        match ready && !bumping {
+            true => Ok(()),
+            false => Err(StateError::InTransientState.into()),
+        }
+    }
+
+    /// A handshake is past the point where this node's identifiers may change.
+    pub(crate) fn handshake_running(&self) -> bool {
+        self.peers.iter().any(|p| p.hs.phase == Phase::Exchanging)
+    }
+
+    /// Sends this node's states for every volume (wire §4.2 step 6).
+    pub(crate) fn send_state_set(&mut self, peer: PeerIx) {
+        let deadline = self.now + self.peers[peer].net.ping_timeout * 10;
+        let hs = &mut self.peers[peer].hs;
+        hs.phase = Phase::Exchanging;
+        hs.deadline = Some(deadline);
+        hs.decided = vec![None; self.vols.len()];
+        for dev in &mut self.peers[peer].devs {
+            dev.uuids = None;
+            dev.last_word = None;
+        }
+        let mut order: Vec<VolIx> = (0..self.vols.len()).collect();
+        order.sort_by_key(|v| self.vols[*v].nr);
+        for vol in order {
+            let nr = self.vols[vol].nr;
+            let params = Packet::SyncParam(nr, Box::new(self.sync_param(peer, vol)));
+            self.send(peer, params);
+            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol)));
+            self.send(peer, sizes);
+            self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            let outdated = self.st.peers[peer].devs[vol].disk == DiskState::Outdated;
+            let pdsk = if outdated { DiskState::Outdated } else { DiskState::DUnknown };
+            let word = self
+                .state_word(peer, vol)
+                .with_conn_state(ConnState::Connecting)
+                .with_peer_role(Role::Unknown)
+                .with_pdsk(pdsk);
+            self.send(peer, Packet::State(Some(nr), word));
+        }
+        if self.vols.is_empty() {
+            self.peers[peer].hs.deadline = None;
+        }
+    }
+
+    fn sync_param(&self, peer: PeerIx, vol: VolIx) -> SyncParam {
+        let (net, pd) = (&self.peers[peer].net, &self.peers[peer].devs[vol].opts);
+        let tenths = |d: std::time::Duration| u32::try_from(d.as_millis() / 100).unwrap_or(0);
+        SyncParam {
+            form: SyncParamForm::V95,
+            resync_rate: pd.resync_rate.0,
+            verify_alg: net.verify_alg.as_bytes().to_vec(),
+            csums_alg: Vec::new(),
+            c_plan_ahead: tenths(pd.c_plan_ahead),
+            c_delay_target: tenths(pd.c_delay_target),
+            c_fill_target: u32::try_from(pd.c_fill_target.0).unwrap_or(u32::MAX),
+            c_max_rate: pd.c_max_rate.0,
+        }
+    }
+
+    /// This node's sizes (wire §4.2 "P_SIZES").
+    pub(crate) fn sizes(&self, vol: VolIx) -> Sizes {
+        let volume = &self.vols[vol];
+        let mut d_size = volume.backing.as_ref().map_or(0, |b| b.capacity.0);
+        for peer in &self.peers {
+            if let Some(s) = &peer.devs[vol].sizes {
+                if s.d_size.0 != 0 && (d_size == 0 || s.d_size.0 < d_size) {
+                    d_size = s.d_size.0;
+                }
+            }
+        }
+        let limits = volume.backing.as_ref().map(|b| b.limits);
+        let logical = limits.map_or(512, |l| l.logical_block_size);
+        let discard = u8::from(limits.is_none_or(|l| l.discard_zeroes));
+        Sizes {
+            d_size: Sectors(d_size),
+            u_size: Sectors(0),
+            c_size: volume.size,
+            max_bio_size: 1 << 20,
+            queue_order_type: 0,
+            dds_flags: 0,
+            limits: Some(QueueLimits {
+                physical_block_size: limits.map_or(512, |l| l.physical_block_size),
+                logical_block_size: logical,
+                alignment_offset: 0,
+                io_min: logical,
+                io_opt: 0,
+                discard_enabled: discard,
+                discard_zeroes_data: discard,
+                write_same_capable: 0,
+                bm_block_shift: 0,
+            }),
+        }
+    }
+
+    /// P_SIZES.
+    pub(crate) fn peer_sizes(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        sizes: Sizes,
+    ) -> Result<(), &'static str> {
+        let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
+        if sizes.d_size.0 != 0 && sizes.c_size > sizes.d_size {
+            return Err("the peer's size is larger than its capacity");
+        }
+        self.peers[peer].devs[vol].sizes = Some(sizes);
+        if self.st.is_connected(peer) {
+            self.settle_size(vol);
+        }
+        Ok(())
+    }
+
+    /// A peer's size that this node can not live with (semantics §10).
+    fn size_conflict(&self, peer: PeerIx, vol: VolIx) -> Option<String> {
+        let sizes = self.peers[peer].devs[vol].sizes.as_ref()?;
+        let volume = &self.vols[vol];
+        let new = self.agreed_size(vol);
+        let name = &self.peers[peer].name;
+        let nr = volume.nr;
+        if let Some(backing) = &volume.backing {
+            if sizes.c_size.0 > backing.capacity.0 {
+                return Some(format!(
+                    "volume {nr}: the peer {name} has {} sectors, this disk only {}",
+                    sizes.c_size.0, backing.capacity.0
+                ));
+            }
+            let consistent = self.st.vols[vol].disk >= DiskState::Outdated
+                || (self.st.vols[vol].disk == DiskState::Negotiating && backing.md_consistent());
+            if consistent && volume.size.0 != 0 && new < volume.size {
+                return Some(format!(
+                    "volume {nr}: connecting to {name} would shrink it from {} to {} sectors",
+                    volume.size.0, new.0
+                ));
+            }
+        } else if self.st.role == Role::Primary
+            && volume.size.0 != 0
+            && sizes.c_size.0 != 0
+            && sizes.c_size < volume.size
+        {
+            return Some(format!("volume {nr}: {name} is smaller than what this Primary uses"));
+        }
+        None
+    }
+
+    /// The size that all known disks can offer; fixed once data exists, until a resize.
+    fn agreed_size(&self, vol: VolIx) -> Sectors {
+        let volume = &self.vols[vol];
+        let own = volume.backing.as_ref().map(|b| b.capacity.0);
+        let peers =
+            self.peers.iter().filter_map(|p| p.devs[vol].sizes.as_ref().map(|s| s.d_size.0));
+        let smallest = own.into_iter().chain(peers).filter(|s| *s != 0).min().unwrap_or(0);
+        let current = self
+            .peers
+            .iter()
+            .enumerate()
+            .filter(|(p, _)| self.peers[*p].link == Link::Up)
+            .filter_map(|(_, p)| p.devs[vol].sizes.as_ref().map(|s| s.c_size.0))
+            .filter(|s| *s != 0)
+            .min();
+        let agreed = volume.backing.as_ref().map_or(0, |b| b.sb.effective_size.0);
+        match (agreed, current) {
+            (0, None) => Sectors(smallest),
+            (0, Some(c)) => Sectors(c.min(smallest.max(c))),
+            (a, _) => Sectors(a.min(smallest)),
+        }
+    }
+
+    /// Adopts the agreed size; a disk without data yet takes the peers'.
+    pub(crate) fn settle_size(&mut self, vol: VolIx) {
+        let size = self.agreed_size(vol);
+        let volume = &mut self.vols[vol];
+        if size.0 == 0 || volume.size == size {
+            return;
+        }
+        volume.size = size;
+        if let Some(backing) = &mut volume.backing {
+            if backing.bitmap.size() != size {
+                backing.bitmap.resize(size, true);
+            }
+            backing.sb.effective_size = size;
+        }
+        let nr = volume.nr;
+        self.md_changed_now(vol);
+        self.out.push_back(Output::SizeChanged { volume: nr, size });
+    }
+
+    /// P_STATE while exchanging: the last packet of a volume's set.
+    pub(crate) fn handshake_state(&mut self, peer: PeerIx, nr: VolumeNr, word: StateWord) {
+        let Some(vol) = self.vol_ix(nr) else { return };
+        self.peers[peer].devs[vol].last_word = Some(word);
+        let complete = self.peers[peer]
+            .devs
+            .iter()
+            .all(|d| d.last_word.is_some() && d.sizes.is_some() && d.uuids.is_some());
+        if complete {
+            self.peers[peer].hs.deadline = Some(self.now + self.opts.twopc_timeout);
+            for vol in 0..self.vols.len() {
+                let decided = self.decide_volume(peer, vol);
+                self.peers[peer].hs.decided[vol] = Some(decided);
+            }
+            self.twopc_progress();
+        }
+    }
+
+    /// What the volume starts with on this connection.
+    fn decide_volume(&mut self, peer: PeerIx, vol: VolIx) -> Decided {
+        if let Some(why) = self.size_conflict(peer, vol) {
+            return Decided::Refuse(why);
+        }
+        let word = self.peers[peer].devs[vol].last_word.expect("the set is complete");
+        let peer_disk = self.real_peer_disk(peer, vol, word);
+        let has_disk = self.vols[vol].backing.is_some();
+        let peer_has_disk = peer_disk >= DiskState::Inconsistent;
+        if peer_has_disk && !self.peer_has_bitmap(peer, vol) {
+            let nr = self.vols[vol].nr;
+            return Decided::Refuse(format!("volume {nr}: a peer configured without disk has one"));
+        }
+        match (has_disk, peer_has_disk) {
+            (true, true) => self.compare(peer, vol, true),
+            (false, true) => self.decide_as_client(peer, vol, peer_disk),
+            (true, false) => self.decide_with_client(peer, vol, word),
+            (false, false) => Decided::none(),
+        }
+    }
+
+    /// This node has no disk, the peer has one (semantics §4.9).
+    fn decide_as_client(&self, peer: PeerIx, vol: VolIx, peer_disk: DiskState) -> Decided {
+        let volume = &self.vols[vol];
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        let exposed = volume.exposed;
+        if !is_generation(exposed)
+            || uuids.current.same(exposed)
+            || peer_disk < DiskState::Consistent
+        {
+            if self.st.role == Role::Primary
+                && self.has_frozen_parts(self.peers[peer].node)
+                && peer_disk == DiskState::Consistent
+            {
+                // It rebooted: what it had acknowledged it may have lost. Resync first.
+                return Decided::peer_disk(DiskState::Outdated);
+            }
+            return Decided::none();
+        }
+        let successor = uuids.bitmap.iter().any(|u| is_generation(*u) && u.same(exposed))
+            || uuids.history.iter().any(|u| u.same(exposed));
+        let ancestor = self.peers.iter().enumerate().any(|(p, other)| {
+            p != peer
+                && other.devs[vol].uuids.as_ref().is_some_and(|o| {
+                    o.bitmap.iter().any(|u| is_generation(*u) && u.same(uuids.current))
+                        || o.history.iter().any(|u| u.same(uuids.current))
+                })
+        });
+        let primary = self.st.role == Role::Primary;
+        let unconfirmed = volume.unconfirmed.as_ref();
+        match (successor, primary) {
+            (true, true) => Decided::Retry,
+            (true, false) => Decided::adopt_exposed(),
+            (false, _) if ancestor => Decided::peer_disk(DiskState::Outdated),
+            // The newest generation of this client may not have reached the peer: park it until
+            // it has resynced from a disk that has it (R4 is the faster way for the same end).
+            (false, true) if unconfirmed.is_some_and(|u| u.predecessor.same(uuids.current)) => {
+                Decided::peer_disk(DiskState::Outdated)
+            }
+            (false, true) if unconfirmed.is_some() => Decided::peer_disk(DiskState::Outdated),
+            (false, false) => Decided::adopt_exposed(),
+            (false, true) => Decided::Refuse(format!(
+                "volume {}: its data is not related to what this Primary uses",
+                volume.nr
+            )),
+        }
+    }
+
+    /// This node has a disk, the peer has none (A7, and the end of semantics §4.9).
+    fn decide_with_client(&self, peer: PeerIx, vol: VolIx, word: StateWord) -> Decided {
+        let backing = self.vols[vol].backing.as_ref().expect("checked by the caller");
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        let own = self.resolved_current(peer, vol);
+        let current = uuids.current;
+        if !is_generation(current) {
+            return Decided::none();
+        }
+        let primary = word.role() == Some(Role::Primary);
+        if current.same(own) {
+            let whole =
+                !self.st.is_target(vol) && backing.md_was_up_to_date(self.st.vols[vol].disk);
+            return if primary && whole { Decided::own_up_to_date() } else { Decided::none() };
+        }
+        let known = backing.gens.bitmaps().iter().any(|b| b.uuid.same(current))
+            || backing.gens.history().iter().any(|h| h.same(current));
+        if primary || !known { Decided::own_outdated() } else { Decided::none() }
+    }
+
+    /// A peer in Negotiating shows what its disk is by the INCONSISTENT flag (wire §8.2).
+    pub(crate) fn real_peer_disk(&self, peer: PeerIx, vol: VolIx, word: StateWord) -> DiskState {
+        let disk = word.disk().unwrap_or(DiskState::Diskless);
+        if disk != DiskState::Negotiating {
+            return disk;
+        }
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        match uuids.is_some_and(|u| u.flags.has(UuidFlags::INCONSISTENT)) {
+            true => DiskState::Inconsistent,
+            false => DiskState::Consistent,
+        }
+    }
+
+    /// What the exchange says so far.
+    pub(crate) fn handshake_result(&self, peer: PeerIx) -> HandshakeResult {
+        let hs = &self.peers[peer].hs;
+        if hs.phase != Phase::Exchanging {
+            return HandshakeResult::Retry;
+        }
+        let mut retry = false;
+        for (vol, decided) in hs.decided.iter().enumerate() {
+            match decided {
+                None => return HandshakeResult::Pending,
+                Some(Decided::Refuse(why)) => return HandshakeResult::Refuse(why.clone()),
+                Some(Decided::Retry) => retry = true,
+                Some(Decided::Start(_)) => retry |= self.sent_changed(peer, vol),
+            }
+        }
+        if retry { HandshakeResult::Retry } else { HandshakeResult::Go }
+    }
+
+    /// Own identifiers are no longer what was sent: a decision on them would be stale
+    /// (invariant 23).
+    pub(crate) fn sent_changed(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(sent) = &self.peers[peer].devs[vol].sent_uuids else { return true };
+        match &self.vols[vol].backing {
+            Some(backing) => {
+                let to = self.peers[peer].node;
+                sent.current != backing.gens.current() || sent.bitmap != backing.bitmap_uuid(to)
+            }
+            None => sent.current != self.vols[vol].exposed,
+        }
+    }
+
+    /// The connect transaction is committed.
+    pub(crate) fn apply_connect(&mut self, peer: PeerIx) {
+        let decided = std::mem::take(&mut self.peers[peer].hs.decided);
+        self.peers[peer].hs.phase = Phase::Done;
+        self.peers[peer].hs.deadline = None;
+        let frozen = self.has_frozen_parts(self.peers[peer].node);
+        let starts: Vec<_> = decided
+            .into_iter()
+            .map(|d| match d {
+                Some(Decided::Start(start)) => start,
+                _ => crate::compare::Start::default(),
+            })
+            .collect();
+        for (vol, start) in starts.iter().enumerate() {
+            self.prepare_start(peer, vol, start);
+        }
+        let words: Vec<StateWord> =
+            self.peers[peer].devs.iter().map(|d| d.last_word.unwrap_or_default()).collect();
+        let role = words.first().and_then(|w| w.role()).unwrap_or(Role::Secondary);
+        let disks: Vec<DiskState> =
+            words.iter().enumerate().map(|(v, w)| self.real_peer_disk(peer, v, *w)).collect();
+        self.change_hard(|st| {
+            let p = &mut st.peers[peer];
+            p.conn = ConnState::Connected;
+            p.role = role;
+            for (vol, dev) in p.devs.iter_mut().enumerate() {
+                dev.repl = starts[vol].repl;
+                dev.disk = match starts[vol].peer_disk_at_most {
+                    Some(limit) => disks[vol].min(limit),
+                    None => disks[vol],
+                };
+                dev.peer_quorum = words[vol].quorum();
+                dev.pause_peer = words[vol].aftr_isp() || words[vol].user_isp();
+                if let Some(disk) = starts[vol].own_disk {
+                    st.vols[vol].disk = disk;
+                }
+            }
+        });
+        let text = format!("{}: connected to {}", self.name, self.peers[peer].name);
+        self.log(LogLevel::Info, text);
+        for vol in 0..self.vols.len() {
+            self.settle_size(vol);
+            self.note_missing_peer_generation(peer, vol);
+        }
+        if frozen {
+            self.resend_or_forget(peer, &starts);
+        }
+        self.peers[peer].reconnect = true;
+        self.peers[peer].discard_my_data = false;
+        self.send_initial_dagtag(peer);
+        for vol in 0..self.vols.len() {
+            if self.sent_changed(peer, vol) {
+                self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            }
+        }
+        self.reconcile_pending(peer);
+        self.kick_all();
+    }
+
+    /// L3 or L4: a peer is back and this node held writes for it.
+    fn resend_or_forget(&mut self, peer: PeerIx, starts: &[crate::compare::Start]) {
+        let same = starts.iter().enumerate().all(|(vol, s)| {
+            s.repl == ReplState::Established
+                && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
+                && self.peers[peer].devs[vol]
+                    .uuids
+                    .as_ref()
+                    .is_some_and(|u| u.flags.has(UuidFlags::RECONNECT))
+        });
+        if same && self.st.susp.any() {
+            self.resend(peer);
+        } else {
+            let node = self.peers[peer].node;
+            self.forget_parts(node);
+        }
+    }
+
+    /// Tells the peer where this node's write stream stands, so that the first write needs no
+    /// announcement (wire §5.5).
+    fn send_initial_dagtag(&mut self, peer: PeerIx) {
+        if self.peers[peer].send.dagtag.is_none() {
+            let dagtag = self.dagtag;
+            self.peers[peer].send.dagtag = Some(dagtag);
+            self.send(peer, Packet::Dagtag(dagtag));
+        }
+    }
+
+    /// The connect transaction did not happen.
+    pub(crate) fn handshake_aborted(&mut self, peer: PeerIx) {
+        let hs = &mut self.peers[peer].hs;
+        if hs.phase == Phase::Exchanging {
+            hs.phase = Phase::Ready;
+            hs.decided.clear();
+            hs.deadline = Some(self.now + self.opts.twopc_timeout);
+            // What waited for the handshake goes on.
+            self.kick_all();
+            self.work_later(crate::resource::Work::Resume);
+        }
+    }
+
+    /// An own connect transaction failed (wire §4.2 "Outcome at the initiator").
+    pub(crate) fn connect_failed(&mut self, job: u64, peer: PeerIx, refusal: Refusal) {
+        let code = match refusal.code {
+            RefusalCode::State(code) => code,
+            RefusalCode::Config(_) => StateError::HandshakeDisconnect,
+        };
+        self.handshake_aborted(peer);
+        let now = self.now;
+        let retry_connect = self.peers[peer].net.rr_conflict == RrConflict::RetryConnect;
+        let again = |ms: u64| now + std::time::Duration::from_millis(ms);
+        match code {
+            StateError::Timeout | StateError::ConcurrentStChg | StateError::InTransientState => {
+                let jitter = self.rng.below(50);
+                self.retry_job(job, again(25 + jitter));
+            }
+            StateError::HandshakeRetry | StateError::PrimaryReader => {
+                self.outdate_would_be_target(peer);
+                self.retry_job(job, again(1000));
+            }
+            StateError::TwoPrimaries | StateError::CwFailedByPeer if retry_connect => {
+                self.retry_job(job, again(1000));
+            }
+            StateError::HandshakeDisconnect
+            | StateError::CwFailedByPeer
+            | StateError::TwoPrimaries => {
+                self.outdate_would_be_target(peer);
+                let why = refusal.to_string();
+                self.refuse_connection(peer, &why);
+            }
+            _ => self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect),
+        }
+    }
+
+    fn retry_job(&mut self, job: u64, at: Instant) {
+        if let Some(job) = self.twopc.jobs.iter_mut().find(|j| j.id == job) {
+            job.set_not_before(at);
+        }
+    }
+
+    /// A side that learned that it would have been the target knows that it is behind, even
+    /// though the connect failed (wire §4.2).
+    fn outdate_would_be_target(&mut self, peer: PeerIx) {
+        let targets: Vec<VolIx> = (0..self.vols.len())
+            .filter(|v| match self.peers[peer].hs.decided.get(*v) {
+                Some(Some(Decided::Start(s))) => s.repl == ReplState::WFBitMapT,
+                _ => false,
+            })
+            .collect();
+        if targets.is_empty() || self.st.role == Role::Primary {
+            return;
+        }
+        self.change_hard(|st| {
+            for vol in targets {
+                if st.vols[vol].disk > DiskState::Outdated {
+                    st.vols[vol].disk = DiskState::Outdated;
+                }
+            }
+        });
+    }
+
+    /// P_DISCONNECT: the peer goes StandAlone, and so does this node.
+    pub(crate) fn peer_disconnects(&mut self, peer: PeerIx) {
+        let text = format!(
+            "{}: {} refused the connection; see its log, then connect again",
+            self.name, self.peers[peer].name
+        );
+        self.log(LogLevel::Error, text);
+        self.lose(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+    }
+
+    /// The handshake makes no progress.
+    pub(crate) fn handshake_timeout(&mut self, peer: PeerIx) {
+        if self.peers[peer].hs.deadline.is_some_and(|at| at <= self.now) {
+            self.peers[peer].hs.deadline = None;
+            self.lose(peer, ConnState::BrokenPipe, AfterLoss::Reconnect);
+        }
+    }
+
+    /// The link went down by itself.
+    pub(crate) fn link_down(&mut self, node: NodeId, loss: LinkLoss) {
+        let Some(peer) = self.peer_ix(node) else { return };
+        if self.peers[peer].link != Link::Up {
+            return;
+        }
+        self.peers[peer].link = Link::Down;
+        let conn = match loss {
+            LinkLoss::Closed | LinkLoss::Broken => ConnState::BrokenPipe,
+            LinkLoss::Stalled => ConnState::Timeout,
+            LinkLoss::Garbage => ConnState::ProtocolError,
+        };
+        self.lose(peer, conn, AfterLoss::Reconnect);
+    }
+}
+
+/// Wire numbers of the options (wire §4.1 step 4).
+const fn protocol_number(p: Protocol) -> u32 {
+    match p {
+        Protocol::A => 1,
+        Protocol::B => 2,
+        Protocol::C => 3,
+    }
+}
+
+const fn sb0_number(p: AfterSb0) -> u32 {
+    match p {
+        AfterSb0::Disconnect => 0,
+        AfterSb0::DiscardYoungerPrimary => 1,
+        AfterSb0::DiscardOlderPrimary => 2,
+        AfterSb0::DiscardZeroChanges => 3,
+        AfterSb0::DiscardLeastChanges => 4,
+        AfterSb0::DiscardLocal => 5,
+        AfterSb0::DiscardRemote => 6,
+    }
+}
+
+const fn sb1_number(p: AfterSb1) -> u32 {
+    match p {
+        AfterSb1::Disconnect => 0,
+        AfterSb1::Consensus => 7,
+        AfterSb1::DiscardSecondary => 8,
+        AfterSb1::CallPriLost => 9,
+        AfterSb1::ViolentlyAs0p => 10,
+    }
+}
+
+const fn sb2_number(p: AfterSb2) -> u32 {
+    match p {
+        AfterSb2::Disconnect => 0,
+        AfterSb2::CallPriLost => 9,
+        AfterSb2::ViolentlyAs0p => 10,
+    }
+}

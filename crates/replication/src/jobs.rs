@@ -1,0 +1,643 @@
+//! Changes that this node wants and that need the cluster's agreement: started one at a time,
+//! tried again after a lost race, answered when done.
+
+use std::time::Duration;
+
+use codec::wire::{Operation, Outdates, Packet};
+use vocab::options::Quorum;
+use vocab::{
+    ConfigError, ConnState, DiskState, Instant, NodeId, Refusal, RefusalCode, ReplState, Role,
+    StateError,
+};
+
+use crate::io::{LogLevel, OpenError, Output};
+use crate::resource::{PingRound, Resource, Work};
+use crate::state::{PeerIx, VolIx};
+use crate::twopc::apply_own_change;
+
+/// A wanted change.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub id: u64,
+    pub kind: JobKind,
+    /// Operator to answer.
+    pub admin: Option<u64>,
+    /// Opener to answer (promotion on open).
+    pub opener: Option<(VolIx, u64)>,
+    attempts: u32,
+    not_before: Instant,
+    deadline: Instant,
+    step: u32,
+}
+
+impl Job {
+    pub(crate) fn set_not_before(&mut self, at: Instant) {
+        self.not_before = at;
+        self.step = 0;
+    }
+}
+
+/// Kinds of changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum JobKind {
+    Primary { force: bool },
+    Secondary { force: bool },
+    Connect(PeerIx),
+    Disconnect(PeerIx),
+    Attach(VolIx),
+    Detach { vol: VolIx, intentional: bool },
+    Invalidate { vol: VolIx, peer: PeerIx },
+    InvalidateRemote { vol: VolIx, peer: PeerIx },
+    Verify { vol: VolIx, peer: PeerIx },
+    LostPeer,
+    PrimaryResume,
+}
+
+/// What starting a job led to.
+enum Start {
+    /// A transaction runs, or a continuation will come.
+    Running,
+    /// Try again then.
+    At(Instant),
+    Done(Result<(), Refusal>),
+}
+
+/// While something transient is in the way.
+const POLL: Duration = Duration::from_millis(50);
+/// Longest time an operator's change may wait for a race to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Resource {
+    /// Wants a change. Gives the job's id.
+    pub(crate) fn want(&mut self, kind: JobKind, admin: Option<u64>) -> u64 {
+        let id = self.twopc.next_job;
+        self.twopc.next_job += 1;
+        let patience = match kind {
+            JobKind::Primary { .. } => self.opts.auto_promote_timeout + self.max_ping_timeout(),
+            JobKind::LostPeer | JobKind::PrimaryResume | JobKind::Connect(_) => {
+                Duration::from_secs(u64::from(u32::MAX))
+            }
+            _ => PATIENCE,
+        };
+        self.twopc.jobs.push(Job {
+            id,
+            kind,
+            admin,
+            opener: None,
+            attempts: 0,
+            not_before: self.now,
+            deadline: self.now + patience,
+            step: 0,
+        });
+        id
+    }
+
+    pub(crate) fn max_ping_timeout(&self) -> Duration {
+        let timeouts = self.peers.iter().map(|p| p.net.ping_timeout);
+        timeouts.max().unwrap_or(Duration::from_millis(500))
+    }
+
+    /// The job waits for a continuation.
+    pub(crate) fn hold_job(&mut self, id: u64) {
+        let never = self.now + Duration::from_secs(u64::from(u32::MAX));
+        if let Some(job) = self.job_mut(id) {
+            job.not_before = never;
+        }
+    }
+
+    /// A job of that kind is waiting or running.
+    pub(crate) fn wants(&self, kind: &JobKind) -> bool {
+        self.twopc.jobs.iter().any(|j| j.kind == *kind)
+    }
+
+    /// Drops jobs that have lost their object.
+    pub(crate) fn drop_jobs(&mut self, gone: impl Fn(&JobKind) -> bool, why: StateError) {
+        let ids: Vec<u64> =
+            self.twopc.jobs.iter().filter(|j| gone(&j.kind)).map(|j| j.id).collect();
+        for id in ids {
+            self.finish_job(id, Err(why.into()));
+        }
+    }
+
+    /// Starts the next change, if no transaction is held.
+    pub(crate) fn run_jobs(&mut self) {
+        let mut index = 0;
+        while index < self.twopc.jobs.len() {
+            if self.twopc.held.is_some() {
+                return;
+            }
+            let job = &self.twopc.jobs[index];
+            if job.not_before > self.now {
+                index += 1;
+                continue;
+            }
+            let id = job.id;
+            self.start_job(id);
+            // The list may have changed: finished jobs are gone, others may have come.
+            let moved = self.twopc.jobs.get(index).is_none_or(|j| j.id != id);
+            index = if moved { 0 } else { index + 1 };
+        }
+    }
+
+    /// Earliest time a waiting job wants to be tried.
+    pub(crate) fn jobs_deadline(&self) -> Option<Instant> {
+        let waiting = self.twopc.jobs.iter().map(|j| j.not_before).filter(|at| *at > self.now);
+        match &self.twopc.held {
+            Some(held) => Some(held.deadline),
+            None => waiting.min(),
+        }
+    }
+
+    fn job_mut(&mut self, id: u64) -> Option<&mut Job> {
+        self.twopc.jobs.iter_mut().find(|j| j.id == id)
+    }
+
+    fn start_job(&mut self, id: u64) {
+        let Some(job) = self.job_mut(id) else { return };
+        let kind = job.kind.clone();
+        let start = match kind {
+            JobKind::Primary { force } => self.start_primary(id, force),
+            JobKind::Secondary { force } => self.start_secondary(id, force),
+            JobKind::Connect(peer) => self.start_connect(id, peer),
+            JobKind::Disconnect(peer) => self.start_disconnect(id, peer),
+            JobKind::Attach(vol) => self.start_attach(id, vol),
+            JobKind::Detach { vol, .. } => self.start_detach(id, vol),
+            JobKind::Invalidate { vol, peer } => {
+                self.start_pair(id, Operation::Invalidate, peer, vol)
+            }
+            JobKind::InvalidateRemote { vol, peer } => {
+                self.start_pair(id, Operation::InvalidateRemote, peer, vol)
+            }
+            JobKind::Verify { vol, peer } => self.start_pair(id, Operation::Verify, peer, vol),
+            JobKind::LostPeer => self.start_empty(id),
+            JobKind::PrimaryResume => self.start_empty(id),
+        };
+        match start {
+            Start::Running => {
+                // Not again before something happens; the transaction's end sets it anew.
+                let never = self.now + Duration::from_secs(u64::from(u32::MAX));
+                if let Some(job) = self.job_mut(id) {
+                    job.not_before = never;
+                }
+            }
+            Start::At(at) => {
+                let now = self.now;
+                if let Some(job) = self.job_mut(id) {
+                    job.not_before = at.max(now + Duration::from_millis(1));
+                }
+            }
+            Start::Done(result) => self.finish_job(id, result),
+        }
+    }
+
+    /// Answers whoever wanted the change, and forgets it.
+    fn finish_job(&mut self, id: u64, result: Result<(), Refusal>) {
+        let Some(index) = self.twopc.jobs.iter().position(|j| j.id == id) else { return };
+        let job = self.twopc.jobs.remove(index);
+        if let Some(id) = job.admin {
+            if result.is_ok() && job.kind == (JobKind::Primary { force: false })
+                || job.kind == (JobKind::Primary { force: true })
+            {
+                self.explicit_primary = self.st.role == Role::Primary;
+            }
+            self.out.push_back(Output::AdminDone { id, result: result.clone() });
+        }
+        if matches!(job.kind, JobKind::Primary { .. }) {
+            self.promotion_ended(&result);
+        }
+        let _ = job.opener;
+    }
+
+    /// Something a job waited for has happened.
+    pub(crate) fn job_continue(&mut self, id: u64) {
+        let now = self.now;
+        if let Some(job) = self.job_mut(id) {
+            job.not_before = now;
+        }
+    }
+
+    /// Lets waiting jobs of a kind try now.
+    pub(crate) fn hurry(&mut self, kind: impl Fn(&JobKind) -> bool) {
+        let now = self.now;
+        if self.twopc.held.is_some() {
+            return;
+        }
+        for job in self.twopc.jobs.iter_mut().filter(|j| kind(&j.kind)) {
+            if job.step != PINGING {
+                job.not_before = job.not_before.min(now);
+            }
+        }
+    }
+
+    /// The job's transaction was committed.
+    pub(crate) fn job_succeeded(&mut self, id: u64) {
+        let Some(job) = self.job_mut(id) else { return };
+        match job.kind.clone() {
+            JobKind::Attach(vol) => self.attach_agreed(vol, id),
+            JobKind::Detach { vol, intentional } => {
+                job.step = DETACHING;
+                job.not_before = Instant(0);
+                self.vols[vol].intentional_diskless |= intentional;
+            }
+            JobKind::PrimaryResume => {
+                self.finish_job(id, Ok(()));
+                self.primary_resumed();
+            }
+            _ => self.finish_job(id, Ok(())),
+        }
+    }
+
+    /// The job's transaction was refused or lost a race.
+    pub(crate) fn job_failed(&mut self, id: u64, refusal: Refusal) {
+        let now = self.now;
+        let peers = self.peers.len() as u64;
+        let retry_base = self.opts.twopc_retry_timeout;
+        let Some(job) = self.twopc.jobs.iter_mut().find(|j| j.id == id) else { return };
+        job.attempts += 1;
+        let attempts = job.attempts;
+        let kind = job.kind.clone();
+        if let JobKind::Connect(peer) = kind {
+            return self.connect_failed(id, peer, refusal);
+        }
+        let code = match refusal.code {
+            RefusalCode::State(code) => code,
+            RefusalCode::Config(_) => return self.finish_job(id, Err(refusal)),
+        };
+        let transient = matches!(
+            code,
+            StateError::ConcurrentStChg | StateError::Timeout | StateError::InTransientState
+        ) || (matches!(kind, JobKind::Primary { .. })
+            && matches!(code, StateError::CwFailedByPeer | StateError::TwoPrimaries))
+            || matches!(kind, JobKind::LostPeer | JobKind::PrimaryResume);
+        if !transient || now >= job.deadline {
+            return self.finish_job(id, Err(refusal));
+        }
+        // Random, so that two initiators do not meet for ever (semantics §2.5).
+        let bound = retry_base * u32::try_from(peers.max(1)).unwrap_or(1) * (1 << attempts.min(5));
+        let nanos = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
+        let delay = Duration::from_nanos(self.rng.below(nanos)) + Duration::from_millis(1);
+        if let Some(job) = self.job_mut(id) {
+            job.not_before = now + delay;
+            job.step = 0;
+        }
+    }
+
+    /// Fails, or waits for better times until the job's deadline.
+    fn wait_or_fail(&mut self, id: u64, refusal: Refusal) -> Start {
+        let now = self.now;
+        match self.job_mut(id) {
+            Some(job) if now < job.deadline => Start::At(now + POLL),
+            _ => Start::Done(Err(refusal)),
+        }
+    }
+
+    // --- role ---------------------------------------------------------------------------
+
+    /// Semantics §3.1.
+    fn start_primary(&mut self, id: u64, force: bool) -> Start {
+        if self.st.role == Role::Primary {
+            return Start::Done(Ok(()));
+        }
+        if self.handshake_running() {
+            return self.wait_or_fail(id, StateError::InTransientState.into());
+        }
+        let step = self.job_mut(id).map_or(0, |j| j.step);
+        if step == 0 && self.st.connected().next().is_some() {
+            if let Some(job) = self.job_mut(id) {
+                job.step = PINGING;
+            }
+            self.ping_all(Work::Job(id));
+            return Start::Running;
+        }
+        if self.loss_settling() {
+            let why = "a lost Primary's last writes are being reconciled";
+            return self.wait_or_fail(id, Refusal::state(StateError::InTransientState, why));
+        }
+        if let Some(job) = self.job_mut(id) {
+            job.step = 0;
+        }
+        let mut op = Operation::Promote { force: false };
+        let mut result = self.tentative(|st| apply_own_change(st, op, None, None));
+        if force {
+            if is_state(&result, StateError::NoQuorum) {
+                self.outdate_unknown();
+                result = self.tentative(|st| apply_own_change(st, op, None, None));
+            }
+            if is_state(&result, StateError::NoUpToDateDisk) {
+                op = Operation::Promote { force: true };
+                result = self.tentative(|st| apply_own_change(st, op, None, None));
+            }
+        }
+        match result {
+            Err(refusal) => {
+                let may_improve = match refusal.code {
+                    RefusalCode::State(StateError::NoUpToDateDisk) => self.data_may_come(),
+                    RefusalCode::State(StateError::TwoPrimaries | StateError::NoQuorum) => true,
+                    _ => false,
+                };
+                if may_improve { self.wait_or_fail(id, refusal) } else { Start::Done(Err(refusal)) }
+            }
+            Ok(_) if self.st.connected().next().is_none() => {
+                self.change_hard(|st| apply_own_change(st, op, None, None));
+                if op == (Operation::Promote { force: true }) {
+                    self.forced_up_to_date();
+                }
+                Start::Done(Ok(()))
+            }
+            Ok(_) => {
+                self.start_twopc(id, op, None, None);
+                if self.st.role == Role::Primary && op == (Operation::Promote { force: true }) {
+                    self.forced_up_to_date();
+                }
+                Start::Running
+            }
+        }
+    }
+
+    /// Peers of unknown fate are declared outdated by force.
+    fn outdate_unknown(&mut self) {
+        let text = format!(
+            "{}: promoted by force without quorum; peers that can not be reached count as Outdated",
+            self.name
+        );
+        self.log(LogLevel::Warn, text);
+        self.change_hard(|st| {
+            for peer in &mut st.peers {
+                for dev in &mut peer.devs {
+                    if dev.disk == DiskState::DUnknown {
+                        dev.disk = DiskState::Outdated;
+                    }
+                }
+            }
+        });
+    }
+
+    /// UpToDate data may appear without anybody doing anything.
+    fn data_may_come(&self) -> bool {
+        self.st.vols.iter().any(|v| v.disk == DiskState::Consistent)
+            || self.st.peers.iter().any(|p| p.conn == ConnState::Connecting)
+    }
+
+    /// Semantics §3.2.
+    fn start_secondary(&mut self, id: u64, force: bool) -> Start {
+        if self.st.role != Role::Primary {
+            return Start::Done(Ok(()));
+        }
+        if force && !self.st.fail_io {
+            self.change_hard(|st| st.fail_io = true);
+            self.fail_held();
+            for peer in 0..self.peers.len() {
+                if !self.st.is_connected(peer) {
+                    let node = self.peers[peer].node;
+                    self.forget_parts(node);
+                }
+            }
+        }
+        if let Err(refusal) = self.tentative(|st| st.role = Role::Secondary) {
+            if !force {
+                return Start::Done(Err(refusal));
+            }
+        }
+        self.close_epoch();
+        if !self.is_drained() {
+            let why = "accepted writes are not finished on all replicas";
+            return self.wait_or_fail(id, Refusal::state(StateError::DeviceInUse, why));
+        }
+        self.flush_peer_acks();
+        if self.st.connected().next().is_none() {
+            self.change_hard(|st| st.role = Role::Secondary);
+            return Start::Done(Ok(()));
+        }
+        self.start_twopc(id, Operation::Demote, None, None);
+        Start::Running
+    }
+
+    // --- connections ----------------------------------------------------------------------
+
+    fn start_connect(&mut self, id: u64, peer: PeerIx) -> Start {
+        if self.handshake_wants_twopc(peer) {
+            let (role, node) = (self.st.role, self.peers[peer].node);
+            self.start_twopc(id, Operation::Connect(role), Some(node), None);
+            return Start::Running;
+        }
+        Start::Done(Err(StateError::NeedConnection.into()))
+    }
+
+    fn start_disconnect(&mut self, id: u64, peer: PeerIx) -> Start {
+        if !self.st.is_connected(peer) {
+            self.disconnect_local(peer);
+            return Start::Done(Ok(()));
+        }
+        let peer_role = self.st.peers[peer].role;
+        let outdates = match (self.opts.quorum, self.st.role, peer_role) {
+            (Quorum::Off, _, _) => Outdates::Nobody,
+            (_, Role::Primary, Role::Secondary) => Outdates::Target,
+            (_, Role::Secondary, Role::Primary) => Outdates::Initiator,
+            _ => Outdates::Nobody,
+        };
+        let outdate_self = outdates == Outdates::Initiator;
+        let checked = self.tentative(|st| {
+            st.peers[peer].conn = ConnState::Disconnecting;
+            if outdate_self {
+                for vol in &mut st.vols {
+                    if vol.disk > DiskState::Outdated {
+                        vol.disk = DiskState::Outdated;
+                    }
+                }
+            }
+        });
+        if let Err(refusal) = checked {
+            return Start::Done(Err(refusal));
+        }
+        let node = self.peers[peer].node;
+        self.start_twopc(id, Operation::Disconnect(outdates), Some(node), None);
+        Start::Running
+    }
+
+    // --- disks ------------------------------------------------------------------------------
+
+    fn start_attach(&mut self, id: u64, vol: VolIx) -> Start {
+        if self.vols[vol].backing.is_none() {
+            let why = "the disk was lost while it was being attached";
+            return Start::Done(Err(Refusal::config(ConfigError::MetaIo, why)));
+        }
+        if self.job_mut(id).is_some_and(|j| j.step == NEGOTIATING) {
+            return Start::Running;
+        }
+        if self.handshake_running() {
+            return Start::At(self.now + POLL);
+        }
+        let with_disk = |p: PeerIx| {
+            let disk = self.st.peers[p].devs[vol].disk;
+            disk >= DiskState::Inconsistent && disk != DiskState::DUnknown
+        };
+        if self.st.connected().any(with_disk) {
+            self.start_twopc(id, Operation::Attach, None, Some(vol));
+            return Start::Running;
+        }
+        self.attach_alone(vol);
+        Start::Done(Ok(()))
+    }
+
+    /// The cluster knows about the attach: peers answer with their identifiers.
+    fn attach_agreed(&mut self, vol: VolIx, id: u64) {
+        if let Some(job) = self.job_mut(id) {
+            job.step = NEGOTIATING;
+        }
+        self.attach_negotiate(vol);
+    }
+
+    /// The disk has its state: the attach is over.
+    pub(crate) fn attach_ended(&mut self, vol: VolIx, result: Result<(), Refusal>) {
+        let job = self.twopc.jobs.iter().find(|j| j.kind == JobKind::Attach(vol));
+        if let Some(id) = job.map(|j| j.id) {
+            self.finish_job(id, result);
+        }
+    }
+
+    fn start_detach(&mut self, id: u64, vol: VolIx) -> Start {
+        if self.job_mut(id).is_some_and(|j| j.step == DETACHING) {
+            // What is in flight on the disk ends first.
+            if self.disk_busy(vol) {
+                return Start::At(self.now + Duration::from_millis(5));
+            }
+            if let Some(job) = self.job_mut(id) {
+                job.step = RELEASING;
+            }
+            self.persist_with_bitmap(vol, Work::Job(id));
+            return Start::Running;
+        }
+        if self.job_mut(id).is_some_and(|j| j.step == RELEASING) {
+            self.drop_disk(vol);
+            return Start::Done(Ok(()));
+        }
+        if self.vols[vol].backing.is_none() {
+            return Start::Done(Ok(()));
+        }
+        if self.handshake_running() {
+            return self.wait_or_fail(id, StateError::InTransientState.into());
+        }
+        if let Err(refusal) = self.tentative(|st| st.vols[vol].disk = DiskState::Diskless) {
+            return Start::Done(Err(refusal));
+        }
+        if self.st.connected().next().is_some() {
+            self.start_twopc(id, Operation::Detach, None, Some(vol));
+            return Start::Running;
+        }
+        self.change_hard(|st| st.vols[vol].disk = DiskState::Detaching);
+        self.job_succeeded(id);
+        Start::At(self.now)
+    }
+
+    // --- pairs --------------------------------------------------------------------------------
+
+    fn start_pair(&mut self, id: u64, op: Operation, peer: PeerIx, vol: VolIx) -> Start {
+        if !self.st.is_connected(peer) {
+            return Start::Done(Err(StateError::NeedConnection.into()));
+        }
+        let dev = self.st.peers[peer].devs[vol];
+        if self.st.vols[vol].disk < DiskState::Inconsistent {
+            return Start::Done(Err(StateError::NoLocalDisk.into()));
+        }
+        if dev.disk < DiskState::Inconsistent || dev.disk == DiskState::DUnknown {
+            return Start::Done(Err(StateError::NoRemoteDisk.into()));
+        }
+        if dev.repl != ReplState::Established {
+            return Start::Done(Err(StateError::ResyncRunning.into()));
+        }
+        if let Err(refusal) = self.tentative(|st| apply_own_change(st, op, Some(peer), Some(vol))) {
+            return Start::Done(Err(refusal));
+        }
+        let node: NodeId = self.peers[peer].node;
+        self.start_twopc(id, op, Some(node), Some(vol));
+        Start::Running
+    }
+
+    // --- after losing a peer ------------------------------------------------------------------
+
+    fn start_empty(&mut self, id: u64) -> Start {
+        if self.loss_settling() || self.peers.iter().any(|p| p.recv.draining) {
+            return Start::At(self.now + POLL);
+        }
+        if self.st.connected().next().is_none() {
+            self.members = self.me.mask();
+            self.become_up_to_date(vocab::NodeMask::EMPTY);
+            for vol in 0..self.vols.len() {
+                self.md_changed_now(vol);
+            }
+            self.change_hard(|_| {});
+            self.job_succeeded(id);
+            return Start::Running;
+        }
+        self.start_twopc(id, Operation::Empty, None, None);
+        Start::Running
+    }
+
+    // --- pings --------------------------------------------------------------------------------
+
+    /// Sends a ping to a peer; its answer is expected within ping-timeout.
+    pub(crate) fn ping(&mut self, peer: PeerIx) {
+        let now = self.now;
+        let p = &mut self.peers[peer];
+        if p.pings_out == 0 {
+            p.ping_since = now;
+        }
+        p.pings_out += 1;
+        self.send(peer, Packet::Ping);
+    }
+
+    /// Does `then` once every connected peer has answered or is known to be lost.
+    pub(crate) fn ping_all(&mut self, then: Work) {
+        let waiting = self.st.connected_mask();
+        self.ping_some(waiting, then);
+    }
+
+    /// Does `then` once these peers have answered or are known to be lost.
+    pub(crate) fn ping_some(&mut self, nodes: vocab::NodeMask, then: Work) {
+        let waiting = nodes.and(self.st.connected_mask());
+        if waiting.is_empty() {
+            return self.work.push_back(then);
+        }
+        for node in waiting.iter() {
+            let peer = self.peer_ix(node).expect("connected peers are configured");
+            self.ping(peer);
+        }
+        self.pings.push(PingRound { waiting, then });
+    }
+
+    /// A peer answered, or is lost: rounds go on without it.
+    pub(crate) fn ping_settled(&mut self, node: NodeId) {
+        let mut index = 0;
+        while index < self.pings.len() {
+            self.pings[index].waiting.remove(node);
+            if self.pings[index].waiting.is_empty() {
+                let round = self.pings.remove(index);
+                self.work.push_back(round.then);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// An opener's promotion has ended: everyone who waits for one is answered.
+    fn promotion_ended(&mut self, result: &Result<(), Refusal>) {
+        let answer = match result {
+            Ok(()) => Ok(()),
+            Err(refusal) => Err(OpenError::PromotionRefused(refusal.clone())),
+        };
+        self.answer_writers(&answer);
+    }
+}
+
+/// A ping round runs.
+const PINGING: u32 = 1;
+/// The cluster knows about the attach, the comparison with its peers runs.
+const NEGOTIATING: u32 = 2;
+/// The cluster knows about the detach, I/O drains.
+const DETACHING: u32 = 3;
+/// The metadata of a detaching disk is being written.
+const RELEASING: u32 = 4;
+
+fn is_state<T>(result: &Result<T, Refusal>, code: StateError) -> bool {
+    matches!(result, Err(r) if r.code == RefusalCode::State(code))
+}

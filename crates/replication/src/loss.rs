@@ -1,0 +1,470 @@
+//! Losing a connection, and losing a Primary (semantics §1.4, §2.9, §4.12, §8.6).
+//!
+//! A loss is dealt with in two halves that run side by side: what was received is executed and
+//! what has no peer-ack becomes bits; what was sent is given up, after a new data generation is
+//! durable if one is due. Only when both are done does the connection try again.
+
+use std::time::Duration;
+
+use codec::wire::{self, Packet};
+use vocab::options::OnNoQuorum;
+use vocab::{ConnState, Dagtag, DiskState, GenUuid, NodeId, NodeMask, ReplState, Role, StateError};
+
+use crate::compare::Decided;
+use crate::generation::is_generation;
+use crate::handshake::{AfterLoss, Phase};
+use crate::io::{LogLevel, Output};
+use crate::jobs::JobKind;
+use crate::resource::{Link, Op, Resource, Work};
+use crate::state::PeerIx;
+
+/// A Primary is lost, and this surviving peer has not told yet how much of its stream it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PrimaryLoss {
+    pub lost: NodeId,
+    /// What the peer reported, until this node has settled its own side.
+    pub reported: Option<Dagtag>,
+}
+
+impl Resource {
+    /// The connection ends with that state; the sockets are closed.
+    pub(crate) fn lose(&mut self, peer: PeerIx, conn: ConnState, then: AfterLoss) {
+        let node = self.peers[peer].node;
+        self.close_link(peer);
+        self.peers[peer].retry_at = None;
+        if then == AfterLoss::StandAlone {
+            self.peers[peer].hs.then = then;
+        }
+        if self.peers[peer].hs.losing {
+            return;
+        }
+        let was_connected = self.st.is_connected(peer);
+        let was_primary = was_connected && self.st.peers[peer].role == Role::Primary;
+        let in_members = self.members.contains(node);
+        let hs = &mut self.peers[peer].hs;
+        hs.losing = true;
+        hs.phase = Phase::Idle;
+        hs.deadline = None;
+        hs.then = then;
+        self.peers[peer].pings_out = 0;
+        self.drop_jobs(|k| *k == JobKind::Connect(peer), StateError::NeedConnection);
+        self.twopc_peer_lost(peer);
+        self.reads_lost_peer(peer);
+        self.resync_lost_peer(peer);
+        self.verify_lost_peer(peer);
+        if was_connected {
+            let text =
+                format!("{}: connection to {} lost: {conn}", self.name, self.peers[peer].name);
+            self.log(LogLevel::Warn, text);
+        }
+        self.peers[peer].loss = None;
+        self.change_hard(|st| st.peers[peer].conn = conn);
+        self.ping_settled(node);
+        self.attach_peer_lost(node);
+        for vol in 0..self.vols.len() {
+            self.write_bitmap(vol);
+        }
+        if was_primary {
+            for other in 0..self.peers.len() {
+                let has_data = (0..self.vols.len()).any(|v| {
+                    let disk = self.st.peers[other].devs[v].disk;
+                    self.vols[v].backing.is_some()
+                        && disk >= DiskState::Inconsistent
+                        && disk != DiskState::DUnknown
+                });
+                if other != peer && self.st.is_connected(other) && has_data {
+                    let reported = self.peers[other].loss.filter(|l| l.lost == node);
+                    let reported = reported.and_then(|l| l.reported);
+                    self.peers[other].loss = Some(PrimaryLoss { lost: node, reported });
+                }
+            }
+        }
+        self.settle_sent(peer);
+        self.drain_receiver(peer);
+        if was_primary {
+            // Also when nothing was left to execute.
+            self.work.push_back(Work::Reconcile(node));
+        }
+        if was_connected && conn.is_ungraceful_loss() && (in_members || was_primary) {
+            self.work.push_back(Work::LostPeer);
+        }
+        self.kick_all();
+    }
+
+    fn close_link(&mut self, peer: PeerIx) {
+        let node = self.peers[peer].node;
+        if self.peers[peer].link != Link::Down {
+            self.out.push_back(Output::CloseLink { peer: node });
+            self.peers[peer].link = Link::Down;
+        }
+    }
+
+    /// What was sent and is not confirmed: held while suspended, else given up, after a new
+    /// generation if writes are in flight (L1, L2, L7).
+    fn settle_sent(&mut self, peer: PeerIx) {
+        if self.st.susp.any() {
+            self.freeze_parts(peer);
+            self.unconfirmed_peer_lost(self.peers[peer].node);
+            return;
+        }
+        self.peers[peer].hs.cleanup_waits = true;
+        self.work.push_back(Work::LossCleanup(peer));
+    }
+
+    /// Gives up what was sent, once no new generation is due.
+    pub(crate) fn loss_cleanup(&mut self, peer: PeerIx) {
+        if !self.peers[peer].hs.cleanup_waits {
+            return;
+        }
+        let node = self.peers[peer].node;
+        if self.st.susp.any() {
+            // Suspended meanwhile: what is held now stays held.
+            self.peers[peer].hs.cleanup_waits = false;
+            self.freeze_parts(peer);
+            self.unconfirmed_peer_lost(node);
+            return self.loss_settled(peer);
+        }
+        let failing =
+            self.opts.on_no_quorum == OnNoQuorum::IoError && self.st.vols.iter().any(|v| !v.quorum);
+        let mut waits = false;
+        for vol in 0..self.vols.len() {
+            let owed = self.log.iter().any(|w| w.vol == vol && !w.completed);
+            let can = self.st.role == Role::Primary && self.has_data(&self.st, vol) && !failing;
+            if self.vols[vol].bump_pending && owed && can {
+                self.start_bump(vol);
+                waits |= self.vols[vol].bump_pending;
+            }
+        }
+        if waits {
+            return;
+        }
+        self.peers[peer].hs.cleanup_waits = false;
+        self.forget_parts(node);
+        self.unconfirmed_peer_lost(node);
+        self.advance_all();
+        self.loss_settled(peer);
+    }
+
+    /// Everything received from the lost peer is executed and settled.
+    pub(crate) fn receiver_drained(&mut self, peer: PeerIx) {
+        for vol in 0..self.vols.len() {
+            self.review_primary_ind(vol);
+        }
+        let node = self.peers[peer].node;
+        self.work.push_back(Work::Reconcile(node));
+        self.loss_settled(peer);
+    }
+
+    /// Both halves of a loss may be done: the connection can try again.
+    pub(crate) fn loss_settled(&mut self, peer: PeerIx) {
+        let hs = &self.peers[peer].hs;
+        if !hs.losing || hs.cleanup_waits || self.peers[peer].recv.draining {
+            return;
+        }
+        self.peers[peer].hs.losing = false;
+        match self.peers[peer].hs.then {
+            AfterLoss::StandAlone => {
+                self.change_hard(|st| st.peers[peer].conn = ConnState::StandAlone);
+            }
+            AfterLoss::Reconnect => {
+                self.change_hard(|st| st.peers[peer].conn = ConnState::Unconnected);
+                self.peers[peer].retry_at = Some(self.now + Duration::from_millis(100));
+            }
+        }
+    }
+
+    /// Starts to connect.
+    pub(crate) fn start_connecting(&mut self, peer: PeerIx) {
+        self.peers[peer].retry_at = None;
+        let node = self.peers[peer].node;
+        self.change_hard(|st| st.peers[peer].conn = ConnState::Connecting);
+        self.peers[peer].link = Link::Wanted;
+        self.out.push_back(Output::Connect { peer: node });
+    }
+
+    /// Disconnects without the peer's agreement.
+    pub(crate) fn disconnect_local(&mut self, peer: PeerIx) {
+        if self.st.peers[peer].conn == ConnState::StandAlone {
+            return;
+        }
+        self.lose(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+        self.loss_settled(peer);
+    }
+
+    /// A planned disconnect is committed.
+    pub(crate) fn apply_disconnect(
+        &mut self,
+        peer: PeerIx,
+        initiator: bool,
+        outdate_self: bool,
+        outdate_peer: bool,
+    ) {
+        self.change_hard(|st| {
+            for (vol, dev) in st.peers[peer].devs.iter_mut().enumerate() {
+                if outdate_peer && dev.disk > DiskState::Outdated && dev.disk != DiskState::DUnknown
+                {
+                    dev.disk = DiskState::Outdated;
+                }
+                if outdate_self && st.vols[vol].disk > DiskState::Outdated {
+                    st.vols[vol].disk = DiskState::Outdated;
+                }
+            }
+        });
+        if initiator {
+            self.lose(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+        } else {
+            self.lose(peer, ConnState::TearDown, AfterLoss::Reconnect);
+        }
+        if outdate_peer {
+            // Known to have left in good order: stays Outdated instead of unknown.
+            self.change_hard(|st| {
+                for dev in &mut st.peers[peer].devs {
+                    if dev.disk == DiskState::DUnknown {
+                        dev.disk = DiskState::Outdated;
+                    }
+                }
+            });
+        }
+    }
+
+    // --- reconciliation after the loss of a Primary (semantics §4.12) ----------------------
+
+    /// This node's side of a lost Primary is settled: tell the other survivors how much of its
+    /// write stream arrived here.
+    pub(crate) fn reconcile(&mut self, lost: NodeId) {
+        let Some(gone) = self.peer_ix(lost) else { return };
+        if self.peers[gone].recv.draining || self.st.is_connected(gone) {
+            return;
+        }
+        let dagtag = self.peers[gone].recv.last_dagtag;
+        for peer in 0..self.peers.len() {
+            let owed = self.peers[peer].loss.is_some_and(|l| l.lost == lost);
+            if !owed || !self.st.is_connected(peer) || self.peers[peer].hs.told_loss == Some(lost) {
+                continue;
+            }
+            self.peers[peer].hs.told_loss = Some(lost);
+            for vol in 0..self.vols.len() {
+                if let Some(backing) = &self.vols[vol].backing {
+                    let (nr, current) = (self.vols[vol].nr, backing.gens.current());
+                    self.send(peer, Packet::CurrentUuid(nr, current, NodeMask::EMPTY));
+                }
+            }
+            let packet = wire::PeerDagtag { dagtag, node_id: u32::from(lost.get()) };
+            self.send(peer, Packet::PeerDagtag(packet));
+            if let Some(reported) = self.peers[peer].loss.and_then(|l| l.reported) {
+                self.work.push_back(Work::PeerDagtag(peer, reported, lost));
+            }
+        }
+        self.hold_released();
+    }
+
+    /// P_PEER_DAGTAG: a survivor has that much of a lost Primary's stream. If this node still
+    /// sees the Primary, a ping decides whether it is lost here too.
+    pub(crate) fn peer_dagtag(
+        &mut self,
+        peer: PeerIx,
+        packet: wire::PeerDagtag,
+    ) -> Result<(), &'static str> {
+        let node = u8::try_from(packet.node_id).ok().and_then(NodeId::new);
+        let node = node.ok_or("a dagtag names an impossible node")?;
+        let Some(gone) = self.peer_ix(node) else { return Ok(()) };
+        let work = Work::PeerDagtag(peer, packet.dagtag, node);
+        if self.st.is_connected(gone) {
+            self.ping_some(node.mask(), work);
+        } else {
+            self.work.push_back(work);
+        }
+        Ok(())
+    }
+
+    /// Both survivors have settled their side: who has more is the source.
+    pub(crate) fn peer_dagtag_checked(&mut self, peer: PeerIx, theirs: Dagtag, lost: NodeId) {
+        let Some(gone) = self.peer_ix(lost) else { return };
+        if self.st.is_connected(gone) || !self.st.is_connected(peer) {
+            return;
+        }
+        if self.peers[peer].hs.told_loss != Some(lost) {
+            // This node's side is not settled yet; it comes back from `reconcile`.
+            self.peers[peer].loss = Some(PrimaryLoss { lost, reported: Some(theirs) });
+            self.work.push_back(Work::Reconcile(lost));
+            return;
+        }
+        self.peers[peer].loss = None;
+        let eligible = (0..self.vols.len()).all(|vol| {
+            let disk = self.st.vols[vol].disk;
+            let no_disk = self.vols[vol].backing.is_none();
+            let fits = matches!(disk, DiskState::Consistent | DiskState::UpToDate) || no_disk;
+            fits && self.repl(peer, vol) <= ReplState::Established
+        });
+        if eligible {
+            let mine = self.peers[gone].recv.last_dagtag;
+            self.reconcile_with(peer, mine, theirs);
+        }
+        self.hold_released();
+    }
+
+    fn reconcile_with(&mut self, peer: PeerIx, mine: Dagtag, theirs: Dagtag) {
+        let node = self.peers[peer].node;
+        let vols: Vec<usize> = (0..self.vols.len())
+            .filter(|v| {
+                let disk = self.st.peers[peer].devs[*v].disk;
+                self.vols[*v].backing.is_some()
+                    && disk >= DiskState::Inconsistent
+                    && disk != DiskState::DUnknown
+            })
+            .collect();
+        // A generation that only one of them saw start decides before the position does.
+        let by_uuid: Vec<Option<ReplState>> = vols
+            .iter()
+            .map(|vol| match self.compare(peer, *vol, false) {
+                Decided::Start(s) if s.repl != ReplState::Established => Some(s.repl),
+                _ => None,
+            })
+            .collect();
+        let unanimous = by_uuid.first().copied().flatten();
+        let repl = match unanimous {
+            Some(repl) if by_uuid.iter().all(|r| *r == Some(repl)) => repl,
+            _ if mine > theirs => ReplState::WFBitMapS,
+            _ if mine < theirs => ReplState::WFBitMapT,
+            _ => ReplState::Established,
+        };
+        if repl == ReplState::Established {
+            for vol in vols {
+                let backing = self.vols[vol].backing.as_mut().expect("filtered above");
+                if let Some(slot) = backing.slot_of(node) {
+                    backing.bitmap.clear_all(slot);
+                }
+                self.write_bitmap(vol);
+            }
+            return;
+        }
+        let text = format!(
+            "{}: after the loss of a Primary {} has {} of its last writes; resync",
+            self.name,
+            self.peers[peer].name,
+            if repl == ReplState::WFBitMapS { "fewer" } else { "more" },
+        );
+        self.log(LogLevel::Info, text);
+        if repl == ReplState::WFBitMapT {
+            // Afterwards this node has what the source has.
+            for other in 0..self.peers.len() {
+                if !self.st.is_connected(other) && self.peers[other].recv.last_dagtag == mine {
+                    self.peers[other].recv.last_dagtag = theirs;
+                }
+            }
+        }
+        self.change_hard(|st| {
+            for vol in vols {
+                st.peers[peer].devs[vol].repl = repl;
+            }
+        });
+    }
+
+    /// A Primary's last writes are still being settled: a Consistent disk may not become
+    /// UpToDate, nobody is promoted (the reconcile hold).
+    pub(crate) fn loss_settling(&self) -> bool {
+        let pending = self.st.connected().any(|p| self.peers[p].loss.is_some());
+        let draining = self.peers.iter().any(|p| p.recv.draining);
+        let resyncing = (0..self.vols.len()).any(|v| {
+            self.st.vols[v].disk == DiskState::Consistent
+                && self.st.connected().any(|p| self.repl(p, v).is_source())
+        });
+        pending || draining || resyncing
+    }
+
+    /// The hold may be over: settle what the disks are now.
+    pub(crate) fn hold_released(&mut self) {
+        let consistent = self.st.vols.iter().any(|v| v.disk == DiskState::Consistent);
+        if consistent && !self.loss_settling() {
+            self.work.push_back(Work::LostPeer);
+        }
+    }
+
+    /// Wants the lost-peer transaction (semantics §2.9).
+    pub(crate) fn want_lost_peer(&mut self) {
+        if !self.wants(&JobKind::LostPeer) {
+            self.want(JobKind::LostPeer, None);
+        }
+    }
+
+    /// No capable Primary is out there: what is Consistent is the newest data.
+    pub(crate) fn become_up_to_date(&mut self, primaries: NodeMask) {
+        let _ = primaries;
+        if self.loss_settling() {
+            return;
+        }
+        let mut vols = Vec::new();
+        for vol in 0..self.vols.len() {
+            let Some(backing) = &self.vols[vol].backing else { continue };
+            let other_generation = self.st.connected().any(|p| {
+                let dev = &self.st.peers[p].devs[vol];
+                let current = self.peers[p].devs[vol].uuids.as_ref().map(|u| u.current);
+                self.st.peers[p].role == Role::Primary
+                    && dev.disk == DiskState::Diskless
+                    && current.is_some_and(|c: GenUuid| {
+                        is_generation(c) && !c.same(backing.gens.current())
+                    })
+            });
+            if self.st.vols[vol].disk == DiskState::Consistent && !other_generation {
+                vols.push(vol);
+            }
+        }
+        if !vols.is_empty() {
+            self.change_hard(|st| {
+                for vol in vols {
+                    st.vols[vol].disk = DiskState::UpToDate;
+                }
+            });
+        }
+    }
+
+    /// A Primary with its data back makes sure that far members know before it writes again
+    /// (semantics §2.9). True if nothing is left to do.
+    pub(crate) fn primary_resume_done(&mut self) -> bool {
+        let direct = self.st.connected_mask().with(self.me);
+        if self.st.role != Role::Primary || self.members.minus(direct).is_empty() {
+            return true;
+        }
+        if !self.wants(&JobKind::PrimaryResume) {
+            self.want(JobKind::PrimaryResume, None);
+        }
+        false
+    }
+
+    /// Far members have outdated themselves.
+    pub(crate) fn primary_resumed(&mut self) {
+        self.members = self.members.and(self.st.connected_mask().with(self.me));
+        self.work.push_back(Work::Resume);
+    }
+
+    /// A peer connected: whatever was to be reconciled with it is settled by the handshake.
+    pub(crate) fn reconcile_pending(&mut self, peer: PeerIx) {
+        self.peers[peer].loss = None;
+        self.peers[peer].hs.told_loss = None;
+        self.hold_released();
+    }
+
+    /// A Primary connected with which positions may start over.
+    pub(crate) fn note_missing_peer_generation(&mut self, peer: PeerIx, vol: usize) {
+        // A target learns about third nodes from the peer's identifiers.
+        self.learn_from(peer, vol);
+    }
+
+    /// The disk is read or written for someone right now.
+    pub(crate) fn disk_busy(&self, vol: usize) -> bool {
+        let writes = self.log.iter().any(|w| w.vol == vol && !w.completed);
+        let ops = self.ops.iter().any(|(_, op)| match *op {
+            Op::Write(seq) => self.log.get(seq).is_some_and(|w| w.vol == vol),
+            Op::Read(key) => self.reads.get(key).is_some_and(|r| r.vol == vol),
+            Op::PeerWrite(key) => self.peer_writes.get(key).is_some_and(|w| w.vol == vol),
+            Op::EpochFlush(_, v) | Op::ConfirmFlush(_, v) => v == vol,
+            Op::PeerRead(key) => self.peer_reads.get(key).is_some_and(|r| r.vol == vol),
+            Op::Serve(key) => self.serves.get(key).is_some_and(|s| s.vol == vol),
+            Op::ResyncWrite(_, v, _) | Op::ResyncFlush(_, v) | Op::VerifyDigest(_, v, _) => {
+                v == vol
+            }
+            Op::Meta(_) | Op::Orphan => false,
+        });
+        writes || ops
+    }
+}

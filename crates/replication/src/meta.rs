@@ -1,0 +1,489 @@
+//! Durability: the metadata of an attached disk, and what waits for it to be written.
+//!
+//! At most one metadata write per volume is in flight, so that no two versions of a block can
+//! pass each other on the way to the disk. What needs the metadata to be durable hands over a
+//! piece of [`Work`] that is queued once a write that started later has completed.
+
+use std::collections::VecDeque;
+
+use codec::disk::{MdFlags, PeerFlags, Superblock};
+use vocab::{
+    ConnState, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, Role, SectorRange, Sectors,
+};
+
+use crate::activity_log::ActivityLog;
+use crate::bitmap::{Bitmap, Changed};
+use crate::generation::Generations;
+use crate::io::{DiskError, DiskLimits, LogLevel, MetaBlock, MetaPlace, MetaWrite, OpId, Output};
+use crate::resource::{Op, Resource, Work};
+use crate::state::VolIx;
+use vocab::options::OnIoError;
+
+/// An attached disk.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    /// As read or last written, except for generations and state flags, see [`Resource::superblock`].
+    pub sb: Superblock,
+    pub gens: Generations,
+    pub bitmap: Bitmap,
+    pub al: ActivityLog,
+    pub limits: DiskLimits,
+    /// What the device offers for data.
+    pub capacity: Sectors,
+    /// Some node is or was Primary and the activity log matters (metadata §5.2).
+    pub primary_ind: bool,
+    /// The last completed superblock write said PRIMARY_IND.
+    primary_ind_durable: bool,
+    /// A generation adopted from a peer is not durable yet: its writes wait.
+    held_writes: u32,
+    /// At attach, the metadata said that this node alone held quorum.
+    pub restore_quorum: bool,
+    /// Peers whose answer the attach waits for.
+    pub negotiating: Option<NodeMask>,
+    meta: MetaQueue,
+}
+
+/// Metadata writes of one disk.
+#[derive(Debug, Default)]
+struct MetaQueue {
+    in_flight: Option<InFlight>,
+    /// Counts changes of the superblock.
+    changed: u64,
+    /// The last change on disk.
+    written: u64,
+    /// Bitmap blocks are to be written with or before the next superblock.
+    bitmap: bool,
+    waiters: VecDeque<(u64, Work)>,
+    /// Write a changed superblock at the latest now.
+    sync_at: Option<Instant>,
+    /// Write lazily changed bitmap blocks now.
+    pub lazy_at: Option<Instant>,
+    /// Activity log blocks to initialise (attach).
+    init_al: u32,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    op: OpId,
+    /// The change it carries, and whether it says PRIMARY_IND.
+    superblock: Option<(u64, bool)>,
+    al: bool,
+    /// Blocks of the bitmap.
+    blocks: Vec<u64>,
+}
+
+/// A changed superblock is written at the latest after this time (metadata §6).
+const SYNC_DELAY: std::time::Duration = std::time::Duration::from_secs(5);
+/// Bits cleared by a resync are written at most this often.
+const LAZY_DELAY: std::time::Duration = std::time::Duration::from_secs(2);
+
+impl Backing {
+    #[expect(clippy::too_many_arguments, reason = "the parts of a disk, named once")]
+    pub(crate) fn new(
+        sb: Superblock,
+        gens: Generations,
+        bitmap: Bitmap,
+        al: ActivityLog,
+        limits: DiskLimits,
+        capacity: Sectors,
+        restore_quorum: bool,
+        init_al: u32,
+    ) -> Backing {
+        let primary_ind = sb.flags.contains(MdFlags::PRIMARY_IND);
+        let meta = MetaQueue { init_al, ..MetaQueue::default() };
+        Backing {
+            sb,
+            gens,
+            bitmap,
+            al,
+            limits,
+            capacity,
+            primary_ind,
+            primary_ind_durable: primary_ind,
+            held_writes: 0,
+            restore_quorum,
+            negotiating: None,
+            meta,
+        }
+    }
+
+    /// The bitmap slot of a node.
+    pub(crate) fn slot_of(&self, node: NodeId) -> Option<usize> {
+        self.sb.peers[node.index()].bitmap_index.map(usize::from)
+    }
+
+    /// The node a bitmap slot is allocated to.
+    pub(crate) fn node_of_slot(&self, slot: usize) -> Option<NodeId> {
+        NodeId::all().find(|n| self.slot_of(*n) == Some(slot))
+    }
+
+    /// Out-of-sync blocks towards a node; a node without slot has none that are known.
+    pub(crate) fn oos(&self, node: NodeId) -> u64 {
+        self.slot_of(node).map_or(0, |slot| self.bitmap.count(slot))
+    }
+
+    /// Bitmap generation towards a node.
+    pub(crate) fn bitmap_uuid(&self, node: NodeId) -> GenUuid {
+        self.gens.bitmap(node).uuid
+    }
+
+    /// After a crash now, the activity log would be applied: writes may start.
+    pub(crate) const fn may_write(&self) -> bool {
+        self.primary_ind_durable && self.held_writes == 0
+    }
+
+    /// Writes wait for a generation to become durable.
+    pub(crate) const fn hold_writes(&mut self) {
+        self.held_writes += 1;
+    }
+
+    /// The inverse of [`Self::hold_writes`].
+    pub(crate) const fn release_writes(&mut self) {
+        self.held_writes = self.held_writes.saturating_sub(1);
+    }
+
+    /// The metadata as read says that the data is consistent.
+    pub(crate) const fn md_consistent(&self) -> bool {
+        self.sb.flags.contains(MdFlags::CONSISTENT)
+    }
+
+    /// No metadata write is under way or wanted.
+    pub(crate) fn meta_idle(&self) -> bool {
+        self.meta.in_flight.is_none() && self.meta.waiters.is_empty()
+    }
+}
+
+impl Resource {
+    /// The superblock has changed; it is written soon.
+    pub(crate) fn md_changed(&mut self, vol: VolIx) {
+        let at = self.now + SYNC_DELAY;
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.meta.changed += 1;
+            backing.meta.sync_at.get_or_insert(at);
+        }
+    }
+
+    /// Writes the superblock as it is now, then does `then`. Without a disk there is nothing to
+    /// wait for.
+    pub(crate) fn persist(&mut self, vol: VolIx, then: Work) {
+        match &mut self.vols[vol].backing {
+            Some(backing) => {
+                backing.meta.changed += 1;
+                let change = backing.meta.changed;
+                backing.meta.waiters.push_back((change, then));
+            }
+            None => self.work.push_back(then),
+        }
+    }
+
+    /// Like [`Self::persist`], with every changed bitmap block on disk before.
+    pub(crate) fn persist_with_bitmap(&mut self, vol: VolIx, then: Work) {
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.meta.bitmap = true;
+        }
+        self.persist(vol, then);
+    }
+
+    /// Changed bitmap blocks are written, at some time soon.
+    pub(crate) fn write_bitmap(&mut self, vol: VolIx) {
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.meta.bitmap = true;
+        }
+    }
+
+    /// Bits were cleared: they are written lazily.
+    pub(crate) fn write_bitmap_lazily(&mut self, vol: VolIx) {
+        let at = self.now + LAZY_DELAY;
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.meta.lazy_at.get_or_insert(at);
+        }
+    }
+
+    /// Next time the metadata wants attention.
+    pub(crate) fn meta_deadline(&self, vol: VolIx) -> Option<Instant> {
+        let meta = &self.vols[vol].backing.as_ref()?.meta;
+        if meta.in_flight.is_some() {
+            return None;
+        }
+        [meta.sync_at, meta.lazy_at].into_iter().flatten().min()
+    }
+
+    /// Starts the next metadata write, if one is wanted and none is in flight.
+    pub(crate) fn pump_meta(&mut self, vol: VolIx) {
+        let now = self.now;
+        let waits = !self.vols[vol].al_wait.is_empty();
+        let Some(backing) = &mut self.vols[vol].backing else { return };
+        if backing.meta.in_flight.is_some() {
+            return;
+        }
+        if backing.meta.lazy_at.is_some_and(|at| at <= now) {
+            backing.meta.bitmap = true;
+        }
+        let meta = &backing.meta;
+        let sync_due = meta.sync_at.is_some_and(|at| at <= now);
+        if !meta.waiters.is_empty() || sync_due {
+            self.write_superblock(vol);
+        } else if waits && !backing.primary_ind_durable {
+            // The first write under a Primary: the indication comes before everything.
+            backing.primary_ind = true;
+            self.write_superblock(vol);
+        } else if self.write_activity_log(vol) {
+        } else if self.vols[vol].backing.as_ref().is_some_and(|b| b.meta.bitmap) {
+            self.start_meta(vol, None, None, false, Vec::new());
+        }
+    }
+
+    fn write_superblock(&mut self, vol: VolIx) {
+        let bytes = self.superblock(vol).encode();
+        let backing = self.vols[vol].backing.as_mut().expect("checked by the caller");
+        let change = (backing.meta.changed, backing.primary_ind);
+        let block = MetaBlock { place: MetaPlace::Superblock, bytes };
+        self.start_meta(vol, Some(block), Some(change), false, Vec::new());
+    }
+
+    /// Starts the activity log transaction that writes wait for; false if there is none.
+    fn write_activity_log(&mut self, vol: VolIx) -> bool {
+        let backing = self.vols[vol].backing.as_mut().expect("checked by the caller");
+        let Some(transaction) = backing.al.start_transaction() else { return false };
+        let mut blocks = Vec::new();
+        for extent in &transaction.evicted {
+            let covering = backing.bitmap.blocks_of_extent(*extent);
+            backing.bitmap.take_dirty(covering, Changed::Must, usize::MAX, &mut blocks);
+        }
+        let place = MetaPlace::ActivityLog(transaction.block_index);
+        let block = MetaBlock { place, bytes: transaction.block };
+        self.start_meta(vol, Some(block), None, true, blocks);
+        true
+    }
+
+    fn start_meta(
+        &mut self,
+        vol: VolIx,
+        commit: Option<MetaBlock>,
+        superblock: Option<(u64, bool)>,
+        al: bool,
+        mut blocks: Vec<u64>,
+    ) {
+        let op = self.op(Op::Meta(vol));
+        let volume = &mut self.vols[vol];
+        let backing = volume.backing.as_mut().expect("checked by the caller");
+        let mut plain = Vec::new();
+        if std::mem::take(&mut backing.meta.bitmap) {
+            backing.meta.lazy_at = None;
+            let area = 0..backing.bitmap.blocks();
+            backing.bitmap.take_dirty(area, Changed::Any, usize::MAX, &mut blocks);
+        }
+        for index in &blocks {
+            let mut bytes = codec::disk::zeroed_block();
+            backing.bitmap.encode_block(*index, &mut bytes);
+            plain.push(MetaBlock { place: MetaPlace::Bitmap(*index), bytes });
+        }
+        volume.stats.bm_writes += plain.len() as u64;
+        for index in 0..std::mem::take(&mut backing.meta.init_al) {
+            let bytes = codec::disk::activity_log::empty_block();
+            plain.push(MetaBlock { place: MetaPlace::ActivityLog(index), bytes });
+        }
+        if superblock.is_some() {
+            backing.meta.sync_at = None;
+        }
+        backing.meta.in_flight = Some(InFlight { op, superblock, al, blocks });
+        let flush = volume.disk_opts.md_flushes;
+        let write = MetaWrite { plain, commit, flush };
+        self.out.push_back(Output::MetaWrite { volume: volume.nr, op, write });
+    }
+
+    /// A metadata write has ended.
+    pub(crate) fn meta_done(&mut self, op: OpId, result: Result<(), DiskError>) {
+        let Some(Op::Meta(vol)) = self.ops.remove(op.0 as usize) else { return };
+        let Some(backing) = &mut self.vols[vol].backing else { return };
+        let Some(done) = backing.meta.in_flight.take_if(|f| f.op == op) else { return };
+        for block in done.blocks {
+            backing.bitmap.block_written(block, result.is_ok());
+        }
+        if result.is_err() {
+            // Nothing that relied on this write may go on here (metadata §3.4).
+            return self.give_up_disk(vol, "a metadata write failed");
+        }
+        if let Some((change, primary_ind)) = done.superblock {
+            backing.meta.written = change;
+            backing.primary_ind_durable = primary_ind;
+            while backing.meta.waiters.front().is_some_and(|(c, _)| *c <= change) {
+                let (_, work) = backing.meta.waiters.pop_front().expect("looked at above");
+                self.work.push_back(work);
+            }
+            if primary_ind {
+                self.retry_al(vol);
+            }
+        }
+        if done.al {
+            let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+            backing.al.transaction_done();
+            self.al_transaction_done(vol);
+        }
+    }
+
+    /// The superblock that describes the present state (metadata §5.2, §5.3).
+    pub(crate) fn superblock(&self, vol: VolIx) -> Superblock {
+        let volume = &self.vols[vol];
+        let backing = volume.backing.as_ref().expect("checked by the caller");
+        let state = &self.st.vols[vol];
+        let mut sb = backing.sb.clone();
+        sb.current_uuid = backing.gens.current();
+        sb.history = *backing.gens.history();
+        for (slot, uuid) in sb.peers.iter_mut().zip(backing.gens.bitmaps()) {
+            slot.bitmap_uuid = uuid.uuid;
+            slot.bitmap_dagtag = uuid.dagtag;
+        }
+        sb.members = self.members;
+        let flags = &mut sb.flags;
+        if state.disk >= DiskState::Inconsistent {
+            flags.set(MdFlags::CONSISTENT, state.disk > DiskState::Inconsistent);
+            flags.set(MdFlags::WAS_UP_TO_DATE, state.disk > DiskState::Outdated);
+        }
+        flags.set(MdFlags::PRIMARY_IND, backing.primary_ind);
+        let crashed = self.st.role == Role::Primary || volume.crashed_primary;
+        flags.set(MdFlags::CRASHED_PRIMARY, crashed);
+        flags.set(MdFlags::PRIMARY_LOST_QUORUM, volume.lost_quorum);
+        flags.set(MdFlags::HAVE_QUORUM, state.quorum);
+        // Imitates the kernel: a running device is never clean, and the log is replayed here at
+        // the next attach, or by drbdmeta.
+        flags.set(MdFlags::AL_CLEAN, false);
+        if state.disk > DiskState::Negotiating {
+            for (peer, st) in self.peers.iter().zip(&self.st.peers) {
+                let slot = &mut sb.peers[peer.node.index()];
+                let dev = &st.devs[vol];
+                let connected = st.conn == ConnState::Connected;
+                slot.flags.set(PeerFlags::CONNECTED, connected);
+                let outdated = matches!(dev.disk, DiskState::Inconsistent | DiskState::Outdated);
+                slot.flags.set(PeerFlags::OUTDATED, outdated);
+                if connected {
+                    slot.flags.set(PeerFlags::NODE_EXISTS, true);
+                }
+                if dev.disk >= DiskState::Inconsistent && dev.disk != DiskState::DUnknown {
+                    slot.flags.set(PeerFlags::DEVICE_SEEN, true);
+                }
+                if dev.disk == DiskState::Diskless && !peer.devs[vol].opts.bitmap {
+                    slot.flags.set(PeerFlags::DEVICE_SEEN, false);
+                }
+            }
+        }
+        sb
+    }
+
+    /// Keeps what the superblock says about peers, so that it survives a lost connection.
+    pub(crate) fn note_peer_flags(&mut self, vol: VolIx) {
+        if self.vols[vol].backing.is_none() {
+            return;
+        }
+        let peers = self.superblock(vol).peers;
+        let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+        for (slot, new) in backing.sb.peers.iter_mut().zip(&peers) {
+            slot.flags = new.flags;
+        }
+    }
+
+    /// The backing device reported an error (semantics §7.1).
+    pub(crate) fn disk_failed(&mut self, vol: VolIx, range: Option<SectorRange>, what: &str) {
+        if self.st.vols[vol].disk <= DiskState::Failed || self.vols[vol].backing.is_none() {
+            return;
+        }
+        let policy = self.vols[vol].disk_opts.on_io_error;
+        match (policy, range) {
+            (OnIoError::PassOn, Some(range)) => {
+                let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+                for slot in 0..backing.bitmap.slots() {
+                    backing.bitmap.set_range(slot, range);
+                }
+                let text = format!(
+                    "{}/{}: {what} at {range}; the disk stays attached as Inconsistent \
+                     (on-io-error pass_on)",
+                    self.name, self.vols[vol].nr
+                );
+                self.log(LogLevel::Error, text);
+                self.change_hard(|st| {
+                    st.vols[vol].disk = st.vols[vol].disk.min(DiskState::Inconsistent);
+                });
+            }
+            _ => self.give_up_disk(vol, what),
+        }
+    }
+
+    /// The disk is lost: Failed, then Diskless. What was in flight on it counts as failed.
+    pub(crate) fn give_up_disk(&mut self, vol: VolIx, what: &str) {
+        if self.vols[vol].backing.is_none() {
+            return;
+        }
+        let text = format!(
+            "{}/{}: {what}; the disk is detached. Replace it, then attach: what it missed is \
+             resynced.",
+            self.name, self.vols[vol].nr
+        );
+        self.log(LogLevel::Error, text);
+        if self.st.role == Role::Primary {
+            self.vols[vol].crashed_primary = false;
+        }
+        self.change_hard(|st| st.vols[vol].disk = DiskState::Failed);
+        self.drop_disk(vol);
+    }
+
+    /// Last step of losing or detaching a disk.
+    pub(crate) fn drop_disk(&mut self, vol: VolIx) {
+        let Some(backing) = self.vols[vol].backing.take() else { return };
+        // Whoever waited for the metadata goes on without it: there is none any more.
+        for (_, work) in backing.meta.waiters {
+            self.work.push_back(work);
+        }
+        self.forget_al(vol);
+        self.change_hard(|st| st.vols[vol].disk = DiskState::Diskless);
+        self.abort_local(vol);
+        self.reads_lost_disk(vol);
+        self.retry_al(vol);
+        self.kick_all();
+        self.out.push_back(Output::DiskReleased { volume: self.vols[vol].nr });
+    }
+
+    /// PRIMARY_IND is cleared once nobody is Primary, nothing received is unsettled and the
+    /// bits are on disk (metadata §5.2).
+    pub(crate) fn review_primary_ind(&mut self, vol: VolIx) {
+        let primary = self.st.role == Role::Primary || !self.st.primary_peers().is_empty();
+        let busy = self.log.len() > 0
+            || self.peers.iter().any(|p| p.recv.unacked.iter().any(|u| u.vol == vol))
+            || self.peer_writes.iter().any(|(_, w)| w.vol == vol);
+        let Some(backing) = &mut self.vols[vol].backing else { return };
+        if primary {
+            if !backing.primary_ind {
+                backing.primary_ind = true;
+                backing.meta.changed += 1;
+                backing.meta.sync_at = Some(self.now);
+            }
+        } else if backing.primary_ind && !busy {
+            backing.primary_ind = false;
+            backing.meta.changed += 1;
+            backing.meta.bitmap = true;
+            backing.meta.sync_at = Some(self.now);
+        }
+    }
+
+    /// The next pump writes a changed superblock.
+    pub(crate) fn md_sync_now(&mut self, vol: VolIx) {
+        let now = self.now;
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.meta.sync_at = Some(now);
+        }
+    }
+
+    /// Metadata invariants that hold after every input.
+    pub(crate) fn meta_invariants(&self, vol: VolIx) {
+        let Some(backing) = &self.vols[vol].backing else { return };
+        assert!(backing.meta.written <= backing.meta.changed);
+        let mut slots = NodeMask::EMPTY;
+        for node in NodeId::all() {
+            if let Some(slot) = backing.slot_of(node) {
+                assert_ne!(node, self.me, "a node keeps no bitmap for itself");
+                assert!(slot < MAX_NODES);
+                assert!(!slots.contains(NodeId::new(slot as u8).expect("below 32")));
+                slots.insert(NodeId::new(slot as u8).expect("below 32"));
+            }
+        }
+    }
+}

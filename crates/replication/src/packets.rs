@@ -1,0 +1,450 @@
+//! Dispatch of a peer's packets, and of completions. A packet that breaks a rule costs the peer
+//! its connection, with a log line that names the rule.
+
+use codec::wire::{DagtagDep, OvResult, Packet, RsReq, StateWord, SyncParam};
+use vocab::{ConnState, DiskState, NodeId, ReplState, Role, VolumeNr};
+
+use crate::handshake::{AfterLoss, Phase};
+use crate::io::{BufId, DiskData, DiskError, LogLevel, OpId};
+use crate::receive::PeerOp;
+use crate::request::Part;
+use crate::resource::{Link, Op, Resource, Work};
+use crate::resync::{BitmapChunk, ServeKind};
+use crate::state::PeerIx;
+use crate::twopc::Answer;
+
+impl Resource {
+    /// A packet from a peer.
+    pub(crate) fn packet(&mut self, node: NodeId, packet: Packet, payload: Option<BufId>) {
+        let peer = self.peer_ix(node).filter(|p| self.peers[*p].link == Link::Up);
+        let Some(peer) = peer else {
+            // Left over from a link that the core has closed.
+            return self.free(payload);
+        };
+        self.peers[peer].last_rx = self.now;
+        if self.peers[peer].hs.phase == Phase::Exchanging {
+            self.peers[peer].hs.deadline = Some(self.now + self.peers[peer].net.ping_timeout * 10);
+        }
+        if let Err(rule) = self.take(peer, packet, payload) {
+            let text = format!(
+                "{}: {} broke the protocol: {rule}; the connection is dropped",
+                self.name, self.peers[peer].name
+            );
+            self.log(LogLevel::Error, text);
+            self.lose(peer, ConnState::ProtocolError, AfterLoss::Reconnect);
+        }
+    }
+
+    fn take(
+        &mut self,
+        peer: PeerIx,
+        packet: Packet,
+        payload: Option<BufId>,
+    ) -> Result<(), &'static str> {
+        const NO_PAYLOAD: &str = "data is missing";
+        match packet {
+            // Writes and what follows them.
+            Packet::Data(nr, d) => {
+                let buf = payload.ok_or(NO_PAYLOAD)?;
+                self.peer_write(peer, nr, d.range, d.block_id, d.flags, PeerOp::Write(buf))
+            }
+            Packet::Trim(nr, t) => {
+                self.peer_write(peer, nr, t.range, t.block_id, t.flags, PeerOp::Discard)
+            }
+            Packet::Zeroes(nr, t) => {
+                self.peer_write(peer, nr, t.range, t.block_id, t.flags, PeerOp::Zeroes)
+            }
+            Packet::Barrier(number) => {
+                self.peer_barrier(peer, number);
+                Ok(())
+            }
+            Packet::Dagtag(dagtag) => {
+                self.set_dagtag(peer, dagtag);
+                Ok(())
+            }
+            Packet::OutOfSync(nr, range) => self.peer_out_of_sync(peer, nr, range),
+            Packet::UnplugRemote => Ok(()),
+            Packet::RecvAck(nr, ack) => self.ack(peer, nr, ack, Part::Acked),
+            Packet::WriteAck(nr, ack) => self.ack(peer, nr, ack, Part::Acked),
+            Packet::WriteAckInSync(nr, ack) => self.ack(peer, nr, ack, Part::InSync),
+            Packet::NegAck(nr, ack) => self.ack(peer, nr, ack, Part::Neg),
+            Packet::BarrierAck(number, set_size) => self.barrier_acked(peer, number, set_size),
+            Packet::ConfirmStable(confirm) => self.confirm_stable(peer, confirm),
+            Packet::PeerAck(ack) => self.peer_acked(peer, ack),
+            // Reads.
+            Packet::DataRequest(nr, req) => self.peer_read(peer, nr, req),
+            Packet::DataReply(nr, data) => {
+                let buf = payload.ok_or(NO_PAYLOAD)?;
+                self.data_reply(peer, nr, data, buf)
+            }
+            Packet::NegDreply(nr, ack) => self.data_refused(peer, nr, ack),
+            // Liveness.
+            Packet::Ping => {
+                self.send(peer, Packet::PingAck);
+                Ok(())
+            }
+            Packet::PingAck => {
+                self.ping_acked(peer);
+                Ok(())
+            }
+            // Handshake and state.
+            Packet::ConnectionFeatures(features) => self.features(peer, features),
+            Packet::Protocol(protocol) => self.protocol(peer, &protocol),
+            Packet::ProtocolUpdate(_) => Ok(()),
+            Packet::SyncParam(nr, param) => self.sync_param_arrived(peer, nr, &param),
+            Packet::Sizes(nr, sizes) => self.peer_sizes(peer, nr, *sizes),
+            Packet::Uuids110(nr, uuids) => self.peer_uuids(peer, nr, *uuids),
+            Packet::CurrentUuid(nr, uuid, weak) => self.peer_current_uuid(peer, nr, uuid, weak),
+            Packet::State(nr, word) => self.peer_state(peer, nr, word),
+            Packet::PeerDagtag(dagtag) => self.peer_dagtag(peer, dagtag),
+            Packet::Disconnect => {
+                self.peer_disconnects(peer);
+                Ok(())
+            }
+            // Transactions.
+            Packet::TwoPcPrepare(nr, request) => self.twopc_prepare(peer, nr, request),
+            Packet::TwoPcPrepRsz(nr, request) => self.refuse_resize(peer, nr, request),
+            Packet::TwoPcCommit(_, request) => self.twopc_commit(peer, request),
+            Packet::TwoPcAbort(_, request) => self.twopc_abort(request),
+            Packet::TwoPcYes(_, reply) => {
+                self.twopc_reply(peer, reply, Answer::Yes);
+                Ok(())
+            }
+            Packet::TwoPcNo(_, reply) => {
+                self.twopc_reply(peer, reply, Answer::No);
+                Ok(())
+            }
+            Packet::TwoPcRetry(_, reply) => {
+                self.twopc_reply(peer, reply, Answer::Retry);
+                Ok(())
+            }
+            // Resync and verify.
+            Packet::Bitmap(nr, words) => self.peer_bitmap(peer, nr, BitmapChunk::Plain(words)),
+            Packet::CompressedBitmap(nr, code) => {
+                self.peer_bitmap(peer, nr, BitmapChunk::Compressed(code))
+            }
+            Packet::RsDagtagReq(nr, req) => self.serve(peer, nr, req, ServeKind::Data),
+            Packet::RsThinDagtagReq(nr, req) => self.serve(peer, nr, req, ServeKind::Thin),
+            Packet::RsDataRequest(nr, req) => {
+                let dep = DagtagDep::default();
+                let req = RsReq { range: req.range, block_id: req.block_id, dep };
+                self.serve(peer, nr, req, ServeKind::Data)
+            }
+            Packet::OvDagtagReq(nr, req) => self.serve(peer, nr, req, ServeKind::Verify),
+            Packet::RsDataReply(nr, data) => {
+                let buf = payload.ok_or(NO_PAYLOAD)?;
+                self.resync_data(peer, nr, data, buf)
+            }
+            Packet::RsDeallocatedId(nr, ack) => self.resync_deallocated(peer, nr, ack),
+            Packet::RsWriteAck(nr, ack) => self.resync_acked(peer, nr, ack, true),
+            Packet::RsNegAck(nr, ack) => self.resync_acked(peer, nr, ack, false),
+            Packet::RsCancel(nr, ack) | Packet::RsCancelAhead(nr, ack) => {
+                self.resync_refused(peer, nr, ack, false)
+            }
+            Packet::NegRsDreply(nr, ack) => self.resync_refused(peer, nr, ack, true),
+            Packet::PeersInSync(nr, desc) => self.peers_in_sync(peer, nr, desc),
+            Packet::OvDagtagReply(nr, req, digest) => self.verify_reply(peer, nr, req, digest),
+            Packet::OvResultId(nr, ack, result) => self.peer_verify_result(peer, nr, ack, result),
+            Packet::OvResult(nr, ack) => self.peer_verify_result(peer, nr, ack, OvResult::Skipped),
+            Packet::DelayProbe(_) => Ok(()),
+            _ => {
+                self.free(payload);
+                Err("a packet that this connection has not agreed on")
+            }
+        }
+    }
+
+    fn ack(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        ack: codec::wire::BlockAck,
+        kind: Part,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("an ack names an unknown volume")?;
+        self.write_acked(peer, vol, ack, kind)
+    }
+
+    /// P_SYNC_PARAM89: the digest of online verify must be the same for a verify to run.
+    fn sync_param_arrived(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        param: &SyncParam,
+    ) -> Result<(), &'static str> {
+        let _ = nr;
+        let alg = String::from_utf8_lossy(&param.verify_alg).into_owned();
+        if !param.csums_alg.is_empty() {
+            return Err("csums-alg differs between the nodes");
+        }
+        self.peers[peer].peer_verify_alg = Some(alg);
+        Ok(())
+    }
+
+    fn refuse_resize(
+        &mut self,
+        peer: PeerIx,
+        nr: Option<VolumeNr>,
+        request: codec::wire::TwoPc,
+    ) -> Result<(), &'static str> {
+        let reply = codec::wire::TwoPcReply {
+            tid: request.tid,
+            initiator: request.initiator,
+            reachable_nodes: vocab::NodeMask::EMPTY,
+            primary_nodes: vocab::NodeMask::EMPTY,
+            weak_nodes: vocab::NodeMask::EMPTY,
+        };
+        let text = format!(
+            "{}: {} asked to resize, which this version does not do",
+            self.name, self.peers[peer].name
+        );
+        self.log(LogLevel::Warn, text);
+        self.send(peer, Packet::TwoPcNo(nr, reply));
+        Ok(())
+    }
+
+    fn ping_acked(&mut self, peer: PeerIx) {
+        let now = self.now;
+        let p = &mut self.peers[peer];
+        p.pings_out = p.pings_out.saturating_sub(1);
+        p.ping_since = now;
+        if p.pings_out == 0 {
+            let node = p.node;
+            self.ping_settled(node);
+        }
+    }
+
+    /// P_STATE.
+    fn peer_state(
+        &mut self,
+        peer: PeerIx,
+        nr: Option<VolumeNr>,
+        word: StateWord,
+    ) -> Result<(), &'static str> {
+        if !self.st.is_connected(peer) {
+            if let (Phase::Exchanging, Some(nr)) = (self.peers[peer].hs.phase, nr) {
+                self.handshake_state(peer, nr, word);
+            }
+            return Ok(());
+        }
+        let role = word.role().unwrap_or(Role::Secondary);
+        let Some(nr) = nr else {
+            self.change_hard(|st| st.peers[peer].role = role);
+            return Ok(());
+        };
+        let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
+        self.peers[peer].devs[vol].last_word = Some(word);
+        let disk = word.disk().unwrap_or(DiskState::Diskless);
+        if disk == DiskState::Negotiating {
+            return self.peer_negotiates(peer, vol, word, role);
+        }
+        let was = self.st.peers[peer].devs[vol];
+        let theirs = word.repl_state();
+        if was.repl.is_source()
+            && was.repl != ReplState::WFBitMapS
+            && was.repl != ReplState::StartingSyncS
+            && theirs == Some(ReplState::Established)
+        {
+            self.change_hard(|st| st.peers[peer].role = role);
+            self.source_finished(peer, vol, disk);
+        } else {
+            let ended = matches!(
+                was.repl,
+                ReplState::VerifyS
+                    | ReplState::VerifyT
+                    | ReplState::SyncTarget
+                    | ReplState::PausedSyncT
+            ) && theirs == Some(ReplState::Established)
+                && !self.just_started(peer, vol);
+            let shown = self.shown_peer_disk(peer, vol, disk, word);
+            self.change_hard(|st| {
+                st.peers[peer].role = role;
+                let dev = &mut st.peers[peer].devs[vol];
+                dev.disk = shown;
+                if ended {
+                    dev.repl = ReplState::Established;
+                }
+            });
+        }
+        self.change_hard(|st| {
+            let dev = &mut st.peers[peer].devs[vol];
+            dev.peer_quorum = word.quorum();
+            dev.pause_peer = word.aftr_isp() || word.user_isp();
+        });
+        self.attach_answer(peer, vol);
+        Ok(())
+    }
+
+    /// A resync began here so recently that the peer's state may be older than that.
+    fn just_started(&self, peer: PeerIx, vol: usize) -> bool {
+        let dev = &self.peers[peer].devs[vol];
+        match self.repl(peer, vol) {
+            ReplState::SyncTarget | ReplState::PausedSyncT => !dev.source_seen,
+            _ => false,
+        }
+    }
+
+    /// A node without disk shows a peer that turns UpToDate with another generation than it has
+    /// seen as Consistent only (A8).
+    fn shown_peer_disk(
+        &mut self,
+        peer: PeerIx,
+        vol: usize,
+        disk: DiskState,
+        word: StateWord,
+    ) -> DiskState {
+        if matches!(
+            word.repl_state(),
+            Some(
+                ReplState::SyncSource
+                    | ReplState::PausedSyncS
+                    | ReplState::VerifyS
+                    | ReplState::VerifyT
+            )
+        ) {
+            self.peers[peer].devs[vol].source_seen = true;
+        }
+        if self.vols[vol].backing.is_some() || disk != DiskState::UpToDate {
+            return disk;
+        }
+        let exposed = self.vols[vol].exposed;
+        let same = self.peers[peer].devs[vol]
+            .uuids
+            .as_ref()
+            .is_none_or(|u| u.current.same(exposed) || exposed.is_none());
+        let primary = self.st.role == Role::Primary;
+        if same || !primary { disk } else { DiskState::Consistent }
+    }
+
+    // --- completions ------------------------------------------------------------------------
+
+    /// A disk operation has ended.
+    pub(crate) fn disk_done(&mut self, id: OpId, result: Result<DiskData, DiskError>) {
+        let key = usize::try_from(id.0).unwrap_or(usize::MAX);
+        let Some(op) = self.ops.remove(key) else {
+            debug_assert!(false, "an operation ended twice");
+            return;
+        };
+        let plain = match &result {
+            Ok(_) => Ok(()),
+            Err(e) => Err(*e),
+        };
+        match op {
+            Op::Write(seq) => self.local_write_done(seq, plain),
+            Op::Read(key) => self.local_read_done(key, result),
+            Op::PeerWrite(key) => self.peer_write_done(key, plain),
+            Op::EpochFlush(peer, vol) => self.epoch_flushed(peer, vol, plain),
+            Op::ConfirmFlush(peer, vol) => self.confirm_flushed(peer, vol, plain),
+            Op::PeerRead(key) => self.peer_read_done(key, result),
+            Op::Serve(key) => self.served(key, result),
+            Op::ResyncWrite(peer, vol, id) => {
+                if !self.late_write_done(peer, vol, id) {
+                    self.resync_written(peer, vol, id, plain);
+                }
+            }
+            Op::ResyncFlush(peer, vol) => self.resync_flushed(peer, vol, plain),
+            Op::VerifyDigest(peer, vol, id) => self.verify_digest(peer, vol, id, result),
+            Op::Meta(_) | Op::Orphan => debug_assert!(false, "not a disk operation"),
+        }
+    }
+
+    /// Timers that are due.
+    pub(crate) fn timers(&mut self) {
+        let now = self.now;
+        self.twopc_timeout();
+        if self.peer_acks.deadline.is_some_and(|at| at <= now) {
+            self.flush_peer_acks();
+        }
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].retry_at.is_some_and(|at| at <= now) {
+                self.start_connecting(peer);
+            }
+            self.handshake_timeout(peer);
+            self.liveness(peer);
+            for vol in 0..self.vols.len() {
+                if self.resync_deadline(peer, vol).is_some_and(|at| at <= now) {
+                    self.resync_turn(peer, vol);
+                }
+            }
+            if self.peers[peer].hs.cleanup_waits {
+                self.work.push_back(Work::LossCleanup(peer));
+            }
+        }
+        let stuck =
+            self.vols.iter().any(|v| v.bump_pending && !v.bump_running && !v.held.is_empty());
+        if stuck && !self.handshake_running() {
+            self.kick_all();
+        }
+    }
+
+    /// Pings, and peers that do not answer (wire §1.2).
+    fn liveness(&mut self, peer: PeerIx) {
+        let now = self.now;
+        if self.peers[peer].link != Link::Up {
+            return;
+        }
+        let net = &self.peers[peer].net;
+        let (ping_int, ping_timeout) = (net.ping_int, net.ping_timeout);
+        let patience = net.timeout * net.ko_count;
+        let p = &self.peers[peer];
+        if p.pings_out > 0 && now.since(p.ping_since) >= ping_timeout {
+            return self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
+        }
+        if p.pings_out == 0 && now.since(p.last_rx) >= ping_int && p.agreed_version != 0 {
+            self.peers[peer].last_rx = now;
+            return self.ping(peer);
+        }
+        if patience.is_zero() || !self.st.is_connected(peer) {
+            return;
+        }
+        let barrier = self.peers[peer].send.barriers.front().map(|(_, _, since)| *since);
+        let node = self.peers[peer].node;
+        let write = self
+            .log
+            .iter()
+            .find(|w| w.parts[node.index()] == Part::Pending && w.range.len.0 > 0)
+            .map(|w| w.since);
+        if barrier.into_iter().chain(write).any(|since| now.since(since) >= patience) {
+            self.lose(peer, ConnState::Timeout, AfterLoss::Reconnect);
+        }
+    }
+
+    /// When to call with [`crate::Input::Timeout`] if nothing else happens, and which timer that
+    /// is.
+    pub fn deadline(&self) -> Option<(vocab::Instant, &'static str)> {
+        let mut first: Option<(vocab::Instant, &'static str)> = None;
+        let mut add = |at: Option<vocab::Instant>, name: &'static str| {
+            if let Some(at) = at {
+                if first.is_none_or(|(f, _)| at < f) {
+                    first = Some((at, name));
+                }
+            }
+        };
+        add(self.jobs_deadline(), "state change");
+        add(self.twopc.held.as_ref().map(|h| h.deadline), "transaction");
+        add(self.peer_acks.deadline, "peer-ack");
+        for (ix, peer) in self.peers.iter().enumerate() {
+            add(peer.retry_at, "reconnect");
+            add(peer.hs.deadline, "handshake");
+            if peer.link == Link::Up {
+                if peer.pings_out > 0 {
+                    add(Some(peer.ping_since + peer.net.ping_timeout), "ping answer");
+                } else {
+                    add(Some(peer.last_rx + peer.net.ping_int), "ping");
+                }
+                let patience = peer.net.timeout * peer.net.ko_count;
+                if !patience.is_zero() {
+                    let barrier = peer.send.barriers.front();
+                    add(barrier.map(|(_, _, since)| *since + patience), "barrier ack");
+                }
+            }
+            for vol in 0..self.vols.len() {
+                add(self.resync_deadline(ix, vol), "resync");
+            }
+        }
+        for vol in 0..self.vols.len() {
+            add(self.meta_deadline(vol), "metadata");
+        }
+        first
+    }
+}

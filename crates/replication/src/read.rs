@@ -1,0 +1,326 @@
+//! Reads: for users of this node, locally or from a peer, and for peers without a disk
+//! (semantics §7.3).
+
+use codec::wire::{BlockAck, BlockId, BlockReq, Data, DataFlags, Packet};
+use vocab::options::{Protocol, ReadBalancing};
+use vocab::{DiskState, ReplState, SectorRange, VolumeNr};
+
+use crate::io::{BufId, DiskData, DiskError, DiskOp, IoError, Output, Request};
+use crate::resource::{IdKind, Op, Resource};
+use crate::state::{PeerIx, VolIx};
+
+/// A read of a user.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub vol: VolIx,
+    request: Request,
+    /// Peer it was sent to; the local disk if none.
+    from: Option<PeerIx>,
+    /// The local disk has failed it.
+    local_failed: bool,
+    /// Peers that have failed it.
+    failed: vocab::NodeMask,
+}
+
+/// A read of a peer.
+#[derive(Debug)]
+pub(crate) struct PeerRead {
+    pub peer: PeerIx,
+    pub vol: VolIx,
+    range: SectorRange,
+    block_id: BlockId,
+    dead: bool,
+}
+
+impl Resource {
+    /// Starts an admitted read.
+    pub(crate) fn start_read(&mut self, vol: VolIx, request: Request) {
+        let key = self.reads.insert(Read {
+            vol,
+            request,
+            from: None,
+            local_failed: false,
+            failed: vocab::NodeMask::EMPTY,
+        });
+        self.route_read(key);
+    }
+
+    /// Sends a read where it can be served, or fails it.
+    fn route_read(&mut self, key: usize) {
+        let read = &self.reads[key];
+        let (vol, range) = (read.vol, read.request.range);
+        let local = !read.local_failed && self.may_read_locally(vol, range);
+        let remote = self.remote_source(vol, read.failed);
+        let local_first = local && (remote.is_none() || self.prefers_local(vol, range));
+        if local_first {
+            let nr = self.vols[vol].nr;
+            self.reads[key].from = None;
+            self.vols[vol].reads_in_flight += 1;
+            self.vols[vol].stats.read_sectors += range.len.0;
+            let op = self.op(Op::Read(key));
+            let io = DiskOp::Read { range, detect_zeroes: false };
+            self.out.push_back(Output::Disk { volume: nr, op, io });
+            return;
+        }
+        match remote {
+            Some(peer) => {
+                let nr = self.vols[vol].nr;
+                self.reads[key].from = Some(peer);
+                self.peers[peer].devs[vol].reads_pending += 1;
+                let block_id = Resource::block_id(IdKind::Read, key as u64);
+                self.send(peer, Packet::DataRequest(nr, BlockReq { range, block_id }));
+            }
+            None => self.no_data_for(key),
+        }
+    }
+
+    /// Nobody can serve it now: fail, or wait for data with the request held.
+    fn no_data_for(&mut self, key: usize) {
+        let read = self.reads.remove(key).expect("it is in flight");
+        let wait = self.st.susp.any();
+        if wait {
+            self.vols[read.vol].held.push_back(read.request);
+            return;
+        }
+        let (volume, id) = (read.request.volume, read.request.id);
+        self.out.push_back(Output::Complete { volume, id, result: Err(IoError::Io) });
+    }
+
+    /// The local disk has the newest data of the range.
+    fn may_read_locally(&self, vol: VolIx, range: SectorRange) -> bool {
+        match self.st.vols[vol].disk {
+            DiskState::UpToDate => self.vols[vol].backing.is_some(),
+            DiskState::Inconsistent => self.vols[vol].backing.as_ref().is_some_and(|b| {
+                let assigned = (0..b.bitmap.slots()).filter(|s| b.node_of_slot(*s).is_some());
+                assigned.into_iter().all(|s| !b.bitmap.test_any(s, range)) && self.st.is_target(vol)
+            }),
+            _ => false,
+        }
+    }
+
+    /// The best peer to read from: protocol C before B before A, taking turns among equals.
+    fn remote_source(&mut self, vol: VolIx, failed: vocab::NodeMask) -> Option<PeerIx> {
+        let rank = |p: &PeerIx| match self.peers[*p].net.protocol {
+            Protocol::C => 0,
+            Protocol::B => 1,
+            Protocol::A => 2,
+        };
+        let usable: Vec<PeerIx> = self
+            .st
+            .connected()
+            .filter(|p| {
+                let dev = &self.st.peers[*p].devs[vol];
+                dev.disk == DiskState::UpToDate
+                    && dev.repl != ReplState::Ahead
+                    && self.peers[*p].net.allow_remote_read
+                    && !failed.contains(self.peers[*p].node)
+            })
+            .collect();
+        let best = usable.iter().map(rank).min()?;
+        let equals: Vec<PeerIx> = usable.iter().copied().filter(|p| rank(p) == best).collect();
+        let turn = self.vols[vol].round_robin;
+        self.vols[vol].round_robin = turn.wrapping_add(1);
+        Some(equals[turn as usize % equals.len()])
+    }
+
+    /// Both ways are open: which one (option read-balancing)?
+    fn prefers_local(&mut self, vol: VolIx, range: SectorRange) -> bool {
+        let stripe = |bits: u32| (range.start.byte() >> bits) & 1 == 0;
+        match self.vols[vol].disk_opts.read_balancing {
+            ReadBalancing::PreferLocal | ReadBalancing::WhenCongestedRemote => true,
+            ReadBalancing::PreferRemote => false,
+            ReadBalancing::RoundRobin => {
+                let turn = self.vols[vol].round_robin;
+                self.vols[vol].round_robin = turn.wrapping_add(1);
+                turn % 2 == 0
+            }
+            ReadBalancing::LeastPending => {
+                let remote = self
+                    .st
+                    .connected()
+                    .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
+                    .map(|p| self.peers[p].devs[vol].reads_pending)
+                    .min();
+                remote.is_none_or(|pending| self.vols[vol].reads_in_flight <= pending)
+            }
+            ReadBalancing::Striping32K => stripe(15),
+            ReadBalancing::Striping64K => stripe(16),
+            ReadBalancing::Striping128K => stripe(17),
+            ReadBalancing::Striping256K => stripe(18),
+            ReadBalancing::Striping512K => stripe(19),
+            ReadBalancing::Striping1M => stripe(20),
+        }
+    }
+
+    /// The local disk has read, or failed to.
+    pub(crate) fn local_read_done(&mut self, key: usize, result: Result<DiskData, DiskError>) {
+        let Some(read) = self.reads.get_mut(key) else {
+            if let Ok(DiskData::Read { buf, .. }) = result {
+                self.free(Some(buf));
+            }
+            return;
+        };
+        let (vol, range) = (read.vol, read.request.range);
+        self.vols[vol].reads_in_flight -= 1;
+        match result {
+            Ok(DiskData::Read { buf, .. }) => self.complete_read(key, buf),
+            _ => {
+                self.reads[key].local_failed = true;
+                self.disk_failed(vol, Some(range), "a read failed");
+                if self.reads.get(key).is_some() {
+                    self.route_read(key);
+                }
+            }
+        }
+    }
+
+    fn complete_read(&mut self, key: usize, buf: BufId) {
+        let read = self.reads.remove(key).expect("it is in flight");
+        // A forced demotion, or quorum lost with io-error, reaches reads in flight, too.
+        let result = if self.st.fail_io { Err(IoError::Io) } else { Ok(Some(buf)) };
+        let (volume, id) = (read.request.volume, read.request.id);
+        self.out.push_back(Output::Complete { volume, id, result });
+        self.free(Some(buf));
+    }
+
+    /// P_DATA_REPLY.
+    pub(crate) fn data_reply(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        data: Data,
+        buf: BufId,
+    ) -> Result<(), &'static str> {
+        match self.remote_read(peer, nr, data.block_id, data.range) {
+            Ok(key) => {
+                self.complete_read(key, buf);
+                Ok(())
+            }
+            Err(why) => {
+                self.free(Some(buf));
+                Err(why)
+            }
+        }
+    }
+
+    /// P_NEG_DREPLY: try elsewhere.
+    pub(crate) fn data_refused(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        ack: BlockAck,
+    ) -> Result<(), &'static str> {
+        let key = self.remote_read(peer, nr, ack.block_id, ack.range)?;
+        let node = self.peers[peer].node;
+        self.reads[key].failed.insert(node);
+        self.reads[key].from = None;
+        self.route_read(key);
+        Ok(())
+    }
+
+    fn remote_read(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        id: BlockId,
+        range: SectorRange,
+    ) -> Result<usize, &'static str> {
+        const WRONG: &str = "an answer matches no read";
+        let key = Resource::block_key(id, IdKind::Read).ok_or(WRONG)?;
+        let key = usize::try_from(key).map_err(|_| WRONG)?;
+        let read = self.reads.get(key).ok_or(WRONG)?;
+        let vol = read.vol;
+        if read.from != Some(peer) || read.request.range != range || self.vols[vol].nr != nr {
+            return Err(WRONG);
+        }
+        let dev = &mut self.peers[peer].devs[vol];
+        dev.reads_pending = dev.reads_pending.saturating_sub(1);
+        dev.received_sectors += range.len.0;
+        Ok(key)
+    }
+
+    /// A connection is lost: its reads go elsewhere.
+    pub(crate) fn reads_lost_peer(&mut self, peer: PeerIx) {
+        let keys: Vec<usize> =
+            self.reads.iter().filter(|(_, r)| r.from == Some(peer)).map(|(k, _)| k).collect();
+        for (_, read) in self.peer_reads.iter_mut().filter(|(_, r)| r.peer == peer) {
+            read.dead = true;
+        }
+        for dev in &mut self.peers[peer].devs {
+            dev.reads_pending = 0;
+        }
+        let node = self.peers[peer].node;
+        for key in keys {
+            // Not a failure of the peer's disk, but it is not there to be asked again.
+            self.reads[key].failed.insert(node);
+            self.reads[key].from = None;
+            self.route_read(key);
+        }
+    }
+
+    /// The local disk is lost. Reads on it end by themselves and are routed again then.
+    pub(crate) fn reads_lost_disk(&mut self, vol: VolIx) {
+        for (_, read) in self.reads.iter_mut().filter(|(_, r)| r.vol == vol) {
+            read.local_failed |= read.from.is_none();
+        }
+    }
+
+    /// P_DATA_REQUEST: a peer without the data reads from this disk.
+    pub(crate) fn peer_read(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        req: BlockReq,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("a read names an unknown volume")?;
+        if !self.in_volume(vol, req.range) || req.range.len.0 == 0 || req.range.len.0 > 2048 {
+            return Err("a read lies outside the volume or is too large");
+        }
+        let range = req.range;
+        if self.st.vols[vol].disk != DiskState::UpToDate || self.vols[vol].backing.is_none() {
+            let ack = self.block_ack(peer, vol, range, req.block_id);
+            self.send(peer, Packet::NegDreply(nr, ack));
+            return Ok(());
+        }
+        let key = self.peer_reads.insert(PeerRead {
+            peer,
+            vol,
+            range,
+            block_id: req.block_id,
+            dead: false,
+        });
+        self.vols[vol].stats.read_sectors += range.len.0;
+        let op = self.op(Op::PeerRead(key));
+        let io = DiskOp::Read { range, detect_zeroes: false };
+        self.out.push_back(Output::Disk { volume: nr, op, io });
+        Ok(())
+    }
+
+    /// The block for a peer has been read.
+    pub(crate) fn peer_read_done(&mut self, key: usize, result: Result<DiskData, DiskError>) {
+        let Some(read) = self.peer_reads.remove(key) else { return };
+        let PeerRead { peer, vol, range, block_id, dead } = read;
+        let nr = self.vols[vol].nr;
+        match result {
+            Ok(DiskData::Read { buf, .. }) => {
+                // The disk may have lost its standing while it was read.
+                if !dead && self.st.vols[vol].disk == DiskState::UpToDate {
+                    let data = Data { range, block_id, seq: 0, flags: DataFlags::default() };
+                    self.peers[peer].devs[vol].sent_sectors += range.len.0;
+                    self.send_with(peer, Packet::DataReply(nr, data), Some(buf));
+                } else if !dead {
+                    let ack = self.block_ack(peer, vol, range, block_id);
+                    self.send(peer, Packet::NegDreply(nr, ack));
+                }
+                self.free(Some(buf));
+            }
+            _ => {
+                if !dead {
+                    let ack = self.block_ack(peer, vol, range, block_id);
+                    self.send(peer, Packet::NegDreply(nr, ack));
+                }
+                self.disk_failed(vol, Some(range), "a read failed");
+            }
+        }
+    }
+}

@@ -1,0 +1,878 @@
+//! Writes of users: admission, the transfer log, and when a write is complete and done.
+//!
+//! A write passes: *admission* (may this node write now?), *conflict* (no overlapping I/O in
+//! flight), *activity log* (its extents are durably active), then it enters the transfer log in
+//! one step: it gets its dagtag and its epoch, is submitted to the local disk and sent to the
+//! peers. It is *complete* when the user may be told, and *done* when every peer's barrier ack
+//! is in; entries leave the log strictly in order (semantics §8).
+
+use std::collections::VecDeque;
+
+use codec::wire::{BlockAck, Data, DataFlags, Packet, Trim};
+use vocab::options::{OnNoDataAccessible, OnNoQuorum, Protocol};
+use vocab::{
+    Dagtag, DiskState, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role, SectorRange,
+};
+
+use crate::activity_log::Begin;
+use crate::intervals::Slot;
+use crate::io::{DiskError, DiskOp, IoError, Output, Request, RequestOp};
+use crate::resource::{Decision, IdKind, Op, Owner, Resource, Work};
+use crate::state::{PeerIx, VolIx};
+
+/// Writes in flight, oldest first, identified by consecutive sequence numbers.
+#[derive(Debug)]
+pub(crate) struct TransferLog {
+    base: u64,
+    entries: VecDeque<Write>,
+    /// Epoch of the next write.
+    pub epoch: u64,
+    /// Writes in that epoch so far.
+    pub epoch_writes: u32,
+}
+
+/// One write (or flush) of a user.
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub vol: VolIx,
+    pub id: u64,
+    pub op: RequestOp,
+    pub range: SectorRange,
+    /// Position in the write stream behind this write.
+    pub dagtag: Dagtag,
+    pub epoch: u64,
+    pub local: Local,
+    /// By node id.
+    pub parts: [Part; MAX_NODES],
+    pub completed: bool,
+    pub since: Instant,
+    /// Key in the volume's interval set.
+    pub interval: Option<Slot>,
+    /// Holds references on its activity log extents.
+    pub al: bool,
+}
+
+/// State of the local part of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Local {
+    /// There is no local disk.
+    None,
+    Pending,
+    Ok,
+    Failed,
+}
+
+/// State of a write towards one peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Not sent.
+    None,
+    /// The peer is told the range when the write is done.
+    OutOfSync,
+    /// Sent; the ack that the protocol asks for is missing.
+    Pending,
+    /// Sent under protocol A: counts as written once the epoch is confirmed.
+    Sent,
+    /// Acknowledged.
+    Acked,
+    /// Acknowledged, and the peer's block is in sync now.
+    InSync,
+    /// Acknowledged and stable, whatever happens to the epoch.
+    Stable,
+    /// The peer could not write it.
+    Neg,
+    /// The connection was lost before it was done.
+    Lost,
+}
+
+impl Part {
+    const fn counts_as_written(self) -> bool {
+        matches!(self, Part::Sent | Part::Acked | Part::InSync | Part::Stable)
+    }
+
+    /// The peer received the data, so a peer-ack is owed.
+    const fn received(self) -> bool {
+        self.counts_as_written()
+    }
+}
+
+/// Someone waits for an overlapping operation or an activity log transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitingOn {
+    User(Request),
+    /// Key in `peer_writes`.
+    Peer(usize),
+    /// Key in `serves`.
+    Serve(usize),
+}
+
+/// May a request start now?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Go,
+    Wait,
+    Fail(IoError),
+}
+
+impl TransferLog {
+    pub(crate) const fn new() -> TransferLog {
+        TransferLog { base: 0, entries: VecDeque::new(), epoch: 1, epoch_writes: 0 }
+    }
+
+    pub(crate) fn get_mut(&mut self, seq: u64) -> Option<&mut Write> {
+        let index = usize::try_from(seq.checked_sub(self.base)?).ok()?;
+        self.entries.get_mut(index)
+    }
+
+    pub(crate) fn get(&self, seq: u64) -> Option<&Write> {
+        let index = usize::try_from(seq.checked_sub(self.base)?).ok()?;
+        self.entries.get(index)
+    }
+
+    /// Sequence numbers of all entries.
+    pub(crate) fn seqs(&self) -> std::ops::Range<u64> {
+        self.base..self.base + self.entries.len() as u64
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Write> {
+        self.entries.iter()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn push(&mut self, write: Write) -> u64 {
+        self.entries.push_back(write);
+        self.base + self.entries.len() as u64 - 1
+    }
+}
+
+impl Resource {
+    /// A user's request arrives.
+    pub(crate) fn user_request(&mut self, request: Request) {
+        let Some(vol) = self.vol_ix(request.volume) else {
+            return self.reject(request, IoError::Io);
+        };
+        if request.op != RequestOp::Flush
+            && (request.range.len.0 == 0 || !request.range.fits(self.vols[vol].size))
+        {
+            return self.reject(request, IoError::Invalid);
+        }
+        // What was held first goes first, or a stream of new requests could starve it.
+        if !self.vols[vol].held.is_empty() {
+            self.vols[vol].held.push_back(request);
+            return self.work.push_back(Work::Kick(vol));
+        }
+        if !self.start_request(vol, request) {
+            self.vols[vol].held.push_back(request);
+        }
+    }
+
+    /// Fails a request that was never admitted.
+    pub(crate) fn reject(&mut self, request: Request, error: IoError) {
+        if let RequestOp::Write { buf, .. } = request.op {
+            self.free(Some(buf));
+        }
+        self.out.push_back(Output::Complete {
+            volume: request.volume,
+            id: request.id,
+            result: Err(error),
+        });
+    }
+
+    /// Starts or fails the request, or says that it must be held.
+    fn start_request(&mut self, vol: VolIx, request: Request) -> bool {
+        match self.admission(vol, request.op == RequestOp::Read) {
+            Admission::Wait => return false,
+            Admission::Fail(error) => self.reject(request, error),
+            Admission::Go => match request.op {
+                RequestOp::Read => self.start_read(vol, request),
+                RequestOp::Flush => self.start_flush(vol, request),
+                _ => self.try_write(vol, request),
+            },
+        }
+        true
+    }
+
+    /// Looks at held requests again.
+    pub(crate) fn kick(&mut self, vol: VolIx) {
+        while let Some(request) = self.vols[vol].held.pop_front() {
+            if !self.start_request(vol, request) {
+                self.vols[vol].held.push_front(request);
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn kick_all(&mut self) {
+        for vol in 0..self.vols.len() {
+            if !self.vols[vol].held.is_empty() {
+                self.work.push_back(Work::Kick(vol));
+            }
+        }
+    }
+
+    /// Semantics §8.1 and §8.5.
+    fn admission(&mut self, vol: VolIx, read: bool) -> Admission {
+        if !read && self.st.role != Role::Primary {
+            return Admission::Fail(IoError::NotPrimary);
+        }
+        if self.st.fail_io {
+            return Admission::Fail(IoError::Io);
+        }
+        if self.st.susp.any() {
+            return Admission::Wait;
+        }
+        if !self.st.vols[vol].quorum && self.opts.on_no_quorum == OnNoQuorum::IoError {
+            return Admission::Fail(IoError::Io);
+        }
+        if matches!(self.st.vols[vol].disk, DiskState::Attaching | DiskState::Negotiating) {
+            return Admission::Wait;
+        }
+        if !self.has_data(&self.st, vol) {
+            // With on-no-data-accessible=suspend-io a Primary is suspended already.
+            return match self.opts.on_no_data_accessible {
+                OnNoDataAccessible::SuspendIo if self.st.role == Role::Primary => Admission::Wait,
+                _ => Admission::Fail(IoError::Io),
+            };
+        }
+        if read {
+            return Admission::Go;
+        }
+        if self.vols[vol].bump_pending {
+            self.start_bump(vol);
+            if self.vols[vol].bump_pending {
+                return Admission::Wait;
+            }
+        }
+        let exchanging = self
+            .st
+            .peers
+            .iter()
+            .any(|p| matches!(p.devs[vol].repl, ReplState::WFBitMapT | ReplState::WFSyncUUID));
+        if exchanging || self.log.len() >= self.opts.max_io_depth as usize {
+            return Admission::Wait;
+        }
+        Admission::Go
+    }
+
+    /// An admitted write: wait for conflicts and the activity log, or go.
+    pub(crate) fn try_write(&mut self, vol: VolIx, request: Request) {
+        let volume = &mut self.vols[vol];
+        // A resync read at the source, a resync write at a promoted target, a peer's write that
+        // still drains, an earlier write of a user: all of them first. Verify never blocks.
+        if volume.conflict(request.range, |o| !matches!(o, Owner::Verify(_))).is_some() {
+            volume.conflict_wait.push_back(WaitingOn::User(request));
+            return;
+        }
+        let in_use = self.disk_in_use(vol);
+        if !in_use || self.al_begin(vol, request.range, WaitingOn::User(request)) {
+            self.start_write(vol, request, in_use);
+        }
+    }
+
+    /// Takes the extents of a write that is about to start. False if it has to wait: it is
+    /// queued, and comes back through [`Self::al_transaction_done`] or [`Self::retry_al`].
+    pub(crate) fn al_begin(&mut self, vol: VolIx, range: SectorRange, who: WaitingOn) -> bool {
+        let volume = &mut self.vols[vol];
+        let backing = volume.backing.as_mut().expect("the disk is in use");
+        if !backing.may_write() {
+            volume.al_wait.push_back(who);
+            return false;
+        }
+        match backing.al.begin(range) {
+            Begin::Active => return true,
+            Begin::Queued => volume.al_queued.push(who),
+            Begin::Wait => volume.al_wait.push_back(who),
+        }
+        false
+    }
+
+    /// An activity log transaction is durable: the writes that took part may start.
+    pub(crate) fn al_transaction_done(&mut self, vol: VolIx) {
+        for waiting in std::mem::take(&mut self.vols[vol].al_queued) {
+            match waiting {
+                WaitingOn::Peer(key) => self.submit_peer_write(key),
+                WaitingOn::User(request) => {
+                    // A suspension, a lost disk or an overlapping write may have come first.
+                    let go = self.admission(vol, false) == Admission::Go
+                        && self.disk_in_use(vol)
+                        && self.vols[vol]
+                            .conflict(request.range, |o| !matches!(o, Owner::Verify(_)))
+                            .is_none();
+                    if go {
+                        self.start_write(vol, request, true);
+                    } else {
+                        self.al_end(vol, request.range);
+                        self.vols[vol].held.push_back(request);
+                        self.work.push_back(Work::Kick(vol));
+                    }
+                }
+                WaitingOn::Serve(_) => {}
+            }
+        }
+        self.retry_al(vol);
+    }
+
+    /// Registers, submits and sends a write; from here on it can not be refused.
+    fn start_write(&mut self, vol: VolIx, request: Request, local: bool) {
+        let decisions = self.decide_all(vol);
+        self.dagtag.0 += request.range.len.0;
+        let seq = self.log.seqs().end;
+        let interval = self.vols[vol].claim(request.range, Owner::Local(seq));
+        let mut write = Write {
+            vol,
+            id: request.id,
+            op: request.op,
+            range: request.range,
+            dagtag: self.dagtag,
+            epoch: self.log.epoch,
+            local: if local { Local::Pending } else { Local::None },
+            parts: [Part::None; MAX_NODES],
+            completed: false,
+            since: self.now,
+            interval: Some(interval),
+            al: local,
+        };
+        self.log.epoch_writes += 1;
+        for (peer, decision) in decisions.iter().enumerate().take(self.peers.len()) {
+            write.parts[self.peers[peer].node.index()] = match decision {
+                Decision::Nothing => Part::None,
+                Decision::OutOfSync => Part::OutOfSync,
+                Decision::Data => self.send_write(peer, seq, &write),
+            };
+        }
+        self.log.push(write);
+        if local {
+            let io = local_io(request.op, request.range);
+            let op = self.op(Op::Write(seq));
+            self.vols[vol].stats.written_sectors += request.range.len.0;
+            self.out.push_back(Output::Disk { volume: request.volume, op, io });
+        }
+        if self.log.epoch_writes >= self.max_epoch_size() {
+            self.close_epoch();
+        }
+        // A diskless Primary whose peers have all just gone has nothing to wait for.
+        self.advance(seq);
+    }
+
+    fn max_epoch_size(&self) -> u32 {
+        self.peers.iter().map(|p| p.net.max_epoch_size).min().unwrap_or(u32::MAX)
+    }
+
+    /// What each peer gets of a write now. A change for any peer starts a new epoch, so that no
+    /// epoch mixes both kinds (semantics §8.2).
+    fn decide_all(&mut self, vol: VolIx) -> [Decision; MAX_NODES] {
+        let mut decisions = [Decision::Nothing; MAX_NODES];
+        let mut changed = false;
+        for (peer, decision) in decisions.iter_mut().enumerate().take(self.peers.len()) {
+            *decision = self.decide(peer, vol);
+            let last = &mut self.peers[peer].devs[vol].decision;
+            changed |= *last != *decision;
+            *last = *decision;
+        }
+        if changed {
+            self.close_epoch();
+        }
+        decisions
+    }
+
+    fn decide(&self, peer: PeerIx, vol: VolIx) -> Decision {
+        if !self.st.is_connected(peer) {
+            return Decision::Nothing;
+        }
+        let dev = &self.st.peers[peer].devs[vol];
+        match (dev.repl, dev.disk) {
+            (ReplState::Off, _) => Decision::Nothing,
+            (ReplState::Ahead | ReplState::WFBitMapS, _) => Decision::OutOfSync,
+            (_, DiskState::UpToDate | DiskState::Consistent) => Decision::Data,
+            (repl, DiskState::Inconsistent)
+                if repl == ReplState::Established
+                    || (ReplState::WFBitMapT..=ReplState::PausedSyncT).contains(&repl) =>
+            {
+                Decision::Data
+            }
+            (_, DiskState::Outdated | DiskState::Inconsistent) => Decision::OutOfSync,
+            _ => Decision::Nothing,
+        }
+    }
+
+    /// Sends a write, or sends it again, and gives the state of its part.
+    fn send_write(&mut self, peer: PeerIx, seq: u64, write: &Write) -> Part {
+        let before = Dagtag(write.dagtag.0 - write.range.len.0);
+        if self.peers[peer].send.epoch != write.epoch {
+            self.send_barrier(peer);
+        }
+        if self.peers[peer].send.dagtag != Some(before) {
+            self.send(peer, Packet::Dagtag(before));
+        }
+        let nr = self.vols[write.vol].nr;
+        let repl = self.repl(peer, write.vol);
+        let protocol = self.peers[peer].net.protocol;
+        let p = &mut self.peers[peer];
+        p.send.dagtag = Some(write.dagtag);
+        p.send.epoch = write.epoch;
+        p.send.epoch_writes += 1;
+        p.send.app_in_flight += write.range.len.0;
+        p.devs[write.vol].sent_sectors += write.range.len.0;
+        let mut flags = DataFlags::SYNC;
+        match protocol {
+            Protocol::A => {}
+            Protocol::B => flags = flags.with(DataFlags::SEND_RECEIVE_ACK),
+            Protocol::C => flags = flags.with(DataFlags::SEND_WRITE_ACK),
+        }
+        if repl.in_sync_states() {
+            flags = flags.with(DataFlags::MAY_SET_IN_SYNC).with(DataFlags::SEND_WRITE_ACK);
+        }
+        let awaits_ack = flags.0 & (DataFlags::SEND_RECEIVE_ACK.0 | DataFlags::SEND_WRITE_ACK.0);
+        let seq_nr = p.devs[write.vol].next_seq();
+        let block_id = Resource::block_id(IdKind::Write, seq);
+        let (packet, payload) = match write.op {
+            RequestOp::Write { buf, fua } => {
+                if fua {
+                    flags = flags.with(DataFlags::FUA);
+                }
+                let data = Data { range: write.range, block_id, seq: seq_nr, flags };
+                (Packet::Data(nr, data), Some(buf))
+            }
+            RequestOp::Discard => {
+                let flags = flags.with(DataFlags::DISCARD);
+                let trim = Trim { range: write.range, block_id, seq: seq_nr, flags };
+                (Packet::Trim(nr, trim), None)
+            }
+            RequestOp::Zeroes { unmap } => {
+                flags = flags.with(DataFlags::ZEROES);
+                if unmap {
+                    flags = flags.with(DataFlags::DISCARD);
+                }
+                let trim = Trim { range: write.range, block_id, seq: seq_nr, flags };
+                (Packet::Zeroes(nr, trim), None)
+            }
+            RequestOp::Read | RequestOp::Flush => unreachable!("only writes are sent"),
+        };
+        self.send_with(peer, packet, payload);
+        if awaits_ack != 0 { Part::Pending } else { Part::Sent }
+    }
+
+    /// A flush: the local cache, and the epochs of every peer.
+    ///
+    /// Stricter than DRBD, which does not wait for the peers: after a flush, everything
+    /// completed before is stable on every connected peer that took it.
+    fn start_flush(&mut self, vol: VolIx, request: Request) {
+        self.close_epoch();
+        self.flush_peer_acks();
+        let local = self.disk_in_use(vol);
+        let mut write = Write {
+            vol,
+            id: request.id,
+            op: RequestOp::Flush,
+            range: SectorRange::default(),
+            dagtag: self.dagtag,
+            epoch: self.log.epoch.saturating_sub(1),
+            local: if local { Local::Pending } else { Local::None },
+            parts: [Part::None; MAX_NODES],
+            completed: false,
+            since: self.now,
+            interval: None,
+            al: false,
+        };
+        for peer in &self.peers {
+            if !peer.send.barriers.is_empty() {
+                write.parts[peer.node.index()] = Part::Pending;
+            }
+        }
+        let seq = self.log.push(write);
+        if local {
+            let op = self.op(Op::Write(seq));
+            self.out.push_back(Output::Disk { volume: request.volume, op, io: DiskOp::Flush });
+        }
+        self.advance(seq);
+    }
+
+    /// The local part of a write or flush has ended.
+    pub(crate) fn local_write_done(&mut self, seq: u64, result: Result<(), DiskError>) {
+        let Some(write) = self.log.get_mut(seq) else { return };
+        if write.local != Local::Pending {
+            // Aborted before, when the disk was given up.
+            return;
+        }
+        let (vol, op, range) = (write.vol, write.op, write.range);
+        write.local = if result.is_ok() { Local::Ok } else { Local::Failed };
+        if let Err(error) = result {
+            let harmless = error == DiskError::Unsupported
+                && matches!(op, RequestOp::Discard | RequestOp::Zeroes { .. });
+            if !harmless {
+                self.disk_failed(vol, Some(range), "a write failed");
+            }
+        }
+        self.advance(seq);
+    }
+
+    /// A peer acknowledged a write: P_RECV_ACK, P_WRITE_ACK, P_WRITE_ACK_IN_SYNC or P_NEG_ACK.
+    /// `Err` is a protocol error: never complete by inexact match (semantics §8.6 L9).
+    pub(crate) fn write_acked(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        ack: BlockAck,
+        kind: Part,
+    ) -> Result<(), &'static str> {
+        let node = self.peers[peer].node;
+        let seq = Resource::block_key(ack.block_id, IdKind::Write)
+            .ok_or("an ack names no write of this node")?;
+        let Some(write) = self.log.get_mut(seq) else {
+            return Err("an ack names a write that is not in flight");
+        };
+        if write.vol != vol || write.range != ack.range || write.op == RequestOp::Flush {
+            return Err("an ack does not match its write");
+        }
+        let part = &mut write.parts[node.index()];
+        match (*part, kind) {
+            (Part::Pending, _) => *part = kind,
+            // Protocol B in a resync gets both acks.
+            (Part::Acked, Part::Acked | Part::InSync | Part::Neg) => *part = kind,
+            (Part::Sent, Part::Neg) => *part = Part::Neg,
+            _ => return Err("an ack was not expected"),
+        }
+        let len = write.range.len.0;
+        let send = &mut self.peers[peer].send;
+        send.app_in_flight = send.app_in_flight.saturating_sub(len);
+        self.advance(seq);
+        Ok(())
+    }
+
+    /// Completes the write if it can be, and takes what is done off the log.
+    pub(crate) fn advance(&mut self, seq: u64) {
+        self.try_complete(seq);
+        self.retire();
+    }
+
+    /// Looks at every write again.
+    pub(crate) fn advance_all(&mut self) {
+        for seq in self.log.seqs() {
+            self.try_complete(seq);
+        }
+        self.retire();
+    }
+
+    fn try_complete(&mut self, seq: u64) {
+        let Some(write) = self.log.get(seq) else { return };
+        if write.completed || write.local == Local::Pending {
+            return;
+        }
+        let flush = write.op == RequestOp::Flush;
+        for peer in &self.peers {
+            if write.parts[peer.node.index()] == Part::Pending
+                && !(flush && peer.send.acked_epoch >= write.epoch)
+            {
+                return;
+            }
+        }
+        if self.completion_held(write) {
+            return;
+        }
+        let ok = if flush {
+            write.local != Local::Failed || self.has_data(&self.st, write.vol)
+        } else {
+            write.local == Local::Ok || write.parts.iter().any(|p| p.counts_as_written())
+        };
+        let quorate =
+            self.opts.on_no_quorum != OnNoQuorum::IoError || self.st.vols.iter().all(|v| v.quorum);
+        let unsupported = matches!(write.op, RequestOp::Discard | RequestOp::Zeroes { .. })
+            && write.local == Local::Failed
+            && !ok;
+        let result = match (ok && quorate, unsupported) {
+            (true, _) => Ok(None),
+            (false, true) => Err(IoError::Unsupported),
+            (false, false) => Err(IoError::Io),
+        };
+        let (volume, id, epoch, vol) = (self.vols[write.vol].nr, write.id, write.epoch, write.vol);
+        let buf = match write.op {
+            RequestOp::Write { buf, .. } => Some(buf),
+            _ => None,
+        };
+        let write = self.log.get_mut(seq).expect("looked at above");
+        write.completed = true;
+        let interval = write.interval.take();
+        self.out.push_back(Output::Complete { volume, id, result });
+        self.free(buf);
+        if let Some(key) = interval {
+            self.end_interval(vol, key);
+        }
+        if epoch == self.log.epoch && !flush {
+            self.close_epoch();
+        }
+    }
+
+    /// A diskless Primary holds the completion of writes in a generation that its peers have
+    /// not confirmed (semantics §4.3 rule 4); everyone holds what lost its peer while
+    /// suspended, which is the part state `Pending` already.
+    fn completion_held(&self, write: &Write) -> bool {
+        let vol = &self.vols[write.vol];
+        vol.unconfirmed.as_ref().is_some_and(|u| {
+            self.opts.on_no_quorum == OnNoQuorum::SuspendIo
+                && write.op != RequestOp::Flush
+                && write.epoch >= u.first_epoch
+                && !u.waiting.is_empty()
+        })
+    }
+
+    fn part_is_done(&self, write: &Write, peer: PeerIx) -> bool {
+        let send = &self.peers[peer].send;
+        match write.parts[self.peers[peer].node.index()] {
+            Part::None | Part::OutOfSync | Part::Neg | Part::Lost | Part::Stable => true,
+            Part::Sent | Part::Acked | Part::InSync => send.acked_epoch >= write.epoch,
+            Part::Pending => write.op == RequestOp::Flush && send.acked_epoch >= write.epoch,
+        }
+    }
+
+    /// Takes writes that are done off the log, oldest first: bits, peer-acks and activity log
+    /// references follow the order of the write stream (L11).
+    fn retire(&mut self) {
+        while let Some(write) = self.log.entries.front() {
+            if !write.completed || (0..self.peers.len()).any(|p| !self.part_is_done(write, p)) {
+                break;
+            }
+            let write = self.log.entries.pop_front().expect("looked at above");
+            self.log.base += 1;
+            if write.op != RequestOp::Flush {
+                self.record(&write);
+            }
+        }
+        self.answer_drained();
+        if self.log.len() < self.opts.max_io_depth as usize {
+            self.kick_all();
+        }
+    }
+
+    /// A write is done everywhere: set and clear bits, owe peer-acks, release its extents.
+    fn record(&mut self, write: &Write) {
+        let nr = self.vols[write.vol].nr;
+        let mut holders = NodeMask::EMPTY;
+        if write.local == Local::Ok {
+            holders.insert(self.me);
+        }
+        for peer in &self.peers {
+            if write.parts[peer.node.index()].counts_as_written() {
+                holders.insert(peer.node);
+            }
+        }
+        if let Some(backing) = self.vols[write.vol].backing.as_mut() {
+            let all = write.local != Local::Ok;
+            for slot in 0..backing.bitmap.slots() {
+                let part = backing.node_of_slot(slot).map(|n| write.parts[n.index()]);
+                match part {
+                    Some(Part::InSync) if !all => {
+                        backing.bitmap.clear_range(slot, write.range);
+                    }
+                    Some(p) if !all && p.counts_as_written() => {}
+                    _ => {
+                        backing.bitmap.set_range(slot, write.range);
+                    }
+                }
+            }
+        }
+        for peer in 0..self.peers.len() {
+            if write.parts[self.peers[peer].node.index()] == Part::OutOfSync {
+                self.send(peer, Packet::OutOfSync(nr, write.range));
+            }
+        }
+        if write.al {
+            self.al_end(write.vol, write.range);
+        }
+        let received: NodeMask = self
+            .peers
+            .iter()
+            .filter(|p| write.parts[p.node.index()].received())
+            .map(|p| p.node)
+            .collect();
+        self.owe_peer_ack(write.dagtag, write.range.len, holders, received);
+    }
+
+    /// Releases activity log references and lets waiting writes try again.
+    pub(crate) fn al_end(&mut self, vol: VolIx, range: SectorRange) {
+        if let Some(backing) = self.vols[vol].backing.as_mut() {
+            if backing.al.end(range) && !self.vols[vol].al_wait.is_empty() {
+                self.retry_al(vol);
+            }
+        }
+    }
+
+    /// Writes waiting for the activity log try again, in order.
+    pub(crate) fn retry_al(&mut self, vol: VolIx) {
+        for _ in 0..self.vols[vol].al_wait.len() {
+            let Some(waiting) = self.vols[vol].al_wait.pop_front() else { break };
+            self.retry_waiting(vol, waiting);
+        }
+    }
+
+    /// An interval ended: whoever waited for a conflict tries again, in order.
+    pub(crate) fn end_interval(&mut self, vol: VolIx, key: Slot) {
+        self.vols[vol].intervals.remove(key);
+        for _ in 0..self.vols[vol].conflict_wait.len() {
+            let Some(waiting) = self.vols[vol].conflict_wait.pop_front() else { break };
+            self.retry_waiting(vol, waiting);
+        }
+        self.resync_range_free(vol);
+    }
+
+    fn retry_waiting(&mut self, vol: VolIx, waiting: WaitingOn) {
+        match waiting {
+            // A suspension or a lost disk may have come in between.
+            WaitingOn::User(request) => {
+                if !self.start_request(vol, request) {
+                    self.vols[vol].held.push_back(request);
+                }
+            }
+            WaitingOn::Peer(key) => self.try_peer_write(key),
+            WaitingOn::Serve(key) => self.try_serve(key),
+        }
+    }
+
+    /// The connection is lost and the generation settled: its parts count no longer (L1).
+    pub(crate) fn forget_parts(&mut self, node: NodeId) {
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            let part = &mut write.parts[node.index()];
+            if matches!(*part, Part::Pending | Part::Sent | Part::Acked | Part::InSync) {
+                *part = Part::Lost;
+            }
+        }
+        self.advance_all();
+    }
+
+    /// The connection is lost while suspended (L2): acknowledged parts keep their ok, others
+    /// stay pending, so that their writes are held. Protocol A is treated as if not suspended.
+    pub(crate) fn freeze_parts(&mut self, peer: PeerIx) {
+        if self.peers[peer].net.protocol == Protocol::A {
+            let node = self.peers[peer].node;
+            self.forget_parts(node);
+        }
+    }
+
+    /// True if writes are held for a peer that is gone.
+    pub(crate) fn has_frozen_parts(&self, node: NodeId) -> bool {
+        let owed = |p: Part| matches!(p, Part::Pending | Part::Acked | Part::InSync);
+        self.log.iter().any(|w| w.op != RequestOp::Flush && owed(w.parts[node.index()]))
+    }
+
+    /// The peer is back in the same generation: send what it did not acknowledge, in the
+    /// original order (L3).
+    pub(crate) fn resend(&mut self, peer: PeerIx) {
+        let node = self.peers[peer].node;
+        for seq in self.log.seqs() {
+            let Some(write) = self.log.get_mut(seq) else { continue };
+            let part = &mut write.parts[node.index()];
+            if matches!(*part, Part::Acked | Part::InSync) {
+                // The peer has run on since, so what it had written it still has.
+                *part = Part::Stable;
+            }
+            if *part != Part::Pending {
+                continue;
+            }
+            if write.op == RequestOp::Flush {
+                // Its epochs are confirmed by the barriers that follow.
+                continue;
+            }
+            let copy = Write { parts: write.parts, ..*write };
+            let part = self.send_write(peer, seq, &copy);
+            let entry = self.log.get_mut(seq).expect("in range");
+            entry.parts[node.index()] = part;
+            entry.since = self.now;
+        }
+        if self.peers[peer].send.epoch < self.log.epoch {
+            self.send_barrier(peer);
+        }
+        // A flush that has nothing left to wait for on this peer.
+        if self.peers[peer].send.barriers.is_empty() {
+            self.peers[peer].send.acked_epoch = self.log.epoch.saturating_sub(1);
+        }
+        self.advance_all();
+    }
+
+    /// The disk is given up: its parts of writes in flight count as failed (L8).
+    pub(crate) fn abort_local(&mut self, vol: VolIx) {
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            if write.vol == vol && write.local == Local::Pending {
+                write.local = Local::Failed;
+            }
+            if write.vol == vol {
+                write.al = false;
+            }
+        }
+        self.advance_all();
+    }
+
+    /// Writes to the volume that are not done yet become bits towards `node`: what the bitmap
+    /// exchange starts from covers them.
+    pub(crate) fn mark_unfinished(&mut self, vol: VolIx, node: NodeId) {
+        let ranges: Vec<SectorRange> = self
+            .log
+            .iter()
+            .filter(|w| w.vol == vol && w.op != RequestOp::Flush)
+            .map(|w| w.range)
+            .collect();
+        if let Some(backing) = self.vols[vol].backing.as_mut() {
+            if let Some(slot) = backing.slot_of(node) {
+                for range in ranges {
+                    backing.bitmap.set_range(slot, range);
+                }
+            }
+        }
+    }
+
+    /// Every accepted write has completed and is confirmed by its peers.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.log.len() == 0
+            && self.vols.iter().all(|v| {
+                let waiting = v.al_wait.iter().chain(&v.conflict_wait).chain(&v.al_queued);
+                !waiting.into_iter().any(|w| matches!(w, WaitingOn::User(_)))
+            })
+    }
+
+    /// Fails everything that users wait for (forced demotion, quorum lost with io-error).
+    pub(crate) fn fail_held(&mut self) {
+        for vol in 0..self.vols.len() {
+            let held = std::mem::take(&mut self.vols[vol].held);
+            for request in held {
+                self.reject(request, IoError::Io);
+            }
+            for queue in [QueueOf::Al, QueueOf::Conflict] {
+                let waiting = std::mem::take(queue.of(&mut self.vols[vol]));
+                for w in waiting {
+                    match w {
+                        WaitingOn::User(request) => self.reject(request, IoError::Io),
+                        other => queue.of(&mut self.vols[vol]).push_back(other),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum QueueOf {
+    Al,
+    Conflict,
+}
+
+impl QueueOf {
+    fn of(self, vol: &mut crate::resource::Volume) -> &mut VecDeque<WaitingOn> {
+        match self {
+            QueueOf::Al => &mut vol.al_wait,
+            QueueOf::Conflict => &mut vol.conflict_wait,
+        }
+    }
+}
+
+/// The disk operation that carries out a user's write.
+fn local_io(op: RequestOp, range: SectorRange) -> DiskOp {
+    match op {
+        RequestOp::Write { buf, fua } => DiskOp::Write { range, buf, fua },
+        RequestOp::Discard => DiskOp::Discard { range },
+        RequestOp::Zeroes { unmap } => DiskOp::Zeroes { range, unmap },
+        RequestOp::Read | RequestOp::Flush => unreachable!("only writes enter the log"),
+    }
+}

@@ -1,0 +1,683 @@
+//! The hub: one resource, its volumes and its peers, and the dispatch of inputs.
+//!
+//! Each concern is an `impl Resource` in its own module: `transition` (changing states),
+//! `twopc` (cluster-wide changes), `handshake`, `request` (writes of users), `read`, `receive`
+//! (writes of peers), `epoch`, `resync`, `verify`, `loss` (what a lost peer means), `meta`
+//! (durability), `admin` and `open`. This file owns the data they share.
+
+use std::collections::VecDeque;
+
+use codec::wire::{BlockId, Packet, Sizes, StateWord, UuidFlags};
+use vocab::options::{DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
+use vocab::{
+    ConnState, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, Minor, NodeId, NodeMask, ReplState,
+    Role, SectorRange, Sectors, Suspended, VolumeNr,
+};
+
+use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
+use crate::handshake::Handshake;
+use crate::intervals::{Intervals, Kind, Slot};
+use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
+use crate::loss::PrimaryLoss;
+use crate::meta::Backing;
+use crate::peer_ack::PeerAcks;
+use crate::read::{PeerRead, Read};
+use crate::receive::{PeerWrite, Receiver};
+use crate::request::{TransferLog, WaitingOn};
+use crate::resync::{LateWrite, Resync, Serve};
+use crate::rng::Rng;
+use crate::slab::Slab;
+use crate::state::{DevState, PeerIx, PeerState, State, VolIx, VolState};
+use crate::twopc::TwoPcs;
+use crate::verify::Verify;
+
+/// One resource on one node.
+#[derive(Debug)]
+pub struct Resource {
+    pub(crate) name: String,
+    pub(crate) me: NodeId,
+    pub(crate) opts: ResourceOptions,
+    pub(crate) now: Instant,
+    pub(crate) rng: Rng,
+    pub(crate) st: State,
+    pub(crate) vols: Vec<Volume>,
+    pub(crate) peers: Vec<Peer>,
+    /// Nodes that took part in the last committed cluster-wide change this node knows of.
+    pub(crate) members: NodeMask,
+    /// Sectors this node has written as Primary.
+    pub(crate) dagtag: Dagtag,
+    /// Promoted by command: the last close does not demote.
+    pub(crate) explicit_primary: bool,
+    pub(crate) log: TransferLog,
+    pub(crate) peer_acks: PeerAcks,
+    pub(crate) reads: Slab<Read>,
+    pub(crate) peer_writes: Slab<PeerWrite>,
+    pub(crate) peer_reads: Slab<PeerRead>,
+    pub(crate) serves: Slab<Serve>,
+    pub(crate) late_writes: Vec<LateWrite>,
+    pub(crate) ops: Slab<Op>,
+    pub(crate) twopc: TwoPcs,
+    pub(crate) pings: Vec<PingRound>,
+    /// Operators waiting for all accepted writes to end.
+    pub(crate) drain_waiters: Vec<u64>,
+    pub(crate) work: VecDeque<Work>,
+    pub(crate) out: VecDeque<Output>,
+    pub(crate) visible_change: bool,
+}
+
+/// One volume on this node.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    pub nr: VolumeNr,
+    pub minor: Minor,
+    /// Meant to be without a disk here.
+    pub intentional_diskless: bool,
+    pub disk_opts: DiskOptions,
+    pub backing: Option<Box<Backing>>,
+    /// Effective size; 0 until known.
+    pub size: Sectors,
+    /// Generation that users of this node have seen; survives the loss of the disk.
+    pub exposed: GenUuid,
+    /// A new generation must start before the next write is admitted.
+    pub bump_pending: bool,
+    /// A ping round or metadata write of the bump runs.
+    pub bump_running: bool,
+    /// Was Primary when it stopped (from metadata, or a failed disk).
+    pub crashed_primary: bool,
+    pub lost_quorum: bool,
+    /// Diskless Primary: the newest generation is not confirmed by its peers yet.
+    pub unconfirmed: Option<Unconfirmed>,
+    pub openers: Vec<Opener>,
+    /// Opened for writing, the promotion runs.
+    pub waiting_openers: Vec<u64>,
+    pub intervals: Intervals<Owner>,
+    /// Requests of users that are not admitted yet.
+    pub held: VecDeque<Request>,
+    /// Waiting for room in the activity log.
+    pub al_wait: VecDeque<WaitingOn>,
+    /// Part of the next or running activity log transaction.
+    pub al_queued: Vec<WaitingOn>,
+    /// Waiting for an overlapping operation to end.
+    pub conflict_wait: VecDeque<WaitingOn>,
+    pub reads_in_flight: u32,
+    pub round_robin: u32,
+    pub stats: VolumeStats,
+}
+
+/// A diskless Primary's generation that peers have not confirmed (semantics §4.3).
+#[derive(Debug, Clone)]
+pub(crate) struct Unconfirmed {
+    pub predecessor: GenUuid,
+    /// First epoch of the generation.
+    pub first_epoch: u64,
+    /// Peers that still have to confirm.
+    pub waiting: NodeMask,
+}
+
+/// Counters of a volume.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct VolumeStats {
+    pub read_sectors: u64,
+    pub written_sectors: u64,
+    pub bm_writes: u64,
+}
+
+/// Someone holds the volume open.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Opener {
+    pub id: u64,
+    pub write: bool,
+}
+
+/// Whose I/O covers a range of the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// A user's write, by sequence number.
+    Local(u64),
+    /// A peer's write, by slab key.
+    Peer(PeerIx, usize),
+    /// This node asked the peer for the range and will write it.
+    ResyncTarget(PeerIx),
+    /// This node reads the range for the peer, until the peer has written it.
+    ResyncSource(PeerIx, usize),
+    /// The range is being compared.
+    Verify(PeerIx),
+}
+
+impl Owner {
+    const fn kind(self) -> Kind {
+        match self {
+            Owner::Local(_) => Kind::LocalWrite,
+            Owner::Peer(..) => Kind::PeerWrite,
+            Owner::ResyncTarget(_) => Kind::ResyncWrite,
+            Owner::ResyncSource(..) => Kind::ResyncRead,
+            Owner::Verify(_) => Kind::Verify,
+        }
+    }
+}
+
+impl Volume {
+    /// Registers I/O in flight.
+    pub(crate) fn claim(&mut self, range: SectorRange, owner: Owner) -> Slot {
+        self.intervals.insert(range, owner.kind(), owner)
+    }
+
+    /// I/O in flight that overlaps the range and that `blocks` names as a conflict.
+    pub(crate) fn conflict(
+        &self,
+        range: SectorRange,
+        blocks: impl Fn(Owner) -> bool,
+    ) -> Option<Owner> {
+        self.intervals.first_conflict(range, |e| blocks(e.id)).map(|(_, e)| e.id)
+    }
+}
+
+/// One peer.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub node: NodeId,
+    pub name: String,
+    pub net: NetOptions,
+    pub devs: Vec<PeerDevice>,
+    pub discard_my_data: bool,
+    /// Was Connected before, since this node started (RECONNECT).
+    pub reconnect: bool,
+    pub link: Link,
+    /// Try again at this time.
+    pub retry_at: Option<Instant>,
+    /// This node holds RESOLVE_CONFLICTS.
+    pub tie_break: bool,
+    pub agreed_version: u32,
+    pub agreed_features: u32,
+    pub hs: Handshake,
+    pub send: Sender,
+    pub recv: Receiver,
+    pub last_rx: Instant,
+    /// Pings sent and not answered, and the time of the oldest.
+    pub pings_out: u32,
+    pub ping_since: Instant,
+    pub loss: Option<PrimaryLoss>,
+    /// verify-alg of the peer, from its last parameters.
+    pub peer_verify_alg: Option<String>,
+}
+
+/// The link of a connection, as far as the sockets go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// No sockets, none wanted.
+    Down,
+    /// The driver tries.
+    Wanted,
+    /// Sockets are up.
+    Up,
+}
+
+/// Sending side of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Sender {
+    /// Last dagtag sent or implied on this connection.
+    pub dagtag: Option<Dagtag>,
+    /// Epoch of the last write sent, and how many of it were sent.
+    pub epoch: u64,
+    pub epoch_writes: u32,
+    /// Barriers sent and not acknowledged: epoch, writes, since when.
+    pub barriers: VecDeque<(u64, u32, Instant)>,
+    /// Writes of epochs up to this one are stable on the peer.
+    pub acked_epoch: u64,
+    /// Youngest write for which the peer is owed a peer-ack.
+    pub peer_ack: Option<Dagtag>,
+    /// Highest dagtag that was peer-acked.
+    pub peer_acked: Dagtag,
+    pub app_in_flight: u64,
+}
+
+/// One volume towards one peer.
+#[derive(Debug)]
+pub(crate) struct PeerDevice {
+    pub opts: PeerDeviceOptions,
+    /// Sequence number of the last packet that carries one.
+    pub seq: u32,
+    pub uuids: Option<PeerUuids>,
+    /// They arrived after this node's disk began to negotiate.
+    pub uuids_fresh: bool,
+    /// The peer has shown itself as resync source or in a verify since it began.
+    pub source_seen: bool,
+    pub sizes: Option<Sizes>,
+    pub last_sent: Option<StateWord>,
+    pub last_word: Option<StateWord>,
+    /// What was decided for the last write (a change starts a new epoch).
+    pub decision: Decision,
+    pub resync: Option<Box<Resync>>,
+    pub verify: Option<Box<Verify>>,
+    /// Next bit of the bitmap the peer is sending.
+    pub bitmap_in: u64,
+    /// Where the last verify stopped, in sectors.
+    pub verify_position: u64,
+    /// The last handshake asked for a resync again while one was running.
+    pub resync_again: bool,
+    /// The running resync can not make the target UpToDate.
+    pub unstable: bool,
+    pub sent_sectors: u64,
+    pub received_sectors: u64,
+    pub reads_pending: u32,
+    /// What this node sent as its UUIDs in the running handshake.
+    pub sent_uuids: Option<SentUuids>,
+}
+
+/// What a write to a peer becomes (semantics §8.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Nothing,
+    Data,
+    OutOfSync,
+}
+
+/// Generation identifiers a peer reported.
+#[derive(Debug, Clone)]
+pub(crate) struct PeerUuids {
+    pub current: GenUuid,
+    pub dirty_bits: u64,
+    pub flags: UuidFlags,
+    pub node_mask: NodeMask,
+    /// By node id; all ones where the peer has no slot.
+    pub bitmap: Box<[GenUuid; MAX_NODES]>,
+    pub history: Vec<GenUuid>,
+}
+
+/// Own identifiers as sent in a handshake: a decision is only taken on what was sent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SentUuids {
+    pub current: GenUuid,
+    pub bitmap: GenUuid,
+    pub flags: UuidFlags,
+    pub dirty_bits: u64,
+}
+
+/// What an operation in flight belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Local part of a user's write or flush, by sequence number.
+    Write(u64),
+    /// Local read for a user.
+    Read(usize),
+    /// Peer's write.
+    PeerWrite(usize),
+    /// Flush at the end of a peer's epoch.
+    EpochFlush(PeerIx, VolIx),
+    /// Flush before confirming writes early.
+    ConfirmFlush(PeerIx, VolIx),
+    /// Read for a diskless peer.
+    PeerRead(usize),
+    /// Read or digest for a peer's resync or verify request.
+    Serve(usize),
+    /// Write of a resync block received.
+    ResyncWrite(PeerIx, VolIx, u64),
+    /// Flush before a resync is declared finished.
+    ResyncFlush(PeerIx, VolIx),
+    /// Digest of the own copy of a verified block.
+    VerifyDigest(PeerIx, VolIx, u64),
+    /// Metadata write.
+    Meta(VolIx),
+    /// Its owner is gone; the completion only frees the key.
+    Orphan,
+}
+
+/// A set of peers that must answer a ping before something goes on.
+#[derive(Debug)]
+pub(crate) struct PingRound {
+    pub waiting: NodeMask,
+    pub then: Work,
+}
+
+/// What remains to be done once an event is digested, or once something is durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Look at held requests again.
+    Kick(VolIx),
+    /// All peers answered: start a new generation if one is due.
+    Bump(VolIx),
+    /// The new generation is durable (or there was none).
+    BumpDone(VolIx),
+    /// Second half of losing a peer: the generation is settled, requests may forget the peer.
+    LossCleanup(PeerIx),
+    /// A generation adopted from a peer is durable: tell the peers.
+    Adopted(VolIx),
+    /// The metadata says Inconsistent: resync requests may go out.
+    ResyncMayWrite(PeerIx, VolIx),
+    /// The source answered a ping at the end of a resync.
+    ResyncEndPing(PeerIx, VolIx),
+    /// The data of a finished resync is stable: record it.
+    ResyncRecord(PeerIx, VolIx),
+    /// The end of a resync is recorded.
+    ResyncRecorded(PeerIx, VolIx),
+    /// Answer an operator.
+    Answer(u64),
+    /// A cluster-wide change goes on (transaction id of the job).
+    Job(u64),
+    /// Bits of a whole slot are durable: the bitmap exchange or full resync may start.
+    BitmapReady(PeerIx, VolIx),
+    /// Compare generations with this peer again.
+    Recompare(PeerIx, VolIx),
+    /// A Primary was lost, and all of its writes are settled here.
+    Reconcile(NodeId),
+    /// The peer that lost the Primary is known to have lost it.
+    PeerDagtag(PeerIx, Dagtag, NodeId),
+    /// Run the lost-peer transaction.
+    LostPeer,
+    /// Lift a suspension whose cause is gone.
+    Resume,
+}
+
+impl Resource {
+    /// A resource that is configured and idle: every volume Diskless, every connection
+    /// StandAlone. `seed` feeds generation identifiers and back-off times; it must never repeat
+    /// between two runs of one node.
+    pub fn new(config: ResourceConfig, seed: u64) -> Resource {
+        let mut resource = Resource {
+            name: config.name,
+            me: config.node_id,
+            opts: config.options,
+            now: Instant::default(),
+            rng: Rng::new(seed),
+            st: State {
+                role: Role::Secondary,
+                susp: Suspended::default(),
+                fail_io: false,
+                vols: Vec::new(),
+                peers: Vec::new(),
+            },
+            vols: Vec::new(),
+            peers: Vec::new(),
+            members: config.node_id.mask(),
+            dagtag: Dagtag(0),
+            explicit_primary: false,
+            log: TransferLog::new(),
+            peer_acks: PeerAcks::default(),
+            reads: Slab::new(),
+            peer_writes: Slab::new(),
+            peer_reads: Slab::new(),
+            serves: Slab::new(),
+            late_writes: Vec::new(),
+            ops: Slab::new(),
+            twopc: TwoPcs::default(),
+            pings: Vec::new(),
+            drain_waiters: Vec::new(),
+            work: VecDeque::new(),
+            out: VecDeque::new(),
+            visible_change: false,
+        };
+        // A value above any used before: the position only has to grow (wire §5.5).
+        resource.dagtag = Dagtag((seed >> 24) & !7);
+        for volume in config.volumes {
+            resource.add_volume(volume);
+        }
+        for peer in config.peers {
+            resource.add_peer(peer);
+        }
+        resource
+    }
+
+    /// Takes one input at time `now`, which never goes backwards.
+    pub fn handle(&mut self, now: Instant, input: Input) {
+        debug_assert!(now >= self.now, "time went backwards");
+        self.now = now;
+        match input {
+            Input::LinkUp { peer, tie_break } => self.link_up(peer, tie_break),
+            Input::LinkDown { peer, loss } => self.link_down(peer, loss),
+            Input::Packet { peer, packet, payload } => self.packet(peer, packet, payload),
+            Input::DiskDone { op, result } => self.disk_done(op, result),
+            Input::MetaDone { op, result } => self.meta_done(op, result),
+            Input::Open { volume, opener, write } => self.open(volume, opener, write),
+            Input::Close { volume, opener } => self.close(volume, opener),
+            Input::Request(request) => self.user_request(request),
+            Input::Admin { id, command } => self.admin(id, command),
+            Input::Timeout => {}
+        }
+        self.settle();
+    }
+
+    /// The next effect to carry out, in order.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.out.pop_front()
+    }
+
+    /// Does what the input made possible, until nothing is left.
+    fn settle(&mut self) {
+        self.timers();
+        loop {
+            while let Some(work) = self.work.pop_front() {
+                self.do_work(work);
+            }
+            self.run_jobs();
+            for vol in 0..self.vols.len() {
+                self.pump_meta(vol);
+            }
+            if self.work.is_empty() {
+                break;
+            }
+        }
+        if std::mem::take(&mut self.visible_change) {
+            self.out.push_back(Output::StateChanged);
+        }
+    }
+
+    fn do_work(&mut self, work: Work) {
+        match work {
+            Work::Kick(vol) => self.kick(vol),
+            Work::Bump(vol) => self.bump(vol),
+            Work::BumpDone(vol) => self.bump_done(vol),
+            Work::LossCleanup(peer) => self.loss_cleanup(peer),
+            Work::Adopted(vol) => self.adopted(vol),
+            Work::ResyncMayWrite(peer, vol) => self.resync_may_write(peer, vol),
+            Work::ResyncEndPing(peer, vol) => self.resync_end_ping(peer, vol),
+            Work::ResyncRecord(peer, vol) => self.resync_record(peer, vol),
+            Work::ResyncRecorded(peer, vol) => self.resync_recorded(peer, vol),
+            Work::Answer(id) => self.admin_ok(id),
+            Work::Job(id) => self.job_continue(id),
+            Work::BitmapReady(peer, vol) => self.bitmap_ready(peer, vol),
+            Work::Recompare(peer, vol) => self.recompare(peer, vol),
+            Work::Reconcile(node) => self.reconcile(node),
+            Work::PeerDagtag(peer, dagtag, node) => self.peer_dagtag_checked(peer, dagtag, node),
+            Work::LostPeer => self.want_lost_peer(),
+            Work::Resume => self.try_resume(),
+        }
+    }
+
+    pub(crate) fn add_volume(&mut self, config: VolumeConfig) {
+        self.vols.push(Volume {
+            nr: config.nr,
+            minor: config.minor,
+            intentional_diskless: config.diskless,
+            disk_opts: config.disk,
+            backing: None,
+            size: Sectors(0),
+            exposed: GenUuid::NONE,
+            bump_pending: false,
+            bump_running: false,
+            crashed_primary: false,
+            lost_quorum: false,
+            unconfirmed: None,
+            openers: Vec::new(),
+            waiting_openers: Vec::new(),
+            intervals: Intervals::with_capacity(0),
+            held: VecDeque::new(),
+            al_wait: VecDeque::new(),
+            al_queued: Vec::new(),
+            conflict_wait: VecDeque::new(),
+            reads_in_flight: 0,
+            round_robin: 0,
+            stats: VolumeStats::default(),
+        });
+        self.st.vols.push(VolState::new());
+        for (peer, state) in self.peers.iter_mut().zip(&mut self.st.peers) {
+            peer.devs.push(PeerDevice::new(PeerDeviceOptions::default()));
+            state.devs.push(DevState::new());
+        }
+    }
+
+    pub(crate) fn add_peer(&mut self, config: PeerConfig) {
+        debug_assert_ne!(config.node_id, self.me);
+        let devs = self.vols.iter().map(|vol| {
+            let opts = config.devices.iter().find(|(nr, _)| *nr == vol.nr);
+            PeerDevice::new(opts.map(|(_, o)| o.clone()).unwrap_or_default())
+        });
+        self.peers.push(Peer {
+            node: config.node_id,
+            name: config.name,
+            devs: devs.collect(),
+            net: config.net,
+            discard_my_data: false,
+            reconnect: false,
+            link: Link::Down,
+            retry_at: None,
+            tie_break: false,
+            agreed_version: 0,
+            agreed_features: 0,
+            hs: Handshake::default(),
+            send: Sender::default(),
+            recv: Receiver::default(),
+            last_rx: self.now,
+            pings_out: 0,
+            ping_since: self.now,
+            loss: None,
+            peer_verify_alg: None,
+        });
+        self.st.peers.push(PeerState {
+            node: config.node_id,
+            conn: ConnState::StandAlone,
+            role: Role::Unknown,
+            devs: vec![DevState::new(); self.vols.len()],
+        });
+    }
+
+    /// Index of a configured peer.
+    pub(crate) fn peer_ix(&self, node: NodeId) -> Option<PeerIx> {
+        self.peers.iter().position(|p| p.node == node)
+    }
+
+    /// Index of a volume.
+    pub(crate) fn vol_ix(&self, nr: VolumeNr) -> Option<VolIx> {
+        self.vols.iter().position(|v| v.nr == nr)
+    }
+
+    /// Queues a packet. Nothing is sent to a peer whose sockets are down.
+    pub(crate) fn send(&mut self, peer: PeerIx, packet: Packet) {
+        self.send_with(peer, packet, None);
+    }
+
+    pub(crate) fn send_with(&mut self, peer: PeerIx, packet: Packet, payload: Option<BufId>) {
+        if self.peers[peer].link == Link::Up {
+            let peer = self.peers[peer].node;
+            self.out.push_back(Output::Send { peer, packet, payload });
+        }
+    }
+
+    pub(crate) fn free(&mut self, buf: Option<BufId>) {
+        if let Some(buf) = buf {
+            self.out.push_back(Output::Free(buf));
+        }
+    }
+
+    pub(crate) fn log(&mut self, level: LogLevel, text: impl Into<String>) {
+        self.out.push_back(Output::Log(level, text.into()));
+    }
+
+    /// Registers an operation and gives its id.
+    pub(crate) fn op(&mut self, op: Op) -> OpId {
+        OpId(self.ops.insert(op) as u64)
+    }
+
+    /// A block id for the wire that no other request in flight on this node uses. The low two
+    /// bits say what it names.
+    pub(crate) const fn block_id(kind: IdKind, key: u64) -> BlockId {
+        BlockId(((key + 1) << 2) | kind as u64)
+    }
+
+    /// The inverse of [`Self::block_id`].
+    pub(crate) const fn block_key(id: BlockId, kind: IdKind) -> Option<u64> {
+        if id.0 & 3 != kind as u64 || id.0 >> 2 == 0 { None } else { Some((id.0 >> 2) - 1) }
+    }
+
+    /// This node may read from and count on the peer's data.
+    pub(crate) fn readable(&self) -> impl Fn(PeerIx) -> bool + '_ {
+        |p| self.peers[p].net.allow_remote_read
+    }
+
+    /// UpToDate data of the volume can be reached in state `st`.
+    pub(crate) fn has_data(&self, st: &State, vol: VolIx) -> bool {
+        st.has_data(vol, self.readable())
+    }
+
+    /// The range lies within the volume as this node knows it.
+    pub(crate) fn in_volume(&self, vol: VolIx, range: SectorRange) -> bool {
+        let size = match &self.vols[vol].backing {
+            Some(backing) => self.vols[vol].size.max(backing.sb.effective_size),
+            None => self.vols[vol].size,
+        };
+        range.fits(size)
+    }
+
+    /// The peer has, or should have, a disk for the volume as far as this node's configuration
+    /// goes.
+    pub(crate) fn peer_has_bitmap(&self, peer: PeerIx, vol: VolIx) -> bool {
+        self.peers[peer].devs[vol].opts.bitmap
+    }
+
+    /// The local disk takes part in writes: Inconsistent or better.
+    pub(crate) fn disk_in_use(&self, vol: VolIx) -> bool {
+        self.st.vols[vol].disk >= DiskState::Inconsistent && self.vols[vol].backing.is_some()
+    }
+
+    /// Replication state of a volume towards a peer.
+    pub(crate) fn repl(&self, peer: PeerIx, vol: VolIx) -> ReplState {
+        self.st.peers[peer].devs[vol].repl
+    }
+}
+
+/// What a block id of this node names; see [`Resource::block_id`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IdKind {
+    Write = 0,
+    Read = 1,
+    Resync = 2,
+    Verify = 3,
+}
+
+impl PeerDevice {
+    fn new(opts: PeerDeviceOptions) -> PeerDevice {
+        PeerDevice {
+            opts,
+            seq: 0,
+            uuids: None,
+            uuids_fresh: false,
+            source_seen: false,
+            sizes: None,
+            last_sent: None,
+            last_word: None,
+            decision: Decision::Nothing,
+            resync: None,
+            verify: None,
+            bitmap_in: 0,
+            verify_position: 0,
+            resync_again: false,
+            unstable: false,
+            sent_sectors: 0,
+            received_sectors: 0,
+            reads_pending: 0,
+            sent_uuids: None,
+        }
+    }
+
+    /// Next sequence number for a packet that carries one (wire §3.3).
+    pub(crate) fn next_seq(&mut self) -> u32 {
+        self.seq = self.seq.wrapping_add(1);
+        self.seq
+    }
+}
+
+impl PeerUuids {
+    /// The peer's bitmap generation for `node`.
+    pub(crate) fn bitmap_of(&self, node: NodeId) -> GenUuid {
+        self.bitmap[node.index()]
+    }
+}

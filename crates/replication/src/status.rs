@@ -1,0 +1,321 @@
+//! What users see of a resource, its promotion hints, and a sentence why it is not healthy
+//! (semantics §3.7, §12).
+
+use codec::admin::{
+    Blocked, ConnectionStatus, DeviceStatus, PeerDeviceStatus, ResourceStatus, ResyncSuspended,
+    SyncDetails, VerifyDetails, WriteOrdering,
+};
+use codec::wire::UuidFlags;
+use vocab::{ConnState, DiskState, ReplState, Role, SECTOR_SIZE};
+
+use crate::resource::Resource;
+use crate::state::{PeerIx, VolIx};
+
+/// Sectors as KiB, rounded up.
+const fn kib(sectors: u64) -> u64 {
+    sectors.div_ceil(2)
+}
+
+/// Megabytes per second out of sectors and milliseconds.
+fn rate(sectors: u64, ms: u64) -> f64 {
+    if ms == 0 { 0.0 } else { sectors as f64 * SECTOR_SIZE as f64 / 1048.576 / ms as f64 / 1000.0 }
+}
+
+impl Resource {
+    /// The present states and counters. Paths and backing devices are the driver's to fill in.
+    pub fn status(&self) -> ResourceStatus {
+        let (may_promote, promotion_score) = self.promotion();
+        let flushes = self.vols.iter().any(|v| v.backing.is_some() && v.disk_opts.disk_flushes);
+        let any_disk = self.vols.iter().any(|v| v.backing.is_some());
+        ResourceStatus {
+            name: self.name.clone(),
+            node_id: self.me,
+            role: self.st.role,
+            suspended: self.st.susp,
+            force_io_failures: self.st.fail_io,
+            write_ordering: match (any_disk, flushes) {
+                (false, _) => WriteOrdering::None,
+                (true, true) => WriteOrdering::Flush,
+                (true, false) => WriteOrdering::Drain,
+            },
+            may_promote,
+            promotion_score,
+            devices: (0..self.vols.len()).map(|v| self.device_status(v)).collect(),
+            connections: (0..self.peers.len()).map(|p| self.connection_status(p)).collect(),
+        }
+    }
+
+    fn device_status(&self, vol: VolIx) -> DeviceStatus {
+        let volume = &self.vols[vol];
+        let state = &self.st.vols[vol];
+        let writes = self.log.iter().filter(|w| w.vol == vol && !w.completed).count();
+        let waiting = volume.held.len() + volume.al_wait.len() + volume.al_queued.len();
+        DeviceStatus {
+            volume: volume.nr,
+            minor: volume.minor,
+            disk_state: state.disk,
+            client: state.disk == DiskState::Diskless && volume.intentional_diskless,
+            open: Some(!volume.openers.is_empty()),
+            backing_dev: None,
+            quorum: state.quorum,
+            size: kib(volume.size.0),
+            read: kib(volume.stats.read_sectors),
+            written: kib(volume.stats.written_sectors),
+            al_writes: volume.backing.as_ref().map_or(0, |b| b.al.stats().writes),
+            bm_writes: volume.stats.bm_writes,
+            upper_pending: (writes + waiting) as u64 + u64::from(volume.reads_in_flight),
+            lower_pending: u64::from(volume.reads_in_flight) + writes as u64,
+            al_suspended: false,
+            blocked: Blocked { upper: self.st.susp.any(), lower: false },
+        }
+    }
+
+    fn connection_status(&self, peer: PeerIx) -> ConnectionStatus {
+        let p = &self.peers[peer];
+        let st = &self.st.peers[peer];
+        ConnectionStatus {
+            peer_node_id: p.node,
+            name: p.name.clone(),
+            connection_state: st.conn,
+            congested: false,
+            peer_role: st.role,
+            tls: Some(false),
+            ap_in_flight: p.send.app_in_flight,
+            rs_in_flight: self.serves.iter().filter(|(_, s)| s.peer == peer).count() as u64 * 8,
+            paths: Vec::new(),
+            peer_devices: (0..self.vols.len()).map(|v| self.peer_device_status(peer, v)).collect(),
+        }
+    }
+
+    fn peer_device_status(&self, peer: PeerIx, vol: VolIx) -> PeerDeviceStatus {
+        let dev = &self.st.peers[peer].devs[vol];
+        let pd = &self.peers[peer].devs[vol];
+        let size = self.vols[vol].size.0.max(1);
+        let oos = self.out_of_sync(peer, vol).0;
+        let sync = self.resync_done(peer, vol).map(|(done, total)| {
+            let resync = pd.resync.as_ref().expect("a resync is described");
+            let ms = u64::try_from(self.now.since(resync.since).as_millis()).unwrap_or(u64::MAX);
+            let left = total - done;
+            let eta = if done == 0 { SyncDetails::ETA_UNKNOWN } else { left * ms / done / 1000 };
+            SyncDetails {
+                rs_total: total,
+                rs_dt_start_ms: ms,
+                rs_dt0_ms: ms,
+                rs_db0_sectors: done,
+                rs_dt1_ms: ms,
+                rs_db1_sectors: done,
+                rs_failed: resync.failed,
+                rate0: rate(done, ms),
+                rate1: rate(done, ms),
+                rate: rate(done, ms),
+                estimated_seconds_to_finish: eta,
+                percent_resync_done: 100.0 * done as f64 / total.max(1) as f64,
+                ..SyncDetails::default()
+            }
+        });
+        let verify = pd.verify.as_ref().filter(|_| dev.repl == ReplState::VerifyS);
+        let verify = verify.map(|v| VerifyDetails {
+            ov_start_sector: 0,
+            ov_stop_sector: v.stop,
+            ov_position: v.position,
+            ov_left: v.stop.saturating_sub(v.position),
+            ov_skipped: v.skipped,
+        });
+        let sync = sync.or_else(|| {
+            verify.as_ref().map(|v| SyncDetails {
+                rs_total: v.ov_stop_sector,
+                estimated_seconds_to_finish: SyncDetails::ETA_UNKNOWN,
+                percent_resync_done: 100.0 * v.ov_position as f64 / v.ov_stop_sector.max(1) as f64,
+                ..SyncDetails::default()
+            })
+        });
+        PeerDeviceStatus {
+            volume: self.vols[vol].nr,
+            replication_state: dev.repl,
+            peer_disk_state: dev.disk,
+            peer_client: dev.disk == DiskState::Diskless && !pd.opts.bitmap,
+            resync_suspended: ResyncSuspended {
+                user: dev.pause_user,
+                peer: dev.pause_peer,
+                dependency: dev.pause_other,
+                ..ResyncSuspended::default()
+            },
+            received: kib(pd.received_sectors),
+            sent: kib(pd.sent_sectors),
+            out_of_sync: kib(oos),
+            pending: u64::from(pd.reads_pending) + self.unacknowledged(peer, vol),
+            unacked: self.peer_writes_pending(peer, vol),
+            has_sync_details: sync.is_some(),
+            has_online_verify_details: verify.is_some(),
+            percent_in_sync: 100.0 * size.saturating_sub(oos) as f64 / size as f64,
+            sync,
+            verify,
+        }
+    }
+
+    fn unacknowledged(&self, peer: PeerIx, vol: VolIx) -> u64 {
+        let node = self.peers[peer].node.index();
+        let pending = |w: &&crate::request::Write| {
+            w.vol == vol && w.parts[node] == crate::request::Part::Pending
+        };
+        self.log.iter().filter(pending).count() as u64
+    }
+
+    /// Could this node be promoted, and how good a choice would it be (semantics §3.7)?
+    pub(crate) fn promotion(&self) -> (bool, u32) {
+        let vols = 0..self.vols.len();
+        let peer_disks =
+            |vol: VolIx| self.st.connected().map(move |p| self.st.peers[p].devs[vol].disk);
+        let up_to_date = |vol: VolIx| {
+            let own = u32::from(self.st.vols[vol].disk == DiskState::UpToDate);
+            own + peer_disks(vol).filter(|d| *d == DiskState::UpToDate).count() as u32
+        };
+        let possible = !vols.is_empty()
+            && !self.st.fail_io
+            && vols.clone().all(|v| self.st.vols[v].quorum && up_to_date(v) > 0);
+        if !possible {
+            return (false, 0);
+        }
+        let local = vols.clone().all(|v| {
+            matches!(
+                self.st.vols[v].disk,
+                DiskState::Inconsistent | DiskState::Consistent | DiskState::UpToDate
+            )
+        });
+        let own = vols.clone().filter(|v| self.st.vols[*v].disk == DiskState::UpToDate).count();
+        let least = vols.clone().map(up_to_date).min().unwrap_or(0);
+        let score = 10_000 * u32::from(local) + 100 * (own as u32).min(99) + least.min(99);
+        let no_primary = self.st.role != Role::Primary && self.st.primary_peers().is_empty();
+        let stable = vols.clone().all(|v| {
+            self.st.vols[v].disk == DiskState::UpToDate
+                || self.st.connected().any(|p| {
+                    self.st.peers[p].devs[v].disk == DiskState::UpToDate
+                        && self.peers[p].devs[v]
+                            .uuids
+                            .as_ref()
+                            .is_some_and(|u| u.flags.has(UuidFlags::STABLE))
+                })
+        });
+        (no_primary && stable, score)
+    }
+
+    /// Why the resource is not healthy or not writable here, what it waits for, and what to do:
+    /// one sentence per cause, the most severe first. Empty if all is well.
+    pub fn explain(&self) -> Vec<String> {
+        let mut causes = Vec::new();
+        let name = &self.name;
+        if self.st.fail_io {
+            causes.push(format!(
+                "{name} was demoted by force and fails all I/O; close every opener, then it can be \
+                 promoted again"
+            ));
+        }
+        if self.st.susp.user {
+            causes.push(format!("I/O of {name} is suspended by an operator; resume it"));
+        }
+        for (vol, volume) in self.vols.iter().enumerate() {
+            let (nr, state) = (volume.nr, &self.st.vols[vol]);
+            if !state.quorum {
+                let what = if self.st.role == Role::Primary {
+                    "I/O waits"
+                } else {
+                    "it can not be promoted"
+                };
+                causes.push(format!(
+                    "volume {nr} of {name} has no quorum ({}), so {what}; bring back missing nodes, \
+                     or forget those that are gone for good",
+                    self.quorum_of(&self.st, vol).explain()
+                ));
+            }
+            if !self.has_data(&self.st, vol) {
+                causes.push(format!(
+                    "volume {nr} of {name} has no UpToDate data here (the disk is {}) and no \
+                     connected peer has any; bring back a node that was UpToDate",
+                    state.disk
+                ));
+            }
+            match state.disk {
+                DiskState::Diskless if !volume.intentional_diskless => causes
+                    .push(format!("volume {nr} of {name} has no disk on this node; attach one")),
+                DiskState::Outdated => causes.push(format!(
+                    "the disk of volume {nr} of {name} is Outdated: newer data exists elsewhere; \
+                     connect to a node that has it and it is resynced"
+                )),
+                DiskState::Consistent => causes.push(format!(
+                    "the disk of volume {nr} of {name} is Consistent, not known to be the newest: \
+                     a lost Primary's last writes are being settled"
+                )),
+                DiskState::Inconsistent => causes.push(self.explain_inconsistent(vol)),
+                _ => {}
+            }
+        }
+        for peer in 0..self.peers.len() {
+            causes.extend(self.explain_connection(peer));
+        }
+        causes
+    }
+
+    fn explain_inconsistent(&self, vol: VolIx) -> String {
+        let (name, nr) = (&self.name, self.vols[vol].nr);
+        let source = (0..self.peers.len()).find(|p| self.repl(*p, vol) == ReplState::SyncTarget);
+        match source.and_then(|p| self.resync_done(p, vol).map(|d| (p, d))) {
+            Some((peer, (done, total))) => format!(
+                "volume {nr} of {name} is being resynced from {}: {} % done; wait",
+                self.peers[peer].name,
+                100 * done / total.max(1)
+            ),
+            None => format!(
+                "the disk of volume {nr} of {name} is Inconsistent and no resync runs; connect to \
+                 an UpToDate node, or on a new resource declare one node's data good (primary \
+                 --force, or new-current-uuid --clear-bitmap)"
+            ),
+        }
+    }
+
+    fn explain_connection(&self, peer: PeerIx) -> Option<String> {
+        let (name, other) = (&self.name, &self.peers[peer].name);
+        match self.st.peers[peer].conn {
+            ConnState::Connected => None,
+            ConnState::StandAlone => Some(format!(
+                "{name} does not try to connect to {other} (StandAlone): an operator disconnected \
+                 it, or the connection was refused, see the log; connect again"
+            )),
+            conn => Some(format!(
+                "{name} is not connected to {other} ({conn}); is that node up, and can it be \
+                 reached over the network?"
+            )),
+        }
+    }
+
+    /// Checks what must hold between any two inputs.
+    ///
+    /// # Panics
+    /// If something does not hold: a bug.
+    pub fn invariants(&self) {
+        for vol in 0..self.vols.len() {
+            self.meta_invariants(vol);
+            let targets =
+                self.st.peers.iter().filter(|p| p.devs[vol].repl == ReplState::SyncTarget).count();
+            assert!(targets <= 1, "at most one active SyncTarget (invariant 42)");
+            let source = self.st.peers.iter().any(|p| p.devs[vol].repl == ReplState::SyncSource);
+            assert!(!(source && targets > 0), "never source and target at once");
+            let state = self.st.vols[vol];
+            assert!(
+                state.disk <= DiskState::Diskless || self.vols[vol].backing.is_some(),
+                "a disk state needs a disk"
+            );
+            if let Some(backing) = &self.vols[vol].backing {
+                backing.gens.invariants();
+            }
+        }
+        let primaries = self.st.primary_peers().len() + u32::from(self.st.role == Role::Primary);
+        assert!(primaries <= 1, "connected nodes have at most one Primary (invariant 24)");
+        for (peer, st) in self.peers.iter().zip(&self.st.peers) {
+            assert_eq!(peer.node, st.node);
+            if st.conn != ConnState::Connected {
+                assert_eq!(st.role, Role::Unknown);
+                assert!(st.devs.iter().all(|d| d.repl == ReplState::Off));
+            }
+        }
+    }
+}

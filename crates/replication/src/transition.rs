@@ -1,0 +1,601 @@
+//! Changing states: adjust, check, commit, and what follows.
+//!
+//! A change is made on a copy of [`State`]. *Hard* changes are facts (a link is lost, a disk
+//! failed, a peer has committed) and are only adjusted; *soft* changes are wishes and are also
+//! checked (semantics §1.7 to §1.9). What follows from a change is derived from the pair of old
+//! and new state, never from who asked for it.
+
+use codec::disk::PeerFlags;
+use codec::wire::{Packet, StateWord, UuidFlags};
+use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
+use vocab::{ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError};
+
+use crate::io::LogLevel;
+use crate::quorum::{self, Decision as QuorumDecision};
+use crate::resource::{Resource, Work};
+use crate::state::{PeerIx, State, VolIx, allowed_disks, clamp};
+
+/// Fewer bits by this many make another resync source worth a switch (semantics §9.2).
+const SWITCH_SOURCE_BITS: u64 = 256;
+
+impl Resource {
+    /// A fact: adjusted and committed.
+    pub(crate) fn change_hard(&mut self, f: impl FnOnce(&mut State)) {
+        let old = self.st.clone();
+        let mut new = old.clone();
+        f(&mut new);
+        self.adjust(&old, &mut new);
+        self.commit(old, new);
+    }
+
+    /// A wish: what it would lead to, or why it is refused. Nothing changes.
+    pub(crate) fn tentative(&self, f: impl FnOnce(&mut State)) -> Result<State, Refusal> {
+        let mut new = self.st.clone();
+        f(&mut new);
+        self.adjust(&self.st, &mut new);
+        self.check(&self.st, &new)?;
+        Ok(new)
+    }
+
+    /// A wish of this node alone.
+    pub(crate) fn change_soft(&mut self, f: impl FnOnce(&mut State)) -> Result<(), Refusal> {
+        let new = self.tentative(f)?;
+        let old = self.st.clone();
+        self.commit(old, new);
+        Ok(())
+    }
+
+    /// Automatic adjustments (semantics §1.8).
+    fn adjust(&self, old: &State, new: &mut State) {
+        for peer in 0..new.peers.len() {
+            self.adjust_peer(old, new, peer);
+        }
+        for vol in 0..new.vols.len() {
+            self.adjust_disk(old, new, vol);
+            self.arbitrate(new, vol);
+        }
+        for vol in 0..new.vols.len() {
+            let verdict = self.quorum_of(new, vol);
+            new.vols[vol].quorum = verdict.enforced;
+            new.vols[vol].real_quorum = verdict.real;
+        }
+        let lost_quorum = new.vols.iter().any(|v| !v.quorum);
+        if lost_quorum && self.opts.on_no_quorum == OnNoQuorum::SuspendIo {
+            new.susp.quorum = true;
+        }
+        if new.role == Role::Primary
+            && self.opts.on_no_data_accessible == OnNoDataAccessible::SuspendIo
+        {
+            let lost = (0..new.vols.len()).any(|v| self.has_data(old, v) && !self.has_data(new, v));
+            new.susp.no_data |= lost;
+        }
+        let openers = self.vols.iter().any(|v| !v.openers.is_empty());
+        if new.fail_io && !openers {
+            new.fail_io = false;
+        }
+    }
+
+    /// A3 and A4: what a lost connection and the replication state do to the peer's states.
+    fn adjust_peer(&self, old: &State, new: &mut State, peer: PeerIx) {
+        let st = &mut new.peers[peer];
+        if st.conn != ConnState::Connected {
+            st.role = Role::Unknown;
+        }
+        for (vol, dev) in st.devs.iter_mut().enumerate() {
+            let own = &mut new.vols[vol].disk;
+            if st.conn != ConnState::Connected {
+                dev.repl = ReplState::Off;
+                dev.pause_peer = false;
+                dev.pause_other = false;
+                dev.peer_quorum = false;
+            }
+            let paired = (ReplState::StartingSyncS..=ReplState::Behind).contains(&dev.repl);
+            if paired && (*own <= DiskState::Failed || dev.disk <= DiskState::Failed) {
+                dev.repl = ReplState::Established;
+            }
+            let (own_range, peer_range) = allowed_disks(dev.repl);
+            if *own >= DiskState::Inconsistent {
+                *own = clamp(*own, own_range);
+            }
+            if dev.repl == ReplState::Off {
+                if !(peer_range.0..=peer_range.1).contains(&dev.disk) {
+                    dev.disk = DiskState::DUnknown;
+                }
+            } else if dev.disk >= DiskState::Inconsistent {
+                dev.disk = clamp(dev.disk, peer_range);
+            }
+            let _ = old;
+        }
+    }
+
+    /// A5 and A9: what neighbours mean for the own disk.
+    fn adjust_disk(&self, old: &State, new: &mut State, vol: VolIx) {
+        let disk = new.vols[vol].disk;
+        if matches!(disk, DiskState::Outdated | DiskState::Consistent) {
+            if let Some(better) = self.adopt_from_neighbour(new, vol) {
+                new.vols[vol].disk = better;
+            }
+        }
+        let lost_primary = |p: PeerIx| {
+            old.is_connected(p)
+                && old.peers[p].role == Role::Primary
+                && new.peers[p].conn.is_ungraceful_loss()
+        };
+        let Some(lost) = (0..old.peers.len()).find(|p| lost_primary(*p)) else { return };
+        if disk == DiskState::UpToDate
+            && new.role == Role::Secondary
+            && new.primary_peers().is_empty()
+        {
+            let sole_authority = old.peers[lost].devs[vol].disk <= DiskState::Outdated
+                && !new.connected().any(|p| new.peers[p].devs[vol].disk >= DiskState::Consistent);
+            if !sole_authority {
+                new.vols[vol].disk = DiskState::Consistent;
+            }
+        }
+    }
+
+    /// The better disk state that a stable neighbour with the same data vouches for (A5).
+    fn adopt_from_neighbour(&self, new: &State, vol: VolIx) -> Option<DiskState> {
+        let backing = self.vols[vol].backing.as_ref()?;
+        if new.is_target(vol) {
+            return None;
+        }
+        new.connected()
+            .filter(|p| {
+                let dev = &new.peers[*p].devs[vol];
+                let uuids = self.peers[*p].devs[vol].uuids.as_ref();
+                dev.repl == ReplState::Established
+                    && dev.disk == DiskState::UpToDate
+                    && backing.oos(self.peers[*p].node) == 0
+                    && uuids.is_some_and(|u| {
+                        u.current.same(backing.gens.current())
+                            && u.flags.has(UuidFlags::STABLE)
+                            && !u.flags.has(UuidFlags::SYNC_TARGET)
+                    })
+            })
+            .map(|_| DiskState::UpToDate)
+            .next()
+    }
+
+    /// A11: at most one active SyncTarget per volume, no source while a target (semantics §9.2).
+    fn arbitrate(&self, new: &mut State, vol: VolIx) {
+        use ReplState::{PausedSyncS, PausedSyncT, SyncSource, SyncTarget};
+        let bits = |p: PeerIx| {
+            let backing = self.vols[vol].backing.as_ref();
+            backing.map_or(0, |b| b.oos(self.peers[p].node))
+        };
+        let candidate = |p: PeerIx, st: &State| {
+            let dev = &st.peers[p].devs[vol];
+            matches!(dev.repl, SyncTarget | PausedSyncT)
+                && dev.disk >= DiskState::Outdated
+                && !dev.pause_user
+                && !dev.pause_peer
+        };
+        let active = (0..new.peers.len())
+            .find(|p| new.peers[*p].devs[vol].repl == SyncTarget && candidate(*p, new));
+        let best = (0..new.peers.len()).filter(|p| candidate(*p, new)).min_by_key(|p| bits(*p));
+        let chosen = match (active, best) {
+            (Some(a), Some(b)) if bits(b) + SWITCH_SOURCE_BITS > bits(a) => Some(a),
+            (_, best) => best,
+        };
+        let target = new
+            .peers
+            .iter()
+            .any(|p| matches!(p.devs[vol].repl, SyncTarget | PausedSyncT | ReplState::WFBitMapT));
+        for peer in 0..new.peers.len() {
+            let dev = &mut new.peers[peer].devs[vol];
+            match dev.repl {
+                SyncTarget | PausedSyncT => {
+                    dev.pause_other = chosen.is_some() && chosen != Some(peer);
+                    dev.repl = if dev.paused() { PausedSyncT } else { SyncTarget };
+                }
+                SyncSource | PausedSyncS => {
+                    dev.pause_other = target;
+                    dev.repl = if dev.paused() { PausedSyncS } else { SyncSource };
+                }
+                _ => dev.pause_other = false,
+            }
+        }
+    }
+
+    /// Quorum of a volume in state `st`.
+    pub(crate) fn quorum_of(&self, st: &State, vol: VolIx) -> QuorumDecision {
+        let volume = &self.vols[vol];
+        let slots = volume.backing.as_ref().map(|b| &b.sb.peers);
+        let peers: Vec<quorum::Peer> = self
+            .peers
+            .iter()
+            .zip(&st.peers)
+            .map(|(peer, state)| {
+                let slot = slots.map(|s| &s[peer.node.index()]);
+                let dev = &state.devs[vol];
+                let connected = state.conn == ConnState::Connected;
+                let seen = PeerFlags::NODE_EXISTS.with(PeerFlags::DEVICE_SEEN);
+                let has_bitmap = peer.devs[vol].opts.bitmap;
+                quorum::Peer {
+                    node: peer.node,
+                    connected,
+                    disk: dev.disk,
+                    intentional_diskless: !has_bitmap,
+                    exists: connected
+                        || peer.reconnect
+                        || has_bitmap
+                        || slot.is_some_and(|s| s.flags.0 & seen.0 != 0),
+                    marked_outdated: slot.is_some_and(|s| s.flags.contains(PeerFlags::OUTDATED)),
+                    allow_remote_read: peer.net.allow_remote_read,
+                    tiebreaker: peer.devs[vol].opts.peer_tiebreaker,
+                    quorate: dev.peer_quorum,
+                }
+            })
+            .collect();
+        let view = quorum::View {
+            disk: st.vols[vol].disk,
+            intentional_diskless: volume.intentional_diskless,
+            peers: &peers,
+            members: self.members,
+            had_quorum: self.st.vols[vol].real_quorum,
+            restore_quorum: volume.backing.as_ref().is_some_and(|b| b.restore_quorum),
+        };
+        let policy = quorum::Policy {
+            quorum: self.opts.quorum,
+            minimum_redundancy: self.opts.quorum_minimum_redundancy,
+        };
+        quorum::evaluate(&view, policy)
+    }
+
+    /// Soft legality (semantics §1.9): a wish may not make anything worse than these allow.
+    fn check(&self, old: &State, new: &State) -> Result<(), Refusal> {
+        if new.role == Role::Primary && old.role != Role::Primary {
+            self.check_promotion(new)?;
+        }
+        for (p, (was, is)) in old.peers.iter().zip(&new.peers).enumerate() {
+            if is.role == Role::Primary && was.role != Role::Primary {
+                self.check_peer_promotion(p, new)?;
+            }
+        }
+        if old.role == Role::Primary && new.role == Role::Secondary && !new.fail_io {
+            self.check_demotion()?;
+        }
+        for vol in 0..new.vols.len() {
+            self.check_data(old, new, vol)?;
+            let (was, is) = (old.vols[vol], new.vols[vol]);
+            let keeps = new.role == Role::Primary && old.role == Role::Primary;
+            if keeps && was.quorum && !is.quorum {
+                let detail = self.quorum_of(new, vol).explain();
+                return Err(Refusal::state(StateError::NoQuorum, detail));
+            }
+            if is.disk == DiskState::Outdated
+                && was.disk < DiskState::Outdated
+                && !matches!(was.disk, DiskState::Attaching | DiskState::Negotiating)
+            {
+                return Err(StateError::LowerThanOutdated.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn check_promotion(&self, new: &State) -> Result<(), Refusal> {
+        if let Some(p) = new.connected().find(|p| new.peers[*p].role == Role::Primary) {
+            let detail = format!(
+                "{} is Primary; make it Secondary first (ashlar secondary {})",
+                self.peers[p].name, self.name
+            );
+            return Err(Refusal::state(StateError::TwoPrimaries, detail));
+        }
+        if new.fail_io {
+            let detail = "I/O fails on purpose since a forced demotion; close all openers first";
+            return Err(Refusal::state(StateError::DeviceInUse, detail));
+        }
+        for vol in 0..new.vols.len() {
+            if !new.vols[vol].quorum {
+                let detail = self.quorum_of(new, vol).explain();
+                return Err(Refusal::state(StateError::NoQuorum, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// A peer wants to be Primary (semantics §1.9).
+    pub(crate) fn check_peer_promotion(&self, peer: PeerIx, new: &State) -> Result<(), Refusal> {
+        if new.role == Role::Primary {
+            return Err(StateError::TwoPrimaries.into());
+        }
+        if (0..new.peers.len()).any(|p| p != peer && new.peers[p].role == Role::Primary) {
+            return Err(StateError::TwoPrimaries.into());
+        }
+        let reader = self.vols.iter().any(|v| v.openers.iter().any(|o| !o.write));
+        if reader && !new.fail_io {
+            return Err(StateError::PrimaryReader.into());
+        }
+        // What an earlier Primary wrote is executed first: its writes must not land over those
+        // of the new one.
+        if self.peers.iter().any(|p| p.recv.draining) {
+            return Err(StateError::InTransientState.into());
+        }
+        Ok(())
+    }
+
+    fn check_demotion(&self) -> Result<(), Refusal> {
+        match self.vols.iter().find(|v| v.openers.iter().any(|o| o.write)) {
+            Some(v) => {
+                let detail = format!("volume {} is open for writing", v.nr);
+                Err(Refusal::state(StateError::DeviceInUse, detail))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A Primary, or a node with readers, keeps access to UpToDate data.
+    fn check_data(&self, old: &State, new: &State, vol: VolIx) -> Result<(), Refusal> {
+        if self.has_data(new, vol) {
+            return Ok(());
+        }
+        let promoting = new.role == Role::Primary && old.role != Role::Primary;
+        let losing = self.has_data(old, vol)
+            && (new.role == Role::Primary || !self.vols[vol].openers.is_empty());
+        if promoting || losing {
+            let detail = format!(
+                "volume {}: the disk is {} and no connected peer is UpToDate",
+                self.vols[vol].nr, new.vols[vol].disk
+            );
+            return Err(Refusal::state(StateError::NoUpToDateDisk, detail));
+        }
+        Ok(())
+    }
+
+    /// The new state is now the state; everything that follows from it is set in motion.
+    fn commit(&mut self, old: State, new: State) {
+        if old == new {
+            return;
+        }
+        self.st = new;
+        self.visible_change = true;
+        for vol in 0..self.vols.len() {
+            self.after_disk_change(&old, vol);
+        }
+        if old.role != self.st.role {
+            self.after_role_change();
+        }
+        self.after_quorum_change(&old);
+        for vol in 0..self.vols.len() {
+            self.note_peer_flags(vol);
+            self.review_primary_ind(vol);
+            let durable = |st: &State| {
+                let disks: Vec<DiskState> = st.peers.iter().map(|p| p.devs[vol].disk).collect();
+                (st.role, st.vols[vol].disk, st.vols[vol].quorum, disks)
+            };
+            if durable(&old) != durable(&self.st) {
+                self.md_changed_now(vol);
+            }
+        }
+        self.broadcast_states();
+        self.after_primaries_change(&old);
+        for peer in 0..self.peers.len() {
+            for vol in 0..self.vols.len() {
+                self.after_repl_change(&old, peer, vol);
+            }
+        }
+        self.kick_all();
+        self.work.push_back(Work::Resume);
+    }
+
+    fn after_disk_change(&mut self, old: &State, vol: VolIx) {
+        let disk = self.st.vols[vol].disk;
+        let peer_up_to_date =
+            self.st.connected().any(|p| self.st.peers[p].devs[vol].disk == DiskState::UpToDate);
+        if disk == DiskState::UpToDate {
+            if let Some(backing) = &self.vols[vol].backing {
+                self.vols[vol].exposed = backing.gens.current();
+            }
+            if peer_up_to_date && self.vols[vol].crashed_primary {
+                self.vols[vol].crashed_primary = false;
+                self.md_changed_now(vol);
+            }
+        }
+        self.note_lost_data(old, vol);
+    }
+
+    /// A Primary that lost contact to data of a peer starts a new generation before it writes
+    /// again (semantics §4.2).
+    fn note_lost_data(&mut self, old: &State, vol: VolIx) {
+        if self.st.role != Role::Primary || old.role != Role::Primary {
+            return;
+        }
+        let had = |d: DiskState| {
+            matches!(d, DiskState::Inconsistent | DiskState::Consistent | DiskState::UpToDate)
+        };
+        let lost_peer = old
+            .peers
+            .iter()
+            .zip(&self.st.peers)
+            .any(|(was, is)| had(was.devs[vol].disk) && !had(is.devs[vol].disk));
+        let fresh_gap = old.peers.iter().zip(&self.st.peers).enumerate().any(|(p, (was, is))| {
+            let came = was.conn != ConnState::Connected && is.conn == ConnState::Connected;
+            came && is.devs[vol].disk <= DiskState::Outdated
+                && self.peer_has_bitmap(p, vol)
+                && self.st.vols[vol].disk == DiskState::UpToDate
+                && self.vols[vol].backing.as_ref().is_some_and(|b| b.bitmap_uuid(is.node).is_none())
+        });
+        let own_lost = old.vols[vol].disk >= DiskState::UpToDate
+            && self.st.vols[vol].disk < DiskState::UpToDate;
+        let accessible = self.has_data(old, vol) || self.has_data(&self.st, vol);
+        if accessible && (lost_peer || fresh_gap || own_lost) {
+            self.vols[vol].bump_pending = true;
+            let busy = self.log.iter().any(|w| w.vol == vol && !w.completed);
+            if busy && !self.st.susp.any() && self.st.vols[vol].quorum {
+                self.start_bump(vol);
+            }
+        }
+    }
+
+    fn after_role_change(&mut self) {
+        let primary = self.st.role == Role::Primary;
+        let text = format!("{}: this node is {} now", self.name, self.st.role);
+        self.log(LogLevel::Info, text);
+        for vol in 0..self.vols.len() {
+            self.vols[vol].bump_pending = primary;
+            self.vols[vol].unconfirmed = None;
+            if primary {
+                self.vols[vol].crashed_primary = false;
+            } else {
+                self.vols[vol].lost_quorum = false;
+                if let Some(backing) = &mut self.vols[vol].backing {
+                    backing.gens.demote();
+                }
+            }
+            self.md_changed_now(vol);
+        }
+        if !primary {
+            self.explicit_primary = false;
+        } else {
+            for peer in &mut self.peers {
+                peer.discard_my_data = false;
+            }
+        }
+    }
+
+    /// Semantics §6.2.
+    fn after_quorum_change(&mut self, old: &State) {
+        if self.opts.quorum == Quorum::Off {
+            return;
+        }
+        let primary = self.st.role == Role::Primary;
+        for vol in 0..self.vols.len() {
+            let (was, is) = (old.vols[vol].quorum, self.st.vols[vol].quorum);
+            if was == is {
+                continue;
+            }
+            let explain = self.quorum_of(&self.st, vol).explain();
+            let word = if is { "quorum regained" } else { "quorum lost" };
+            let text = format!("{}/{}: {word}: {explain}", self.name, self.vols[vol].nr);
+            self.log(if is { LogLevel::Info } else { LogLevel::Warn }, text);
+            self.vols[vol].lost_quorum = primary && !is;
+            self.md_changed_now(vol);
+        }
+        let lost = self.st.vols.iter().any(|v| !v.quorum);
+        if lost && self.opts.on_no_quorum == OnNoQuorum::IoError {
+            self.fail_held();
+        }
+    }
+
+    /// Tells every connected peer the states it does not know yet.
+    pub(crate) fn broadcast_states(&mut self) {
+        for peer in 0..self.peers.len() {
+            if !self.st.is_connected(peer) {
+                continue;
+            }
+            for vol in 0..self.vols.len() {
+                let word = self.state_word(peer, vol);
+                if self.peers[peer].devs[vol].last_sent != Some(word) {
+                    self.peers[peer].devs[vol].last_sent = Some(word);
+                    let nr = self.vols[vol].nr;
+                    self.send(peer, Packet::State(Some(nr), word));
+                }
+            }
+        }
+    }
+
+    /// This node's states of a volume as the peer is told (wire §8.1).
+    pub(crate) fn state_word(&self, peer: PeerIx, vol: VolIx) -> StateWord {
+        let st = &self.st;
+        let dev = &st.peers[peer].devs[vol];
+        let susp = st.susp.user || st.susp.quorum || st.susp.uuid_bridge;
+        StateWord::default()
+            .with_role(st.role)
+            .with_peer_role(st.peers[peer].role)
+            .with_repl_state(dev.repl)
+            .with_disk(st.vols[vol].disk)
+            .with_pdsk(dev.disk)
+            .with_susp(susp)
+            .with_aftr_isp(dev.pause_other)
+            .with_peer_isp(dev.pause_peer)
+            .with_user_isp(dev.pause_user)
+            .with_susp_nod(st.susp.no_data)
+            .with_susp_fen(st.susp.fencing)
+            .with_quorum(st.vols[vol].quorum)
+    }
+
+    /// A change of the set of Primaries is answered with identifiers to all peers (wire §8.2).
+    fn after_primaries_change(&mut self, old: &State) {
+        let (was, is) = (old.primary_peers(), self.st.primary_peers());
+        if was == is && old.stable() == self.st.stable() {
+            return;
+        }
+        let got_stable = !old.stable() && self.st.stable();
+        for peer in 0..self.peers.len() {
+            if self.st.is_connected(peer) {
+                for vol in 0..self.vols.len() {
+                    let flags = UuidFlags::default().with_if(got_stable, UuidFlags::GOT_STABLE);
+                    self.send_uuids(peer, vol, flags, NodeMask::EMPTY);
+                }
+            }
+        }
+    }
+
+    /// Lifts suspensions whose cause is gone. A pending new generation comes first: the
+    /// uuid-bridge (semantics §6.3).
+    pub(crate) fn try_resume(&mut self) {
+        let quorum_back = self.st.susp.quorum
+            && (self.st.vols.iter().all(|v| v.quorum)
+                || self.opts.on_no_quorum == OnNoQuorum::IoError);
+        let data_back = self.st.susp.no_data
+            && ((0..self.vols.len()).all(|v| self.has_data(&self.st, v))
+                || self.opts.on_no_data_accessible == OnNoDataAccessible::IoError
+                || self.st.role != Role::Primary);
+        if !quorum_back && !data_back {
+            return;
+        }
+        // A handshake in progress may still bring a peer back that can take what is held.
+        if self.handshake_running() {
+            return;
+        }
+        if data_back && !self.primary_resume_done() {
+            return;
+        }
+        self.resume(quorum_back, data_back, false);
+    }
+
+    /// Lifts suspensions, after any new generation that is due.
+    pub(crate) fn resume(&mut self, quorum: bool, no_data: bool, user: bool) {
+        let writable = self.st.role == Role::Primary && self.st.vols.iter().all(|v| v.quorum);
+        for vol in 0..self.vols.len() {
+            if self.vols[vol].bump_pending && writable && self.has_data(&self.st, vol) {
+                let frozen = self.log.iter().any(|w| w.vol == vol && !w.completed);
+                if frozen || self.vols[vol].bump_running {
+                    self.change_hard(|st| st.susp.uuid_bridge = true);
+                    self.start_bump(vol);
+                    if self.vols[vol].bump_pending {
+                        return;
+                    }
+                }
+            }
+        }
+        self.change_hard(|st| {
+            st.susp.uuid_bridge = false;
+            st.susp.quorum &= !quorum;
+            st.susp.no_data &= !no_data;
+            st.susp.user &= !user;
+            st.susp.fencing &= !user;
+        });
+        if !self.st.susp.any() {
+            self.resumed();
+        }
+    }
+
+    /// I/O runs again: what is still owed by peers that are gone is given up (L5).
+    fn resumed(&mut self) {
+        for peer in 0..self.peers.len() {
+            if !self.st.is_connected(peer) {
+                let node = self.peers[peer].node;
+                self.forget_parts(node);
+            }
+        }
+        self.kick_all();
+    }
+
+    /// The superblock is written now.
+    pub(crate) fn md_changed_now(&mut self, vol: VolIx) {
+        self.md_changed(vol);
+        self.md_sync_now(vol);
+    }
+}

@@ -1,0 +1,910 @@
+//! Cluster-wide state changes: two-phase commit (semantics §2, wire §8.3).
+//!
+//! A node holds at most one transaction. The initiator sends PREPARE to its connected peers,
+//! they forward it to nodes that the sender can not see, answers come back up the same tree,
+//! and COMMIT or ABORT goes down. Correctness never rests on a COMMIT arriving: safety comes
+//! from generations and quorum, transactions only keep the nodes' views together.
+
+use codec::wire::{
+    Operation, Outdates, Packet, ReqState, TWOPC_HAS_REACHABLE, TWOPC_PRI_INCAPABLE, TwoPc,
+    TwoPcReply, feature,
+};
+use vocab::{
+    ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState, Role,
+    StateError, VolumeNr,
+};
+
+use crate::handshake::HandshakeResult;
+use crate::jobs::Job;
+use crate::resource::{Resource, Work};
+use crate::state::{PeerIx, State, VolIx};
+
+/// Transactions of this node: the one it holds, and changes that want one.
+#[derive(Debug, Default)]
+pub(crate) struct TwoPcs {
+    pub held: Option<Held>,
+    pub jobs: Vec<Job>,
+    pub next_job: u64,
+}
+
+/// A transaction that is prepared here.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub tid: u32,
+    pub initiator: NodeId,
+    pub target: Option<NodeId>,
+    pub vol: Option<VolIx>,
+    pub op: Operation,
+    /// Started here, for this job.
+    pub job: Option<u64>,
+    /// Who asked; they all get the same answer.
+    parents: Vec<PeerIx>,
+    /// Peers it was sent to.
+    children: NodeMask,
+    /// Those that have not answered.
+    waiting: NodeMask,
+    nodes_to_reach: NodeMask,
+    retry: bool,
+    no: bool,
+    replied: bool,
+    reachable: NodeMask,
+    target_reachable: NodeMask,
+    primary: NodeMask,
+    weak: NodeMask,
+    pub deadline: Instant,
+}
+
+/// What a COMMIT carries.
+#[derive(Debug, Clone, Copy)]
+struct CommitInfo {
+    primary: NodeMask,
+    reachable: Option<NodeMask>,
+    primary_incapable: bool,
+}
+
+impl Resource {
+    /// Starts a transaction of this node. The caller has checked the change locally.
+    pub(crate) fn start_twopc(
+        &mut self,
+        job: u64,
+        op: Operation,
+        target: Option<NodeId>,
+        vol: Option<VolIx>,
+    ) {
+        debug_assert!(self.twopc.held.is_none(), "only one transaction is held");
+        #[expect(clippy::cast_possible_truncation, reason = "any non-zero number will do")]
+        let tid = (self.rng.next() as u32).max(1);
+        let connected = self.st.connected_mask();
+        let mut children = connected;
+        if matches!(op, Operation::Connect(_)) {
+            children = children.or(target.map_or(NodeMask::EMPTY, NodeId::mask));
+        }
+        let nodes_to_reach = children.with(self.me).complement();
+        let held = Held {
+            tid,
+            initiator: self.me,
+            target,
+            vol,
+            op,
+            job: Some(job),
+            parents: Vec::new(),
+            children,
+            waiting: children,
+            nodes_to_reach,
+            retry: false,
+            no: false,
+            replied: false,
+            reachable: NodeMask::EMPTY,
+            target_reachable: NodeMask::EMPTY,
+            primary: NodeMask::EMPTY,
+            weak: NodeMask::EMPTY,
+            deadline: self.now + self.opts.twopc_timeout,
+        };
+        self.forward(&held, PrepareOrEnd::Prepare);
+        self.twopc.held = Some(held);
+        if let (Operation::Connect(_), Some(peer)) = (op, target.and_then(|t| self.peer_ix(t))) {
+            self.send_state_set(peer);
+        }
+        self.twopc_progress();
+    }
+
+    /// Sends PREPARE, COMMIT or ABORT of the transaction to its children.
+    fn forward(&mut self, held: &Held, what: PrepareOrEnd) {
+        let nr = held.vol.map(|v| self.vols[v].nr);
+        for node in held.children.iter() {
+            let Some(peer) = self.peer_ix(node) else { continue };
+            let v2 = self.peers[peer].agreed_features & feature::TWOPC_V2 != 0;
+            let mut twopc = TwoPc {
+                tid: held.tid,
+                flags: TWOPC_HAS_REACHABLE,
+                v2,
+                initiator: i32::from(held.initiator.get()),
+                target: held.target.map_or(-1, |t| i32::from(t.get())),
+                nodes_to_reach: held.nodes_to_reach,
+                word20: 0,
+                word28: held.op.request().word28(),
+            };
+            match what {
+                PrepareOrEnd::Prepare => {
+                    self.send(peer, Packet::TwoPcPrepare(nr, twopc));
+                    self.ping(peer);
+                }
+                PrepareOrEnd::Abort => self.send(peer, Packet::TwoPcAbort(nr, twopc)),
+                PrepareOrEnd::Commit(info) => {
+                    twopc.word20 = info.primary.0;
+                    if let Some(reachable) = info.reachable {
+                        twopc.word28 = reachable.0;
+                    } else {
+                        twopc.flags &= !TWOPC_HAS_REACHABLE;
+                    }
+                    if info.primary_incapable {
+                        twopc.flags |= TWOPC_PRI_INCAPABLE;
+                    }
+                    self.send(peer, Packet::TwoPcCommit(nr, twopc));
+                }
+            }
+        }
+    }
+
+    /// P_TWOPC_PREPARE from a peer.
+    pub(crate) fn twopc_prepare(
+        &mut self,
+        peer: PeerIx,
+        nr: Option<VolumeNr>,
+        request: TwoPc,
+    ) -> Result<(), &'static str> {
+        let (initiator, target) = parties(&request)?;
+        if initiator == self.me {
+            // It came back over a cycle: everyone it can reach has it.
+            return self.duplicate_prepare(peer, nr, request);
+        }
+        if let Some(held) = &self.twopc.held {
+            if held.tid == request.tid && held.initiator == initiator {
+                return self.duplicate_prepare(peer, nr, request);
+            }
+            let mine = held.job.is_some();
+            if !(mine && initiator < self.me) {
+                self.reply_to(peer, nr, &request, Answer::Retry, ReplyMasks::default());
+                return Ok(());
+            }
+            // The lower id wins over this node's own transaction.
+            self.abort_own(StateError::ConcurrentStChg);
+        }
+        let vol = match nr.map(|nr| self.vol_ix(nr)) {
+            Some(None) => {
+                self.reply_to(peer, nr, &request, Answer::No, ReplyMasks::default());
+                return Ok(());
+            }
+            Some(vol) => vol,
+            None => None,
+        };
+        let Some(op) = Operation::of(ReqState::from_word28(request.word28)) else {
+            self.reply_to(peer, nr, &request, Answer::No, ReplyMasks::default());
+            return Ok(());
+        };
+        let mut held = Held {
+            tid: request.tid,
+            initiator,
+            target,
+            vol,
+            op,
+            job: None,
+            parents: vec![peer],
+            children: NodeMask::EMPTY,
+            waiting: NodeMask::EMPTY,
+            nodes_to_reach: request.nodes_to_reach,
+            retry: false,
+            no: false,
+            replied: false,
+            reachable: NodeMask::EMPTY,
+            target_reachable: NodeMask::EMPTY,
+            primary: NodeMask::EMPTY,
+            weak: NodeMask::EMPTY,
+            deadline: self.now + self.opts.twopc_timeout,
+        };
+        match self.validate_remote(&held) {
+            Ok(()) => {}
+            Err(refusal) => {
+                let answer = match refusal.code {
+                    RefusalCode::State(StateError::InTransientState) => Answer::Retry,
+                    _ => Answer::No,
+                };
+                self.reply_to(peer, nr, &request, answer, ReplyMasks::default());
+                return Ok(());
+            }
+        }
+        if target == Some(self.me) && matches!(op, Operation::Connect(_)) {
+            self.send_state_set(peer);
+        }
+        let children = self
+            .st
+            .connected_mask()
+            .and(request.nodes_to_reach)
+            .without(initiator)
+            .without(self.peers[peer].node);
+        held.children = children;
+        held.waiting = children;
+        held.nodes_to_reach = request.nodes_to_reach.minus(children.with(self.me));
+        self.forward(&held, PrepareOrEnd::Prepare);
+        self.twopc.held = Some(held);
+        self.twopc_progress();
+        Ok(())
+    }
+
+    /// The transaction is known: its sender is one more parent, and needs no answer of its own.
+    fn duplicate_prepare(
+        &mut self,
+        peer: PeerIx,
+        nr: Option<VolumeNr>,
+        request: TwoPc,
+    ) -> Result<(), &'static str> {
+        let node = self.peers[peer].node;
+        let known = self.twopc.held.as_mut().filter(|h| h.tid == request.tid);
+        let Some(held) = known else {
+            self.reply_to(peer, nr, &request, Answer::Retry, ReplyMasks::default());
+            return Ok(());
+        };
+        if held.job.is_some() {
+            let masks = ReplyMasks::default();
+            self.reply_to(peer, nr, &request, Answer::Yes, masks);
+            return Ok(());
+        }
+        if !held.parents.contains(&peer) {
+            held.parents.push(peer);
+        }
+        held.waiting.remove(node);
+        if held.replied {
+            let masks = self.reply_masks();
+            let answer = self.own_answer();
+            self.reply_to(peer, nr, &request, answer, masks);
+        } else {
+            self.twopc_progress();
+        }
+        Ok(())
+    }
+
+    /// Would this node agree (semantics §2.3 step 3, §1.9, §2.6)?
+    fn validate_remote(&mut self, held: &Held) -> Result<(), Refusal> {
+        let initiator = self.peer_ix(held.initiator).filter(|p| self.st.is_connected(*p));
+        if let Operation::Connect(_) = held.op {
+            if held.target == Some(self.me) {
+                return self.connect_wanted(held.initiator);
+            }
+            return Ok(());
+        }
+        if let (Operation::Promote { .. }, None) = (held.op, initiator) {
+            return match self.st.role {
+                Role::Primary => Err(StateError::TwoPrimaries.into()),
+                _ => Ok(()),
+            };
+        }
+        let Some(initiator) = initiator else { return Ok(()) };
+        if let (Operation::Attach | Operation::Detach, true) = (held.op, self.handshake_running()) {
+            return Err(StateError::InTransientState.into());
+        }
+        let target_is_me = held.target == Some(self.me);
+        if held.op == Operation::Verify && target_is_me {
+            self.check_verify(initiator, held.vol)?;
+        }
+        if target_is_me
+            && matches!(
+                held.op,
+                Operation::Invalidate
+                    | Operation::InvalidateRemote
+                    | Operation::ResyncAsTarget
+                    | Operation::ResyncAsSource
+                    | Operation::Verify
+            )
+        {
+            self.check_resync_pair(initiator, held.vol)?;
+        }
+        let (op, vol) = (held.op, held.vol);
+        self.tentative(|st| apply_remote(st, op, initiator, vol, target_is_me)).map(|_| ())
+    }
+
+    /// Both disks take part, and nothing else runs between them.
+    fn check_resync_pair(&self, peer: PeerIx, vol: Option<VolIx>) -> Result<(), Refusal> {
+        let Some(vol) = vol else { return Err(StateError::NotSupported.into()) };
+        let dev = &self.st.peers[peer].devs[vol];
+        if self.st.vols[vol].disk < DiskState::Inconsistent {
+            return Err(StateError::NoRemoteDisk.into());
+        }
+        if dev.disk < DiskState::Inconsistent || dev.disk == DiskState::DUnknown {
+            return Err(StateError::NoLocalDisk.into());
+        }
+        if dev.repl != ReplState::Established {
+            return Err(StateError::ResyncRunning.into());
+        }
+        Ok(())
+    }
+
+    /// P_TWOPC_YES, NO or RETRY.
+    pub(crate) fn twopc_reply(&mut self, peer: PeerIx, reply: TwoPcReply, answer: Answer) {
+        let node = self.peers[peer].node;
+        let Some(held) = &mut self.twopc.held else { return };
+        if held.tid != reply.tid
+            || i32::from(held.initiator.get()) != reply.initiator
+            || !held.waiting.contains(node)
+        {
+            return;
+        }
+        held.waiting.remove(node);
+        match answer {
+            Answer::Yes => {
+                if held.target == Some(node) && matches!(held.op, Operation::Disconnect(_)) {
+                    held.target_reachable = reply.reachable_nodes;
+                } else {
+                    held.reachable = held.reachable.or(reply.reachable_nodes);
+                }
+                held.primary = held.primary.or(reply.primary_nodes);
+                held.weak = held.weak.or(reply.weak_nodes);
+            }
+            Answer::No => held.no = true,
+            Answer::Retry => held.retry = true,
+        }
+        self.twopc_progress();
+    }
+
+    /// Answers the parents, or ends an own transaction, as soon as that can be decided.
+    pub(crate) fn twopc_progress(&mut self) {
+        let Some(held) = &self.twopc.held else { return };
+        let handshake = self.handshake_of(held);
+        let complete = held.waiting.is_empty() && handshake != Some(HandshakeResult::Pending);
+        let ready = held.retry || complete || handshake == Some(HandshakeResult::Retry);
+        if !ready || held.replied {
+            return;
+        }
+        if held.job.is_some() {
+            return self.decide_own();
+        }
+        let (answer, masks) = (self.own_answer(), self.reply_masks());
+        let held = self.twopc.held.as_mut().expect("looked at above");
+        held.replied = true;
+        let parents = held.parents.clone();
+        let (tid, initiator) = (held.tid, held.initiator);
+        let nr = held.vol.map(|v| self.vols[v].nr);
+        for parent in parents {
+            self.send_reply(parent, nr, tid, i32::from(initiator.get()), answer, masks);
+        }
+        // Without agreement there will be no COMMIT; the ABORT may be lost with a link.
+        if answer != Answer::Yes {
+            let held = self.twopc.held.as_mut().expect("looked at above");
+            held.deadline = held.deadline.min(self.now + self.opts.twopc_timeout);
+        }
+    }
+
+    /// State of the connect handshake that the transaction waits for, if it is about this node.
+    fn handshake_of(&self, held: &Held) -> Option<HandshakeResult> {
+        if !matches!(held.op, Operation::Connect(_)) {
+            return None;
+        }
+        let other = if held.job.is_some() { held.target? } else { held.initiator };
+        if held.job.is_none() && held.target != Some(self.me) {
+            return None;
+        }
+        Some(self.handshake_result(self.peer_ix(other)?))
+    }
+
+    fn own_answer(&self) -> Answer {
+        let held = self.twopc.held.as_ref().expect("asked about a held transaction");
+        let handshake = self.handshake_of(held);
+        if held.retry || handshake == Some(HandshakeResult::Retry) {
+            Answer::Retry
+        } else if held.no || matches!(handshake, Some(HandshakeResult::Refuse(_))) {
+            Answer::No
+        } else {
+            Answer::Yes
+        }
+    }
+
+    /// What this node's subtree reports upwards (wire §8.3).
+    fn reply_masks(&self) -> ReplyMasks {
+        let held = self.twopc.held.as_ref().expect("asked about a held transaction");
+        let mut reachable = self.st.connected_mask().with(self.me);
+        if held.target == Some(self.me) {
+            match held.op {
+                Operation::Connect(_) => reachable.insert(held.initiator),
+                Operation::Disconnect(_) => reachable.remove(held.initiator),
+                _ => {}
+            }
+        }
+        let own = self.own_primary(reachable);
+        ReplyMasks {
+            reachable: reachable.or(held.reachable),
+            primary: own.primary.or(held.primary),
+            weak: own.weak.or(held.weak),
+        }
+    }
+
+    /// This node's contribution to the Primary masks: weak are those that a Primary with good
+    /// data can not reach directly (semantics §2.1).
+    fn own_primary(&self, direct: NodeMask) -> ReplyMasks {
+        let mut masks = ReplyMasks::default();
+        if self.st.role == Role::Primary {
+            masks.primary.insert(self.me);
+            let capable = (0..self.vols.len()).all(|v| self.has_data(&self.st, v));
+            if capable {
+                masks.weak = direct.complement();
+            }
+        }
+        masks
+    }
+
+    fn reply_to(
+        &mut self,
+        peer: PeerIx,
+        nr: Option<VolumeNr>,
+        request: &TwoPc,
+        answer: Answer,
+        masks: ReplyMasks,
+    ) {
+        self.send_reply(peer, nr, request.tid, request.initiator, answer, masks);
+    }
+
+    fn send_reply(
+        &mut self,
+        peer: PeerIx,
+        nr: Option<VolumeNr>,
+        tid: u32,
+        initiator: i32,
+        answer: Answer,
+        masks: ReplyMasks,
+    ) {
+        let reply = TwoPcReply {
+            tid,
+            initiator,
+            reachable_nodes: masks.reachable,
+            primary_nodes: masks.primary,
+            weak_nodes: masks.weak,
+        };
+        let packet = match answer {
+            Answer::Yes => Packet::TwoPcYes(nr, reply),
+            Answer::No => Packet::TwoPcNo(nr, reply),
+            Answer::Retry => Packet::TwoPcRetry(nr, reply),
+        };
+        self.send(peer, packet);
+    }
+
+    /// All answers to an own transaction are in.
+    fn decide_own(&mut self) {
+        let held = self.twopc.held.as_ref().expect("an own transaction is held");
+        let result = match self.own_answer() {
+            Answer::Retry => Err(match self.handshake_of(held) {
+                Some(HandshakeResult::Retry) => StateError::HandshakeRetry.into(),
+                _ => StateError::ConcurrentStChg.into(),
+            }),
+            Answer::No => Err(match self.handshake_of(held) {
+                Some(HandshakeResult::Refuse(why)) => {
+                    Refusal::state(StateError::HandshakeDisconnect, why)
+                }
+                _ => StateError::CwFailedByPeer.into(),
+            }),
+            Answer::Yes => self.initiator_checks(held),
+        };
+        match result {
+            Ok(info) => self.commit_own(info),
+            Err(refusal) => {
+                let held = self.twopc.held.take().expect("an own transaction is held");
+                self.forward(&held, PrepareOrEnd::Abort);
+                self.job_failed(held.job.expect("it is this node's own"), refusal);
+            }
+        }
+    }
+
+    /// Semantics §2.4, for a single Primary.
+    fn initiator_checks(&self, held: &Held) -> Result<CommitInfo, Refusal> {
+        let mut direct = self.st.connected_mask().with(self.me);
+        let mut reachable = direct.or(held.reachable);
+        match (held.op, held.target) {
+            (Operation::Connect(_), Some(target)) => {
+                direct.insert(target);
+                reachable.insert(target);
+            }
+            (Operation::Disconnect(_), Some(target)) => {
+                direct.remove(target);
+                reachable = direct.or(held.reachable);
+                if !held.target_reachable.and(reachable).is_empty() {
+                    reachable = reachable.or(held.target_reachable);
+                }
+            }
+            _ => {}
+        }
+        let mut own = self.own_primary(direct);
+        if let Operation::Promote { .. } = held.op {
+            own.primary.insert(self.me);
+            own.weak = direct.complement();
+        }
+        let mut primary = own.primary.or(held.primary);
+        let mut weak = own.weak.or(held.weak);
+        if held.op == Operation::Demote {
+            primary.remove(self.me);
+            weak = held.weak;
+        }
+        if primary.len() > 1 && matches!(held.op, Operation::Promote { .. } | Operation::Connect(_))
+        {
+            return Err(StateError::TwoPrimaries.into());
+        }
+        let reader = self.vols.iter().any(|v| v.openers.iter().any(|o| !o.write));
+        if let (Operation::Connect(_), Some(target)) = (held.op, held.target) {
+            if reader && primary.contains(target) && self.st.role != Role::Primary {
+                return Err(StateError::PrimaryReader.into());
+            }
+        }
+        let primary_incapable = !primary.is_empty() && weak.is_empty();
+        let split = matches!(held.op, Operation::Disconnect(_))
+            && held.target_reachable.and(reachable).is_empty();
+        let sent = if split { held.target_reachable } else { reachable };
+        let _ = split;
+        Ok(CommitInfo { primary, reachable: Some(sent), primary_incapable })
+    }
+
+    /// COMMIT goes out, then this node changes. What follows from the change is sent behind the
+    /// COMMIT on the same streams.
+    fn commit_own(&mut self, info: CommitInfo) {
+        let held = self.twopc.held.take().expect("an own transaction is held");
+        self.forward(&held, PrepareOrEnd::Commit(info));
+        let own_reachable = {
+            let mut direct = self.st.connected_mask().with(self.me).or(held.reachable);
+            match (held.op, held.target) {
+                (Operation::Connect(_), Some(target)) => direct.insert(target),
+                (Operation::Disconnect(_), Some(target)) => {
+                    direct.remove(target);
+                    if !held.target_reachable.and(direct).is_empty() {
+                        direct = direct.or(held.target_reachable);
+                    }
+                }
+                _ => {}
+            }
+            direct
+        };
+        self.members = own_reachable;
+        self.apply_own(&held, info);
+        self.job_succeeded(held.job.expect("it is this node's own"));
+    }
+
+    /// Applies an own transaction that was committed.
+    fn apply_own(&mut self, held: &Held, info: CommitInfo) {
+        let target = held.target.and_then(|t| self.peer_ix(t));
+        match (held.op, target, held.vol) {
+            (Operation::Connect(_), Some(peer), _) => self.apply_connect(peer),
+            (Operation::Disconnect(outdates), Some(peer), _) => {
+                self.apply_disconnect(
+                    peer,
+                    true,
+                    outdates == Outdates::Initiator,
+                    outdates == Outdates::Target,
+                );
+            }
+            (op, target, vol) => {
+                let participants = held.reachable;
+                self.change_hard(|st| apply_own_change(st, op, target, vol));
+                if matches!(op, Operation::Promote { .. }) {
+                    self.outdate_far(participants);
+                }
+            }
+        }
+        self.after_commit(held, info);
+    }
+
+    /// The new Primary knows that nodes which took part but are not connected to it have
+    /// outdated themselves (semantics §2.9).
+    fn outdate_far(&mut self, participants: NodeMask) {
+        let far = participants.minus(self.st.connected_mask()).without(self.me);
+        let peers: Vec<PeerIx> = far.iter().filter_map(|n| self.peer_ix(n)).collect();
+        if !peers.is_empty() {
+            self.change_hard(|st| {
+                for peer in &peers {
+                    for dev in &mut st.peers[*peer].devs {
+                        if dev.disk == DiskState::DUnknown {
+                            dev.disk = DiskState::Outdated;
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// P_TWOPC_COMMIT.
+    pub(crate) fn twopc_commit(
+        &mut self,
+        peer: PeerIx,
+        request: TwoPc,
+    ) -> Result<(), &'static str> {
+        let (initiator, _) = parties(&request)?;
+        let known =
+            self.twopc.held.as_ref().is_some_and(|h| {
+                h.tid == request.tid && h.initiator == initiator && h.job.is_none()
+            });
+        if !known {
+            // Executed once; a node that dropped it learns the outcome from states later.
+            return Ok(());
+        }
+        let _ = peer;
+        let held = self.twopc.held.take().expect("looked at above");
+        let has_reachable = request.flags & TWOPC_HAS_REACHABLE != 0;
+        let info = CommitInfo {
+            primary: NodeMask(request.word20),
+            reachable: has_reachable.then_some(NodeMask(request.word28)),
+            primary_incapable: request.flags & TWOPC_PRI_INCAPABLE != 0,
+        };
+        self.forward(&held, PrepareOrEnd::Commit(info));
+        if let Some(reachable) = info.reachable {
+            let quorate = self.st.vols.iter().all(|v| v.real_quorum)
+                || self.st.connected().any(|p| self.st.peers[p].devs.iter().any(|d| d.peer_quorum));
+            if quorate && reachable.contains(self.me) {
+                self.members = reachable;
+            }
+        }
+        let target_is_me = held.target == Some(self.me);
+        let initiator = self.peer_ix(held.initiator);
+        match (held.op, initiator, target_is_me) {
+            (Operation::Connect(_), Some(peer), true) => self.apply_connect(peer),
+            (Operation::Disconnect(outdates), Some(peer), true) => {
+                self.apply_disconnect(
+                    peer,
+                    false,
+                    outdates == Outdates::Target,
+                    outdates == Outdates::Initiator,
+                );
+            }
+            (op, Some(peer), _) if self.st.is_connected(peer) => {
+                let vol = held.vol;
+                self.change_hard(|st| apply_remote(st, op, peer, vol, target_is_me));
+            }
+            _ => {}
+        }
+        self.after_commit(&held, info);
+        Ok(())
+    }
+
+    /// What every participant concludes from a committed transaction (semantics §2.6, §2.9).
+    fn after_commit(&mut self, held: &Held, info: CommitInfo) {
+        let direct = self.st.connected_mask().with(self.me);
+        let far_primary = !info.primary.minus(direct).is_empty() && !info.primary_incapable;
+        if far_primary && self.st.role != Role::Primary {
+            self.change_hard(|st| {
+                for vol in &mut st.vols {
+                    if vol.disk > DiskState::Outdated {
+                        vol.disk = DiskState::Outdated;
+                    }
+                }
+            });
+        } else if held.op == Operation::Empty {
+            self.become_up_to_date(info.primary);
+        }
+        if held.op == Operation::Empty
+            && self.st.role == Role::Primary
+            && held.initiator != self.me
+            && !info.primary_incapable
+            && !direct.contains(held.initiator)
+        {
+            // The initiator can not see this Primary directly and has outdated itself.
+            if let Some(peer) = self.peer_ix(held.initiator) {
+                self.change_hard(|st| {
+                    for dev in &mut st.peers[peer].devs {
+                        if dev.disk == DiskState::DUnknown {
+                            dev.disk = DiskState::Outdated;
+                        }
+                    }
+                });
+            }
+        }
+        for vol in 0..self.vols.len() {
+            self.md_changed_now(vol);
+        }
+        // Members feed quorum.
+        self.change_hard(|_| {});
+    }
+
+    /// P_TWOPC_ABORT.
+    pub(crate) fn twopc_abort(&mut self, request: TwoPc) -> Result<(), &'static str> {
+        let (initiator, _) = parties(&request)?;
+        let known =
+            |h: &mut Held| h.tid == request.tid && h.initiator == initiator && h.job.is_none();
+        if let Some(held) = self.twopc.held.take_if(known) {
+            self.forward(&held, PrepareOrEnd::Abort);
+            self.transaction_dropped(&held);
+        }
+        Ok(())
+    }
+
+    /// An own transaction gives way.
+    pub(crate) fn abort_own(&mut self, why: StateError) {
+        if let Some(held) = self.twopc.held.take_if(|h| h.job.is_some()) {
+            self.forward(&held, PrepareOrEnd::Abort);
+            self.job_failed(held.job.expect("it is this node's own"), why.into());
+        }
+    }
+
+    /// A prepared transaction of another node is not going to happen.
+    fn transaction_dropped(&mut self, held: &Held) {
+        if matches!(held.op, Operation::Connect(_)) && held.target == Some(self.me) {
+            if let Some(peer) = self.peer_ix(held.initiator) {
+                self.handshake_aborted(peer);
+            }
+        }
+    }
+
+    /// A connection is lost (semantics §2.7).
+    pub(crate) fn twopc_peer_lost(&mut self, peer: PeerIx) {
+        let node = self.peers[peer].node;
+        let Some(held) = &mut self.twopc.held else { return };
+        if held.job.is_some() {
+            if held.children.contains(node) {
+                let target = held.target == Some(node);
+                let why =
+                    if target { StateError::NeedConnection } else { StateError::ConcurrentStChg };
+                self.abort_own(why);
+            }
+            return;
+        }
+        held.parents.retain(|p| *p != peer);
+        if held.parents.is_empty() {
+            let held = self.twopc.held.take().expect("looked at above");
+            self.forward(&held, PrepareOrEnd::Abort);
+            self.transaction_dropped(&held);
+        } else if held.waiting.contains(node) {
+            held.waiting.remove(node);
+            held.retry = true;
+            self.twopc_progress();
+        }
+    }
+
+    /// A transaction that took too long is dropped.
+    pub(crate) fn twopc_timeout(&mut self) {
+        let due = |h: &mut Held| h.deadline <= self.now;
+        let Some(held) = self.twopc.held.take_if(due) else { return };
+        match held.job {
+            Some(job) => {
+                self.forward(&held, PrepareOrEnd::Abort);
+                self.job_failed(job, StateError::Timeout.into());
+            }
+            None => {
+                self.forward(&held, PrepareOrEnd::Abort);
+                self.transaction_dropped(&held);
+            }
+        }
+    }
+
+    /// A participant's held transaction is dropped without telling anyone, when this node's
+    /// own facts have overtaken it. Kept small: only tests of facts use it.
+    pub(crate) fn work_later(&mut self, work: Work) {
+        self.work.push_back(work);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum PrepareOrEnd {
+    Prepare,
+    Abort,
+    Commit(CommitInfo),
+}
+
+/// Answer of a participant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Answer {
+    Yes,
+    No,
+    Retry,
+}
+
+#[derive(Clone, Copy, Default)]
+struct ReplyMasks {
+    reachable: NodeMask,
+    primary: NodeMask,
+    weak: NodeMask,
+}
+
+/// Initiator and target of a request that arrived.
+fn parties(request: &TwoPc) -> Result<(NodeId, Option<NodeId>), &'static str> {
+    let id = |raw: i32| u8::try_from(raw).ok().and_then(NodeId::new);
+    let initiator = id(request.initiator).ok_or("a transaction names an impossible initiator")?;
+    let target = match request.target {
+        -1 => None,
+        raw => Some(id(raw).ok_or("a transaction names an impossible target")?),
+    };
+    if request.tid == 0 {
+        return Err("a transaction has no id");
+    }
+    Ok((initiator, target))
+}
+
+/// The own states after an own transaction (connections apart).
+pub(crate) fn apply_own_change(
+    st: &mut State,
+    op: Operation,
+    target: Option<PeerIx>,
+    vol: Option<VolIx>,
+) {
+    match op {
+        Operation::Promote { force } => {
+            st.role = Role::Primary;
+            if force {
+                for vol in &mut st.vols {
+                    if vol.disk >= DiskState::Inconsistent {
+                        vol.disk = DiskState::UpToDate;
+                    }
+                }
+            }
+        }
+        Operation::Demote => st.role = Role::Secondary,
+        Operation::Attach => set_disk(st, vol, DiskState::Negotiating),
+        Operation::Detach => set_disk(st, vol, DiskState::Detaching),
+        Operation::Invalidate => set_repl(st, target, vol, ReplState::StartingSyncT),
+        Operation::InvalidateRemote => set_repl(st, target, vol, ReplState::StartingSyncS),
+        Operation::ResyncAsTarget => set_repl(st, target, vol, ReplState::WFBitMapT),
+        Operation::ResyncAsSource => set_repl(st, target, vol, ReplState::WFBitMapS),
+        Operation::Verify => set_repl(st, target, vol, ReplState::VerifyS),
+        Operation::RemoveVolume => set_repl(st, target, vol, ReplState::Off),
+        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) => {}
+    }
+}
+
+fn set_disk(st: &mut State, vol: Option<VolIx>, disk: DiskState) {
+    if let Some(vol) = vol {
+        st.vols[vol].disk = disk;
+    }
+}
+
+fn set_repl(st: &mut State, peer: Option<PeerIx>, vol: Option<VolIx>, repl: ReplState) {
+    if let (Some(peer), Some(vol)) = (peer, vol) {
+        st.peers[peer].devs[vol].repl = repl;
+    }
+}
+
+/// This node's view after a transaction of the connected peer `initiator`.
+pub(crate) fn apply_remote(
+    st: &mut State,
+    op: Operation,
+    initiator: PeerIx,
+    vol: Option<VolIx>,
+    target_is_me: bool,
+) {
+    let set = |st: &mut State, repl: ReplState| {
+        if target_is_me {
+            set_repl(st, Some(initiator), vol, repl);
+        }
+    };
+    match op {
+        Operation::Promote { force } => {
+            st.peers[initiator].role = Role::Primary;
+            if force {
+                for dev in &mut st.peers[initiator].devs {
+                    if dev.disk >= DiskState::Inconsistent {
+                        dev.disk = DiskState::UpToDate;
+                    }
+                }
+            }
+        }
+        Operation::Demote => st.peers[initiator].role = Role::Secondary,
+        Operation::Attach => set_peer_disk(st, initiator, vol, DiskState::Negotiating),
+        Operation::Detach => set_peer_disk(st, initiator, vol, DiskState::Diskless),
+        Operation::Invalidate => set(st, ReplState::StartingSyncS),
+        Operation::InvalidateRemote => set(st, ReplState::StartingSyncT),
+        Operation::ResyncAsTarget => set(st, ReplState::WFBitMapS),
+        Operation::ResyncAsSource => set(st, ReplState::WFBitMapT),
+        Operation::Verify => set(st, ReplState::VerifyT),
+        Operation::RemoveVolume => set(st, ReplState::Off),
+        Operation::Disconnect(outdates) if target_is_me => {
+            st.peers[initiator].conn = ConnState::TearDown;
+            for (vol, dev) in st.peers[initiator].devs.iter_mut().enumerate() {
+                match outdates {
+                    Outdates::Initiator if dev.disk > DiskState::Outdated => {
+                        dev.disk = DiskState::Outdated;
+                    }
+                    Outdates::Target if st.vols[vol].disk > DiskState::Outdated => {
+                        st.vols[vol].disk = DiskState::Outdated;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) => {}
+    }
+}
+
+fn set_peer_disk(st: &mut State, peer: PeerIx, vol: Option<VolIx>, disk: DiskState) {
+    if let Some(vol) = vol {
+        st.peers[peer].devs[vol].disk = disk;
+    }
+}

@@ -1,0 +1,361 @@
+//! Online verify: comparing digests block by block with a peer (semantics §9.8, wire §7.7).
+//!
+//! Verify changes bits only, never data. Blocks that are being written are skipped and counted.
+
+use std::collections::BTreeMap;
+
+use codec::wire::{BlockAck, BlockId, DagtagDep, OvResult, Packet, RsReq};
+use vocab::{
+    ConfigError, DiskState, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr,
+};
+
+use crate::intervals::Slot;
+use crate::io::{DiskData, DiskError, DiskOp, LogLevel, Output};
+use crate::resource::{IdKind, Op, Owner, Resource};
+use crate::state::{PeerIx, VolIx};
+
+/// Requests in flight.
+const WINDOW: usize = 32;
+/// Sectors compared at a time.
+const BLOCK: u64 = 64;
+
+/// A verify that this node started.
+#[derive(Debug)]
+pub(crate) struct Verify {
+    /// Next sector to compare.
+    pub position: u64,
+    pub stop: u64,
+    requests: BTreeMap<u64, Request>,
+    next_id: u64,
+    pub skipped: u64,
+    pub found: u64,
+    /// First sector of the run of different blocks being reported.
+    run: Option<SectorRange>,
+}
+
+#[derive(Debug)]
+struct Request {
+    range: SectorRange,
+    key: Option<Slot>,
+    theirs: Option<Vec<u8>>,
+}
+
+impl Resource {
+    /// May a verify with this peer run?
+    pub(crate) fn check_verify(&self, peer: PeerIx, vol: Option<VolIx>) -> Result<(), Refusal> {
+        let own = &self.peers[peer].net.verify_alg;
+        if own.is_empty() {
+            let detail = "set verify-alg in the net section on both nodes";
+            return Err(Refusal::state(StateError::NoVerifyAlg, detail));
+        }
+        let _ = vol;
+        Ok(())
+    }
+
+    /// Prepares a verify that an operator asked for.
+    pub(crate) fn prepare_verify(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        start: Option<u64>,
+        stop: Option<u64>,
+    ) -> Result<(), Refusal> {
+        self.check_verify(peer, Some(vol))?;
+        if let Some(theirs) = &self.peers[peer].peer_verify_alg {
+            if *theirs != self.peers[peer].net.verify_alg {
+                let detail = format!(
+                    "this node has {}, {} has {theirs}",
+                    self.peers[peer].net.verify_alg, self.peers[peer].name
+                );
+                return Err(Refusal::config(ConfigError::VerifyAlg, detail));
+            }
+        }
+        let size = self.vols[vol].size.0;
+        let dev = &mut self.peers[peer].devs[vol];
+        let position = start.unwrap_or(dev.verify_position).min(size) / 8 * 8;
+        let position = if position >= size { 0 } else { position };
+        dev.verify = Some(Box::new(Verify {
+            position,
+            stop: stop.unwrap_or(size).min(size),
+            requests: BTreeMap::new(),
+            next_id: 1,
+            skipped: 0,
+            found: 0,
+            run: None,
+        }));
+        Ok(())
+    }
+
+    /// VerifyS is entered.
+    pub(crate) fn verify_started(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.peers[peer].devs[vol].verify.is_none() {
+            let _ = self.prepare_verify(peer, vol, Some(0), None);
+        }
+        let text = format!(
+            "{}/{}: verify against {} starts",
+            self.name, self.vols[vol].nr, self.peers[peer].name
+        );
+        self.log(LogLevel::Info, text);
+        self.verify_more(peer, vol);
+    }
+
+    /// Keeps the window of requests full; ends when everything is compared.
+    pub(crate) fn verify_more(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.repl(peer, vol) != ReplState::VerifyS {
+            return;
+        }
+        let nr = self.vols[vol].nr;
+        loop {
+            let Some(verify) = self.peers[peer].devs[vol].verify.as_mut() else { return };
+            if verify.requests.len() >= WINDOW || verify.position >= verify.stop {
+                break;
+            }
+            let start = verify.position;
+            let len = (BLOCK - start % BLOCK).min(verify.stop - start);
+            let range = SectorRange::new(start, len);
+            verify.position += len;
+            let busy = self.vols[vol]
+                .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)));
+            let verify = self.peers[peer].devs[vol].verify.as_mut().expect("looked at above");
+            if busy.is_some() {
+                verify.skipped += len;
+                continue;
+            }
+            let id = verify.next_id;
+            verify.next_id += 1;
+            verify.requests.insert(id, Request { range, key: None, theirs: None });
+            let dep = self.verify_dep();
+            let block_id = Resource::block_id(IdKind::Verify, id);
+            self.send(peer, Packet::OvDagtagReq(nr, RsReq { range, block_id, dep }));
+        }
+        let Some(verify) = self.peers[peer].devs[vol].verify.as_ref() else { return };
+        if verify.requests.is_empty() && verify.position >= verify.stop {
+            self.peers[peer].devs[vol].verify_position = 0;
+            self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
+        }
+    }
+
+    fn verify_dep(&self) -> DagtagDep {
+        if self.st.role == vocab::Role::Primary {
+            return DagtagDep { node_id: u32::from(self.me.get()), dagtag: self.dagtag };
+        }
+        let primary = self.st.connected().find(|p| self.st.peers[*p].role == vocab::Role::Primary);
+        primary.map_or_else(DagtagDep::default, |p| DagtagDep {
+            node_id: u32::from(self.peers[p].node.get()),
+            dagtag: self.peers[p].recv.last_dagtag,
+        })
+    }
+
+    /// P_OV_DAGTAG_REPLY: the peer's digest; compare it with the own block.
+    pub(crate) fn verify_reply(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        reply: RsReq,
+        digest: Vec<u8>,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("a verify reply names an unknown volume")?;
+        let id = self.verify_request(peer, vol, reply.block_id, reply.range)?;
+        let range = reply.range;
+        let busy = self.vols[vol]
+            .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)))
+            .is_some();
+        // A reply taken after writes that have not arrived here can not be compared.
+        let behind = u8::try_from(reply.dep.node_id)
+            .ok()
+            .and_then(vocab::NodeId::new)
+            .and_then(|n| self.peer_ix(n))
+            .is_some_and(|p| {
+                self.st.is_connected(p) && self.peers[p].recv.last_dagtag < reply.dep.dagtag
+            });
+        if busy || behind || !self.disk_in_use(vol) {
+            self.verify_result(peer, vol, id, OvResult::Skipped);
+            return Ok(());
+        }
+        let key = self.vols[vol].claim(range, Owner::Verify(peer));
+        let verify = self.peers[peer].devs[vol].verify.as_mut().expect("found above");
+        let request = verify.requests.get_mut(&id).expect("found above");
+        request.key = Some(key);
+        request.theirs = Some(digest);
+        let op = self.op(Op::VerifyDigest(peer, vol, id));
+        self.out.push_back(Output::Disk { volume: nr, op, io: DiskOp::Digest { range } });
+        Ok(())
+    }
+
+    fn verify_request(
+        &self,
+        peer: PeerIx,
+        vol: VolIx,
+        id: BlockId,
+        range: SectorRange,
+    ) -> Result<u64, &'static str> {
+        const WRONG: &str = "an answer matches no verify request";
+        let id = Resource::block_key(id, IdKind::Verify).ok_or(WRONG)?;
+        let verify = self.peers[peer].devs[vol].verify.as_ref().ok_or(WRONG)?;
+        let request = verify.requests.get(&id).ok_or(WRONG)?;
+        if request.range != range || request.theirs.is_some() { Err(WRONG) } else { Ok(id) }
+    }
+
+    /// The own digest is there.
+    pub(crate) fn verify_digest(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        id: u64,
+        result: Result<DiskData, DiskError>,
+    ) {
+        let Some(verify) = self.peers[peer].devs[vol].verify.as_ref() else { return };
+        let Some(request) = verify.requests.get(&id) else { return };
+        let range = request.range;
+        let outcome = match &result {
+            Ok(DiskData::Digest(own)) if request.theirs.as_ref() == Some(own) => OvResult::InSync,
+            Ok(DiskData::Digest(_)) => OvResult::OutOfSync,
+            _ => OvResult::OutOfSync,
+        };
+        // A write that came in while the digests were taken makes them incomparable.
+        let written = self.vols[vol]
+            .conflict(range, |o| {
+                matches!(o, Owner::Local(_) | Owner::Peer(..) | Owner::ResyncTarget(_))
+            })
+            .is_some();
+        let outcome = if written && result.is_ok() { OvResult::Skipped } else { outcome };
+        self.verify_result(peer, vol, id, outcome);
+        if result.is_err() {
+            self.disk_failed(vol, Some(range), "a read for a verify failed");
+        }
+    }
+
+    fn verify_result(&mut self, peer: PeerIx, vol: VolIx, id: u64, outcome: OvResult) {
+        let nr = self.vols[vol].nr;
+        let Some(verify) = self.peers[peer].devs[vol].verify.as_mut() else { return };
+        let Some(request) = verify.requests.remove(&id) else { return };
+        let range = request.range;
+        match outcome {
+            OvResult::OutOfSync => verify.found += range.len.0,
+            OvResult::Skipped => verify.skipped += range.len.0,
+            OvResult::InSync | OvResult::Unknown(_) => {}
+        }
+        if let Some(key) = request.key {
+            self.end_interval(vol, key);
+        }
+        if outcome == OvResult::OutOfSync {
+            self.note_difference(peer, vol, range);
+        }
+        let block_id = Resource::block_id(IdKind::Verify, id);
+        let ack = self.block_ack(peer, vol, range, block_id);
+        self.send(peer, Packet::OvResultId(nr, ack, outcome));
+        self.verify_more(peer, vol);
+    }
+
+    /// A block differs: its bit is set here; repair is a resync later.
+    fn note_difference(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+        let node = self.peers[peer].node;
+        if let Some(backing) = self.vols[vol].backing.as_mut() {
+            if let Some(slot) = backing.slot_of(node) {
+                backing.bitmap.set_range(slot, range);
+            }
+        }
+        self.write_bitmap(vol);
+        let Some(verify) = self.peers[peer].devs[vol].verify.as_mut() else { return };
+        let done = match &mut verify.run {
+            Some(run) if run.end() == range.start.0 => {
+                run.len += range.len;
+                None
+            }
+            run => run.replace(range),
+        };
+        if let Some(done) = done {
+            self.log_difference(peer, vol, done);
+        }
+    }
+
+    fn log_difference(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+        let text = format!(
+            "{}/{}: verify found a difference to {} at {range}",
+            self.name, self.vols[vol].nr, self.peers[peer].name
+        );
+        self.log(LogLevel::Warn, text);
+    }
+
+    /// P_OV_RESULT_ID: the peer's verdict on a block of a verify it runs.
+    pub(crate) fn peer_verify_result(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        ack: BlockAck,
+        outcome: OvResult,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("a verify result names an unknown volume")?;
+        if !self.in_volume(vol, ack.range) {
+            return Err("a verify result lies outside the volume");
+        }
+        if outcome == OvResult::OutOfSync {
+            let node = self.peers[peer].node;
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                if let Some(slot) = backing.slot_of(node) {
+                    backing.bitmap.set_range(slot, ack.range);
+                }
+            }
+            self.write_bitmap(vol);
+        }
+        Ok(())
+    }
+
+    /// The peer could not serve a block of a verify.
+    pub(crate) fn verify_skipped(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        ack: BlockAck,
+    ) -> Result<(), &'static str> {
+        let id = self.verify_request(peer, vol, ack.block_id, ack.range)?;
+        let verify = self.peers[peer].devs[vol].verify.as_mut().expect("found above");
+        let request = verify.requests.remove(&id).expect("found above");
+        verify.skipped += request.range.len.0;
+        self.verify_more(peer, vol);
+        Ok(())
+    }
+
+    /// The verify is over, for whatever reason.
+    pub(crate) fn verify_ended(&mut self, peer: PeerIx, vol: VolIx) {
+        let keys: Vec<usize> = self
+            .serves
+            .iter()
+            .filter(|(_, s)| s.peer == peer && s.vol == vol)
+            .map(|(key, _)| key)
+            .collect();
+        let _ = keys;
+        let Some(verify) = self.peers[peer].devs[vol].verify.take() else { return };
+        for (_, request) in verify.requests {
+            if let Some(key) = request.key {
+                self.end_interval(vol, key);
+            }
+        }
+        if let Some(run) = verify.run {
+            self.log_difference(peer, vol, run);
+        }
+        let dev = &mut self.peers[peer].devs[vol];
+        dev.verify_position = if verify.position >= verify.stop { 0 } else { verify.position };
+        let text = format!(
+            "{}/{}: verify against {} ended: {} different, {} skipped",
+            self.name,
+            self.vols[vol].nr,
+            self.peers[peer].name,
+            Sectors(verify.found).bytes(),
+            Sectors(verify.skipped).bytes(),
+        );
+        self.log(if verify.found > 0 { LogLevel::Warn } else { LogLevel::Info }, text);
+    }
+
+    /// The connection is lost: the position is kept, the rest ends.
+    pub(crate) fn verify_lost_peer(&mut self, peer: PeerIx) {
+        for vol in 0..self.vols.len() {
+            self.verify_ended(peer, vol);
+        }
+    }
+
+    /// The local disk takes part in a verify.
+    pub(crate) fn verify_possible(&self, vol: VolIx) -> bool {
+        self.st.vols[vol].disk >= DiskState::Inconsistent
+    }
+}
