@@ -1,1 +1,106 @@
-fn main() {}
+//! The binary: one program for the operator's commands and for the engine they talk to.
+//!
+//! - The operator's commands are those of `surfaces::cli`.
+//! - `engine`: the daemon. - `man`, `completions`: files made from the command line's declaration.
+
+mod docs;
+mod engine;
+
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use surfaces::cli;
+
+/// Replicated block storage in user space, compatible with DRBD
+#[derive(Parser, Debug)]
+#[command(name = "ashlar", version, after_long_help = docs::exit_status())]
+#[command(arg_required_else_help = true, subcommand_required = true, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    common: cli::Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    #[command(flatten)]
+    Operator(cli::Command),
+    /// Run the engine in the foreground
+    Engine(engine::Args),
+    /// Write a manual page per command into a directory
+    Man {
+        /// The directory; created if needed
+        directory: PathBuf,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let Cli { common, command } = Cli::parse();
+    let result = match &command {
+        Command::Operator(command) => return operator(command, &common),
+        Command::Engine(args) => engine::run(args, &common.socket),
+        Command::Man { directory } => docs::write_manual(Cli::command(), directory),
+        Command::Completions { shell } => docs::write_completions(Cli::command(), *shell),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            // The chain of causes in one line: what failed, then why.
+            let _ = writeln!(io::stderr(), "ashlar: {e:#}");
+            ExitCode::from(20)
+        }
+    }
+}
+
+fn operator(command: &cli::Command, common: &cli::Common) -> ExitCode {
+    let (mut out, mut err) = (io::stdout().lock(), io::stderr());
+    let result = cli::run(command, common, &mut out, &mut err);
+    match result.and_then(|()| out.flush().map_err(cli::Error::Output)) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(cli::Error::Output(e)) if e.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(e) => {
+            let _ = writeln!(err, "ashlar: {e}");
+            ExitCode::from(e.status())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_gets_a_manual_page_with_exit_statuses() {
+        let directory = tempfile::tempdir().unwrap();
+        docs::write_manual(Cli::command(), directory.path()).unwrap();
+        for page in ["ashlar.1", "ashlar-status.1", "ashlar-create-md.1", "ashlar-engine.1"] {
+            let text = std::fs::read_to_string(directory.path().join(page)).expect(page);
+            assert!(text.contains("Exit status"), "{page}");
+        }
+    }
+
+    #[test]
+    fn flags_may_stand_before_and_after_the_command() {
+        for words in [["--json", "status"], ["status", "--json"]] {
+            let cli = Cli::try_parse_from(["ashlar"].iter().chain(&words)).unwrap();
+            assert!(cli.common.json);
+        }
+        assert!(Cli::try_parse_from(["ashlar", "status", "--watch=2", "-vv", "r0"]).is_ok());
+        assert!(Cli::try_parse_from(["ashlar", "status", "--timeout", "0"]).is_err());
+        assert!(Cli::try_parse_from(["ashlar", "export", "r0/0", "--listen", "here"]).is_err());
+    }
+}

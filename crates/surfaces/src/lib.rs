@@ -1,1 +1,9 @@
-//! Placeholder header, replaced by the crate's first commit.
+//! What operators and other programs see of the engine: they translate, and decide nothing.
+//!
+//! - [`cli`]: the commands of `ashlar`.
+//!
+//! A surface reads configuration, talks to the engine over its control socket
+//! (`codec::admin`), and prints. Rules about data live in `replication`, never here.
+#![forbid(unsafe_code)]
+
+pub mod cli;

@@ -31,7 +31,12 @@ pub struct Call {
 /// What is asked. Commands that change something accept the state they ask for with `Done`, and
 /// refuse with DRBD's numbers (drbdsetup contract §1.2, §2); options replace the whole group.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "command", deny_unknown_fields)]
+#[serde(
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case",
+    tag = "command",
+    deny_unknown_fields
+)]
 #[allow(missing_docs, reason = "fields repeat the same few objects; units are in their types")]
 pub enum Request {
     /// Creates a resource without volumes and connections. Exists already: `Done`, unchanged.

@@ -1,0 +1,25 @@
+//! The commands of `ashlar`.
+//!
+//! - `args`: the command line; `objects`: how it names things; `load`: the configuration files.
+//! - `client`: the control socket; `run`: what each command asks for.
+//! - Pure, and tested against recorded output: [`status`], [`events`], [`why`] turn the engine's
+//!   answers into text, [`plan`] turns configuration and state into commands.
+
+mod args;
+mod client;
+mod error;
+pub mod events;
+mod load;
+mod objects;
+pub mod plan;
+mod run;
+pub mod status;
+#[cfg(test)]
+mod tests;
+pub mod why;
+
+pub use args::{Color, Command, Common, DEFAULT_EXPORT_SOCKET, DEFAULT_SOCKET};
+pub use client::Client;
+pub use error::{EXIT_STATUS, Error};
+pub use objects::Object;
+pub use run::run;

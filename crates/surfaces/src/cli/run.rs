@@ -1,0 +1,664 @@
+//! What each command asks the engine for, and how the answer is printed.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, SystemTime};
+
+use codec::admin::{Answer, Event, ExportStatus, Listen, Request, ResourceStatus};
+use codec::config::{MetaDisk, ResourceConfig};
+use serde::Serialize;
+use vocab::{NodeId, Sector, VolumeNr};
+
+use super::args::{Color, Command, Common, Objects};
+use super::client::Client;
+use super::error::Error;
+use super::load::{Loaded, load};
+use super::objects::{Object, Selection};
+use super::plan::{Limits, Running, plan};
+use super::{events, status, why};
+
+const NOT_UP: &str = "bring it up with `ashlar up`, or look with `ashlar status`";
+const NOT_CONFIGURED: &str = "check the name, or add it to the configuration";
+
+/// Runs a command; results go to `out`, warnings to `err`. Errors are returned, not printed,
+/// except that a command on several objects goes on after one and reports each.
+///
+/// # Errors
+/// See [`Error`]; [`Error::status`] is the exit status.
+pub fn run(
+    command: &Command,
+    common: &Common,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<(), Error> {
+    let mut session = Session { common, out, err, client: None };
+    session.command(command)
+}
+
+struct Session<'a> {
+    common: &'a Common,
+    out: &'a mut dyn Write,
+    err: &'a mut dyn Write,
+    client: Option<Client>,
+}
+
+impl Session<'_> {
+    fn command(&mut self, command: &Command) -> Result<(), Error> {
+        match command {
+            Command::CreateMd { objects, force, max_peers, dry_run } => {
+                self.create_md(objects, *force, *max_peers, dry_run.dry_run)
+            }
+            Command::Up { objects, dry_run } => {
+                self.adjust(objects, Limits::default(), dry_run.dry_run)
+            }
+            Command::Adjust { objects, skip_disk, skip_net, discard_my_data, dry_run } => {
+                let limits = Limits {
+                    skip_disk: *skip_disk,
+                    skip_net: *skip_net,
+                    discard_my_data: *discard_my_data,
+                };
+                self.adjust(objects, limits, dry_run.dry_run)
+            }
+            Command::Down { objects } => self.down(objects),
+            Command::Attach { objects } => self.attach(objects),
+            Command::Status { object, verbose, statistics, watch, color } => {
+                let view = self.view(*verbose, *statistics, *color);
+                self.status(object.as_ref(), view, *watch)
+            }
+            Command::Events { object, statistics, now, timestamps } => {
+                self.events(object.as_ref(), *statistics, *now, *timestamps)
+            }
+            Command::Why { resource } => self.why(resource),
+            Command::Export { object, name, listen } => {
+                self.export(object, name.as_deref(), listen)
+            }
+            Command::Unexport { name } => {
+                let request = Request::Unexport { name: name.clone() };
+                self.simple(&format!("unexport {name}"), request)
+            }
+            Command::Exports => self.exports(),
+            Command::Info => self.info(),
+            Command::Shutdown { force } => {
+                self.simple("shutdown", Request::Shutdown { force: *force })
+            }
+            running => self.on_running(running),
+        }
+    }
+
+    fn client(&mut self) -> Result<&mut Client, Error> {
+        if self.client.is_none() {
+            let Common { socket, timeout, wait_engine, .. } = self.common;
+            self.client = Some(Client::connect(socket, *timeout, *wait_engine)?);
+        }
+        Ok(self.client.as_mut().expect("connected just above"))
+    }
+
+    fn ask(&mut self, what: &str, request: Request) -> Result<Answer, Error> {
+        self.client()?.ask(what, request)
+    }
+
+    /// Asks for something that answers with success alone.
+    fn simple(&mut self, what: &str, request: Request) -> Result<(), Error> {
+        match self.ask(what, request)? {
+            Answer::Done => Ok(()),
+            Answer::Remarks(remarks) => {
+                for remark in remarks {
+                    writeln!(self.err, "{what}: {remark}")?;
+                }
+                Ok(())
+            }
+            answer => Err(unfitting(what, &answer)),
+        }
+    }
+
+    fn running_config(&mut self) -> Result<Vec<ResourceConfig>, Error> {
+        let what = "configuration in force";
+        match self.ask(what, Request::Config { resource: None })? {
+            Answer::Config(config) => Ok(config),
+            answer => Err(unfitting(what, &answer)),
+        }
+    }
+
+    fn states(&mut self, resource: Option<String>) -> Result<Vec<ResourceStatus>, Error> {
+        match self.ask("status", Request::Status { resource })? {
+            Answer::Status(status) => Ok(status),
+            answer => Err(unfitting("status", &answer)),
+        }
+    }
+
+    fn load(&mut self) -> Result<Loaded, Error> {
+        let loaded = load(self.common.config.as_deref(), self.common.node.as_deref())?;
+        for warning in &loaded.warnings {
+            writeln!(self.err, "warning: {warning}")?;
+        }
+        Ok(loaded)
+    }
+
+    fn json<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
+        serde_json::to_writer_pretty(&mut *self.out, value).map_err(io::Error::from)?;
+        writeln!(self.out)?;
+        Ok(())
+    }
+
+    /// Does `each` for every item; goes on after a failure, reports it, and fails at the end with
+    /// the first one's status.
+    fn all<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        mut each: impl FnMut(&mut Self, T) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut first = None;
+        for item in items {
+            match each(self, item) {
+                Ok(()) => {}
+                // Without an engine or an output the next item can not do better.
+                Err(e @ (Error::Unreachable { .. } | Error::Output(_))) => return Err(e),
+                Err(e) => {
+                    writeln!(self.err, "ashlar: {e}")?;
+                    first.get_or_insert(e.status());
+                }
+            }
+        }
+        first.map_or(Ok(()), |status| Err(Error::Several(status)))
+    }
+
+    /// What the objects name in the configuration of this host.
+    fn configured<'c>(
+        &self,
+        objects: &Objects,
+        loaded: &'c Loaded,
+    ) -> Result<Vec<Selection<'c>>, Error> {
+        let mut selections = Vec::new();
+        for object in &objects.objects {
+            if let Some(name) = object.resource() {
+                loaded.resource(name)?;
+            }
+            selections.extend(object.select(&loaded.resources, NOT_CONFIGURED)?);
+        }
+        Ok(selections)
+    }
+}
+
+fn unfitting(what: &str, answer: &Answer) -> Error {
+    let text = format!("{answer:?}");
+    let kind = text.split(['(', ' ', '{']).next().unwrap_or_default();
+    Error::Protocol { what: what.to_owned(), why: format!("the engine answered with {kind}") }
+}
+
+/// Commands that begin with the configuration.
+impl Session<'_> {
+    fn create_md(
+        &mut self,
+        objects: &Objects,
+        force: bool,
+        max_peers: Option<u8>,
+        dry_run: bool,
+    ) -> Result<(), Error> {
+        let loaded = self.load()?;
+        let selections = self.configured(objects, &loaded)?;
+        self.all(selections, |s, selection| {
+            for volume in &selection.volumes {
+                let name = format!("{}/{}", selection.resource.name, volume.nr);
+                let Some(backing) = &volume.backing else {
+                    if selection.one_volume {
+                        let why = "it has no disk on this host, so it has no metadata".to_owned();
+                        return Err(Error::Object { object: name, why });
+                    }
+                    continue;
+                };
+                let diskful =
+                    selection.resource.peers.iter().filter(|peer| {
+                        peer.volumes.iter().any(|v| v.nr == volume.nr && !v.diskless)
+                    });
+                let max_peers = max_peers.unwrap_or_else(|| (diskful.count() as u8).max(1));
+                let meta = match &backing.meta_disk {
+                    MetaDisk::Internal => "internal".to_owned(),
+                    MetaDisk::External { device, index: None } => device.clone(),
+                    MetaDisk::External { device, index: Some(i) } => format!("{device}[{i}]"),
+                };
+                let what = format!(
+                    "{name}: write metadata of {} ({meta}) for {max_peers} peer(s)",
+                    backing.disk
+                );
+                if dry_run {
+                    writeln!(s.out, "{what}")?;
+                    continue;
+                }
+                let (disk, meta_disk) = (backing.disk.clone(), backing.meta_disk.clone());
+                s.simple(&what, Request::CreateMd { disk, meta_disk, max_peers, force })?;
+            }
+            Ok(())
+        })
+    }
+
+    fn adjust(&mut self, objects: &Objects, limits: Limits, dry_run: bool) -> Result<(), Error> {
+        let loaded = self.load()?;
+        let mut wanted: Vec<&ResourceConfig> = Vec::new();
+        for selection in self.configured(objects, &loaded)? {
+            if selection.one_peer || selection.one_volume {
+                let object = selection.resource.name.clone();
+                let why = "up and adjust work on whole resources; give its name alone".to_owned();
+                return Err(Error::Object { object, why });
+            }
+            if !wanted.iter().any(|w| w.name == selection.resource.name) {
+                wanted.push(selection.resource);
+            }
+        }
+        let (configs, states) = match self.running_config() {
+            Ok(configs) => (configs, self.states(None)?),
+            // Without an engine nothing runs, and a plan can still be shown.
+            Err(e @ Error::Unreachable { .. }) if dry_run => {
+                writeln!(self.err, "warning: {e}")?;
+                (Vec::new(), Vec::new())
+            }
+            Err(e) => return Err(e),
+        };
+        self.all(wanted, |s, wanted| {
+            loaded.check_addresses(wanted)?;
+            let config = configs.iter().find(|r| r.name == wanted.name);
+            let status = states.iter().find(|r| r.name == wanted.name);
+            let running = config.zip(status).map(|(config, status)| Running { config, status });
+            let steps = plan(wanted, running, limits).map_err(|e| Error::Object {
+                object: format!("resource {}", wanted.name),
+                why: e.to_string(),
+            })?;
+            for step in steps {
+                if dry_run {
+                    writeln!(s.out, "{}", step.what)?;
+                } else {
+                    s.simple(&step.what, step.request)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn attach(&mut self, objects: &Objects) -> Result<(), Error> {
+        let loaded = self.load()?;
+        let selections = self.configured(objects, &loaded)?;
+        self.all(selections, |s, selection| {
+            for volume in &selection.volumes {
+                let name = format!("{}/{}", selection.resource.name, volume.nr);
+                match &volume.backing {
+                    Some(backing) => {
+                        let (minor, disk) = (volume.minor, backing.disk.clone());
+                        let (meta_disk, options) =
+                            (backing.meta_disk.clone(), backing.options.clone());
+                        let what = format!("{name}: attach {disk}");
+                        s.simple(&what, Request::Attach { minor, disk, meta_disk, options })?;
+                    }
+                    None if selection.one_volume => {
+                        let why =
+                            "`disk none` is configured; there is nothing to attach".to_owned();
+                        return Err(Error::Object { object: name, why });
+                    }
+                    None => {}
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Commands on what runs.
+impl Session<'_> {
+    fn down(&mut self, objects: &Objects) -> Result<(), Error> {
+        let running = self.running_config()?;
+        let mut names: Vec<String> = Vec::new();
+        for object in &objects.objects {
+            match object {
+                Object::All => names.extend(running.iter().map(|r| r.name.clone())),
+                // What is not up is down.
+                Object::Part { resource, peer: None, volume: None } => names.push(resource.clone()),
+                other => {
+                    let why = "down works on whole resources; give a name or all".to_owned();
+                    return Err(Error::Object { object: other.to_string(), why });
+                }
+            }
+        }
+        self.all(names, |s, resource| {
+            s.simple(&format!("{resource}: take it down"), Request::Down { resource })
+        })
+    }
+
+    /// Commands that turn each object into one or more requests, by the configuration in force.
+    fn on_running(&mut self, command: &Command) -> Result<(), Error> {
+        let (verb, objects, dry_run) = describe(command);
+        let running = self.running_config()?;
+        self.all(&objects.objects, |s, object| {
+            for selection in object.select(&running, NOT_UP)? {
+                for (target, request) in requests(command, object, &selection)? {
+                    if dry_run {
+                        writeln!(s.out, "{target}: {verb}")?;
+                    } else {
+                        s.simple(&format!("{target}: {verb}"), request)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Name, objects and `--dry-run` of a command on what runs.
+fn describe(command: &Command) -> (&'static str, &Objects, bool) {
+    match command {
+        Command::Detach { objects, .. } => ("detach", objects, false),
+        Command::Connect { objects, .. } => ("connect", objects, false),
+        Command::Disconnect { objects, .. } => ("disconnect", objects, false),
+        Command::Primary { objects, .. } => ("primary", objects, false),
+        Command::Secondary { objects, .. } => ("secondary", objects, false),
+        Command::Invalidate { objects, dry_run, .. } => ("invalidate", objects, dry_run.dry_run),
+        Command::InvalidateRemote { objects, dry_run, .. } => {
+            ("invalidate-remote", objects, dry_run.dry_run)
+        }
+        Command::Verify { objects, .. } => ("verify", objects, false),
+        Command::PauseSync { objects } => ("pause-sync", objects, false),
+        Command::ResumeSync { objects } => ("resume-sync", objects, false),
+        Command::SuspendIo { objects } => ("suspend-io", objects, false),
+        Command::ResumeIo { objects } => ("resume-io", objects, false),
+        Command::NewCurrentUuid { objects, .. } => ("new-current-uuid", objects, false),
+        Command::Outdate { objects } => ("outdate", objects, false),
+        _ => unreachable!("the other commands have functions of their own"),
+    }
+}
+
+/// What a command on what runs asks of one selection, each with the target's name.
+fn requests(
+    command: &Command,
+    object: &Object,
+    selection: &Selection<'_>,
+) -> Result<Vec<(String, Request)>, Error> {
+    let name = &selection.resource.name;
+    let resource = || name.clone();
+    let wrong = |takes: &str| {
+        let (object, why) = (object.to_string(), format!("this command takes {takes}"));
+        Err(Error::Object { object, why })
+    };
+    // A command on whole resources must not run on all of one because a part was named.
+    let whole = |request: Request| match selection.one_peer || selection.one_volume {
+        true => wrong("a resource or all"),
+        false => Ok(vec![(resource(), request)]),
+    };
+    let volumes = |make: &dyn Fn(&codec::config::VolumeConfig) -> Request| match selection.one_peer
+    {
+        true => wrong("RESOURCE, RESOURCE/VOLUME, minor-N or all"),
+        false => {
+            Ok(selection.volumes.iter().map(|v| (format!("{name}/{}", v.nr), make(v))).collect())
+        }
+    };
+    let peers = |make: &dyn Fn(NodeId) -> Request| match selection.one_volume {
+        true => wrong("RESOURCE, RESOURCE:PEER or all"),
+        false => Ok(selection
+            .peers
+            .iter()
+            .map(|p| (format!("{name}:{}", p.name), make(p.node_id)))
+            .collect()),
+    };
+    // A client has no copy: commands about copies skip it unless it is named.
+    let copies = |make: &dyn Fn(NodeId, VolumeNr) -> Request| {
+        let pairs = selection.peers.iter().flat_map(|p| {
+            let with_disk = |nr| p.volumes.iter().any(|v| v.nr == nr && !v.diskless);
+            let volumes = selection.volumes.iter();
+            let chosen = volumes.filter(move |v| selection.one_peer || with_disk(v.nr));
+            chosen.map(|v| (format!("{name}:{}/{}", p.name, v.nr), make(p.node_id, v.nr)))
+        });
+        Ok(pairs.collect())
+    };
+    match command {
+        Command::Detach { force, diskless, .. } => {
+            volumes(&|v| Request::Detach { minor: v.minor, force: *force, diskless: *diskless })
+        }
+        Command::Connect { discard_my_data, .. } => peers(&|peer| Request::Connect {
+            resource: resource(),
+            peer,
+            discard_my_data: *discard_my_data,
+        }),
+        Command::Disconnect { force, .. } => {
+            peers(&|peer| Request::Disconnect { resource: resource(), peer, force: *force })
+        }
+        Command::Primary { force, .. } => {
+            whole(Request::Primary { resource: resource(), force: *force })
+        }
+        Command::Secondary { force, .. } => {
+            whole(Request::Secondary { resource: resource(), force: *force })
+        }
+        Command::Invalidate { keep_bitmap, .. } => {
+            let from = selection.one_peer.then(|| selection.peers[0].node_id);
+            let requests = selection.volumes.iter().map(|v| {
+                let (minor, reset_bitmap) = (v.minor, !keep_bitmap);
+                let request = Request::Invalidate { minor, from, reset_bitmap };
+                (format!("{name}/{}", v.nr), request)
+            });
+            Ok(requests.collect())
+        }
+        Command::InvalidateRemote { keep_bitmap, .. } => {
+            copies(&|peer, volume| Request::InvalidateRemote {
+                resource: resource(),
+                peer,
+                volume,
+                reset_bitmap: !keep_bitmap,
+            })
+        }
+        Command::Verify { start, stop, .. } => copies(&|peer, volume| Request::Verify {
+            resource: resource(),
+            peer,
+            volume,
+            start: Sector(*start),
+            stop: stop.map(Sector),
+        }),
+        Command::PauseSync { .. } => {
+            copies(&|peer, volume| Request::PauseSync { resource: resource(), peer, volume })
+        }
+        Command::ResumeSync { .. } => {
+            copies(&|peer, volume| Request::ResumeSync { resource: resource(), peer, volume })
+        }
+        Command::SuspendIo { .. } => whole(Request::SuspendIo { resource: resource() }),
+        Command::ResumeIo { .. } => whole(Request::ResumeIo { resource: resource() }),
+        Command::NewCurrentUuid { clear_bitmap, .. } => {
+            volumes(&|v| Request::NewCurrentUuid { minor: v.minor, clear_bitmap: *clear_bitmap })
+        }
+        Command::Outdate { .. } => volumes(&|v| Request::Outdate { minor: v.minor }),
+        _ => unreachable!("the other commands have functions of their own"),
+    }
+}
+
+/// Commands that show something.
+impl Session<'_> {
+    fn view(&self, verbose: u8, statistics: bool, color: Color) -> status::View {
+        let terminal = io::stdout().is_terminal();
+        let color = match color {
+            Color::Auto => terminal && std::env::var_os("NO_COLOR").is_none(),
+            Color::Always => true,
+            Color::Never => false,
+        };
+        let width = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+        let width = width.filter(|w| terminal && *w >= 20).unwrap_or(80);
+        status::View { verbose, statistics, width, terminal, color }
+    }
+
+    fn status(
+        &mut self,
+        object: Option<&Object>,
+        view: status::View,
+        watch: Option<Duration>,
+    ) -> Result<(), Error> {
+        let resource = only_resource(object)?;
+        loop {
+            let states = self.states(resource.clone())?;
+            if watch.is_some() && view.terminal {
+                // Home, then clear what is below the new text, so that nothing flickers.
+                write!(self.out, "\x1b[H\x1b[J")?;
+            }
+            if self.common.json {
+                self.json(&states)?;
+            } else if states.is_empty() {
+                writeln!(self.out, "# No resource is up.")?;
+            } else {
+                write!(self.out, "{}", status::render(&states, view))?;
+            }
+            self.out.flush()?;
+            match watch {
+                Some(interval) => std::thread::sleep(interval),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn events(
+        &mut self,
+        object: Option<&Object>,
+        statistics: bool,
+        now: bool,
+        timestamps: bool,
+    ) -> Result<(), Error> {
+        let resource = only_resource(object)?;
+        let statistics_ms = statistics.then_some(1000);
+        self.simple("events", Request::Events { resource, statistics_ms })?;
+        let mut lines = events::Lines::new(statistics);
+        loop {
+            let Some(event) = self.client()?.event()? else {
+                let why = "the engine ended".to_owned();
+                return Err(Error::Unreachable { socket: self.common.socket.clone(), why });
+            };
+            let last = now && event == Event::Current;
+            if self.common.json {
+                serde_json::to_writer(&mut *self.out, &event).map_err(io::Error::from)?;
+                writeln!(self.out)?;
+            } else {
+                let stamp = if timestamps { timestamp(SystemTime::now()) } else { String::new() };
+                for line in lines.event(event) {
+                    writeln!(self.out, "{stamp}{line}")?;
+                }
+            }
+            self.out.flush()?;
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn why(&mut self, resource: &str) -> Result<(), Error> {
+        let what = format!("why {resource}");
+        match self.ask(&what, Request::Why { resource: resource.to_owned() })? {
+            Answer::Why { status, notes } => {
+                let findings = why::explain(&status);
+                if self.common.json {
+                    return self.json(&serde_json::json!({
+                        "resource": resource, "findings": findings, "notes": notes,
+                    }));
+                }
+                write!(self.out, "{}", why::render(&status, &findings, &notes))?;
+                Ok(())
+            }
+            answer => Err(unfitting(&what, &answer)),
+        }
+    }
+
+    fn export(
+        &mut self,
+        object: &Object,
+        name: Option<&str>,
+        listen: &Listen,
+    ) -> Result<(), Error> {
+        let running = self.running_config()?;
+        let selections = object.select(&running, NOT_UP)?;
+        let [Selection { resource, volumes, one_peer: false, .. }] = &selections[..] else {
+            let why = "one volume is exported at a time; give RESOURCE/VOLUME".to_owned();
+            return Err(Error::Object { object: object.to_string(), why });
+        };
+        let [volume] = volumes[..] else {
+            let why = format!("it has {} volumes; give RESOURCE/VOLUME", volumes.len());
+            return Err(Error::Object { object: object.to_string(), why });
+        };
+        let default = format!("{}/{}", resource.name, volume.nr);
+        let name = name.unwrap_or(&default).to_owned();
+        let request = Request::Export {
+            resource: resource.name.clone(),
+            volume: volume.nr,
+            name: name.clone(),
+            listen: listen.clone(),
+        };
+        self.simple(&format!("export {default}"), request)?;
+        writeln!(self.out, "{}", uri(&name, listen))?;
+        Ok(())
+    }
+
+    fn exports(&mut self) -> Result<(), Error> {
+        let exports: Vec<ExportStatus> = match self.ask("exports", Request::Exports)? {
+            Answer::Exports(exports) => exports,
+            answer => return Err(unfitting("exports", &answer)),
+        };
+        if self.common.json {
+            return self.json(&exports);
+        }
+        for e in exports {
+            let uri = uri(&e.name, &e.listen);
+            writeln!(self.out, "{uri} volume:{}/{} clients:{}", e.resource, e.volume, e.clients)?;
+        }
+        Ok(())
+    }
+
+    fn info(&mut self) -> Result<(), Error> {
+        let info = match self.ask("info", Request::Info)? {
+            Answer::Info(info) => info,
+            answer => return Err(unfitting("info", &answer)),
+        };
+        if self.common.json {
+            return self.json(&info);
+        }
+        let (oldest, newest) = info.protocols;
+        writeln!(self.out, "version:{}", info.version)?;
+        writeln!(self.out, "pid:{}", info.pid)?;
+        writeln!(self.out, "uptime-seconds:{}", info.uptime_seconds)?;
+        writeln!(self.out, "protocols:{oldest}-{newest}")?;
+        writeln!(self.out, "resources:{}", info.resources)?;
+        Ok(())
+    }
+}
+
+/// The resource a listing is limited to.
+fn only_resource(object: Option<&Object>) -> Result<Option<String>, Error> {
+    match object {
+        None | Some(Object::All) => Ok(None),
+        Some(Object::Part { resource, peer: None, volume: None }) => Ok(Some(resource.clone())),
+        Some(other) => {
+            let why = "give the name of a resource, or all".to_owned();
+            Err(Error::Object { object: other.to_string(), why })
+        }
+    }
+}
+
+/// The export as NBD clients name it.
+fn uri(name: &str, listen: &Listen) -> String {
+    match listen {
+        Listen::Tcp(address) => format!("nbd://{address}/{name}"),
+        Listen::Unix(path) => format!("nbd+unix:///{name}?socket={path}"),
+    }
+}
+
+/// `YYYY-MM-DDTHH:MM:SS.uuuuuu+00:00 `, the prefix of an event line.
+fn timestamp(now: SystemTime) -> String {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let (year, month, day) = civil(days);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:06}+00:00 ",
+        second / 3600,
+        second / 60 % 60,
+        second % 60,
+        since.subsec_micros()
+    )
+}
+
+/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar. Counts from
+/// March so that the leap day ends the year; an era is 400 years of 146,097 days.
+pub(super) fn civil(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
+}
