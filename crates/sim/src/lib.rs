@@ -1,1 +1,30 @@
-//! Placeholder header, replaced by the crate's first commit.
+//! Deterministic simulator of the replication core and the checkers that watch it.
+//!
+//! A run is a [`World`](world): nodes that drive the very same `replication::Resource` as the
+//! engine does, simulated disks and a simulated network between them, clients that read and
+//! write, and faults. One seed decides everything that happens in it, so a failing run is
+//! repeated by its number.
+#![forbid(unsafe_code)]
+
+mod blank;
+mod check;
+mod client;
+pub mod content;
+pub mod disk;
+pub mod history;
+mod inject;
+pub mod net;
+pub mod node;
+mod operator;
+pub mod plan;
+mod queue;
+pub mod rng;
+pub mod run;
+pub mod scenario;
+pub mod trace;
+pub mod view;
+pub mod world;
+
+pub use client::Op;
+pub use operator::Phase;
+pub use world::{Stats, Violation, World};

@@ -1,0 +1,80 @@
+//! Runs seeds of the simulator; `cargo xtask sim` starts one such process per core.
+//!
+//! Prints `key value` lines for the caller to add up, and a `violation` line for each seed that
+//! broke a rule. Exits 1 if there was one.
+#![allow(clippy::print_stdout, reason = "its output is its purpose")]
+
+use std::process::ExitCode;
+
+use sim::plan::Plan;
+use sim::rng::Rng;
+use sim::trace::Trace;
+use sim::{Stats, run};
+
+struct Arguments {
+    start: u64,
+    seeds: u64,
+    step: u64,
+    verbose: bool,
+    /// Go on after a violation, up to so many.
+    failures: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments = match parse(std::env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(message) => {
+            eprintln!("sim: {message}");
+            return ExitCode::from(2);
+        }
+    };
+    run::quiet_panics();
+    let mut total = Stats::default();
+    let (mut done, mut failed) = (0, 0);
+    for i in 0..arguments.seeds {
+        let seed = arguments.start + i * arguments.step;
+        let trace = if arguments.verbose {
+            println!("plan {:#?}", Plan::random(&mut Rng::new(seed)));
+            Trace::to(|line| println!("{line}"))
+        } else {
+            Trace::off()
+        };
+        let verdict = run::seed(seed, trace);
+        total.add(&verdict.stats);
+        done += 1;
+        if let Some(violation) = verdict.violation {
+            failed += 1;
+            let seconds = violation.at as f64 / 1e9;
+            println!("violation {seed} {} at {seconds:.3}: {}", violation.rule, violation.message);
+            if failed >= arguments.failures {
+                break;
+            }
+        }
+    }
+    println!("seeds {done}");
+    for (key, value) in total.lines() {
+        println!("{key} {value}");
+    }
+    ExitCode::from(u8::from(failed > 0))
+}
+
+fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
+    let mut parsed = Arguments { start: 1, seeds: 100, step: 1, verbose: false, failures: 1 };
+    let mut arguments = arguments;
+    while let Some(name) = arguments.next() {
+        if name == "--verbose" {
+            parsed.verbose = true;
+            continue;
+        }
+        let value = arguments.next().ok_or(format!("{name} needs a number"))?;
+        let number = value.parse().map_err(|_| format!("{name} needs a number, not {value}"))?;
+        match name.as_str() {
+            "--start" => parsed.start = number,
+            "--seeds" => parsed.seeds = number,
+            "--step" => parsed.step = number,
+            "--failures" => parsed.failures = number,
+            _ => return Err(format!("{name} is not an option; see `cargo xtask sim --help`")),
+        }
+    }
+    Ok(parsed)
+}

@@ -1,0 +1,547 @@
+//! What must hold, checked from outside: invariants of semantics §13 by their numbers.
+//!
+//! The checkers look at the simulated disks, at what clients were told, and at what nodes say
+//! about themselves; never at the reasoning of the core.
+
+use codec::disk::{MdFlags, Superblock};
+use replication::io::{MetaPlace, MetaWrite};
+use vocab::{ConnState, DiskState, ReplState, Role};
+
+use crate::content::Data;
+use crate::disk::{Disk, Job};
+use crate::history::{History, NEVER, Stamp, Value, Write};
+use crate::node::{Origin, Pending};
+use crate::plan::Plan;
+use crate::world::World;
+
+/// Sectors of an activity log extent.
+const EXTENT: u64 = 8192;
+
+/// What the checkers remember of a node.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// Its states have changed since they were looked at.
+    changed: bool,
+    role: Option<Role>,
+    /// When it was Primary last, if it is not now.
+    primary_until: Stamp,
+    /// Its acknowledgements since its last promotion.
+    first_ack: Option<Stamp>,
+    last_ack: Stamp,
+    /// By volume.
+    disks: Vec<Option<DiskState>>,
+    /// By volume: extents that are durably active.
+    active: Vec<Slots>,
+}
+
+/// The activity log as its transactions have left it.
+#[derive(Clone, Debug, Default)]
+struct Slots {
+    /// Extent by slot.
+    extents: Vec<u32>,
+}
+
+/// The checkers.
+#[derive(Debug)]
+pub(crate) struct Checks {
+    known: Vec<Known>,
+}
+
+impl Checks {
+    pub(crate) fn new(plan: &Plan) -> Checks {
+        let volumes = usize::from(plan.volumes);
+        let known = Known {
+            disks: vec![None; volumes],
+            active: vec![Slots::default(); volumes],
+            ..Known::default()
+        };
+        Checks { known: vec![known; plan.nodes.len()] }
+    }
+
+    /// A node says that its states have changed.
+    pub(crate) fn state_changed(&mut self, node: usize) {
+        self.known[node].changed = true;
+    }
+
+    /// A transaction of the activity log is durable.
+    pub(crate) fn transaction(&mut self, node: usize, volume: usize, block: &[u8; 4096]) {
+        apply_transaction(&mut self.known[node].active[volume], block);
+    }
+
+    /// A node's process is gone.
+    pub(crate) fn node_down(&mut self, node: usize, now: Stamp) {
+        let known = &mut self.known[node];
+        if known.role.take() == Some(Role::Primary) {
+            known.primary_until = now;
+        }
+        known.first_ack = None;
+        known.disks.fill(None);
+        for slots in &mut known.active {
+            slots.extents.clear();
+        }
+    }
+}
+
+/// Applies the updates of a transaction block (metadata §3.1) that is known to be well-formed.
+fn apply_transaction(slots: &mut Slots, block: &[u8; 4096]) {
+    let be16 = |at: usize| u16::from_be_bytes([block[at], block[at + 1]]);
+    let be32 = |at: usize| u32::from_be_bytes(block[at..at + 4].try_into().expect("4 bytes"));
+    if be16(12) != 0 {
+        return;
+    }
+    for i in 0..usize::from(be16(14)) {
+        let (slot, extent) = (usize::from(be16(36 + 2 * i)), be32(164 + 4 * i));
+        if slots.extents.len() <= slot {
+            slots.extents.resize(slot + 1, u32::MAX);
+        }
+        slots.extents[slot] = extent;
+    }
+}
+
+impl World {
+    // ---- what clients see ----
+
+    /// 37: a read on the only Primary returns a value the history allows.
+    pub(crate) fn check_read(&mut self, node: usize, pending: &Pending, ended: Stamp, data: &Data) {
+        if !self.plan.is_strict() || !self.sole_primary(node, pending.began) {
+            return;
+        }
+        let (range, volume) = (pending.request.range, pending.request.volume.0 as usize);
+        for i in 0..range.len.0 {
+            let (sector, tag) = (range.start.0 + i, data.tag(i));
+            if !self.histories[volume].allows(sector, tag, pending.began, ended) {
+                let allowed = values(&self.histories[volume].allowed_now(sector, ended));
+                let message = format!(
+                    "n{node} reads {tag} in sector {sector} of v{volume}, allowed are {allowed}"
+                );
+                return self.violate("37", message);
+            }
+        }
+    }
+
+    /// True if the node is Primary and no other node was since `began`.
+    fn sole_primary(&self, node: usize, began: Stamp) -> bool {
+        self.checks.known.iter().enumerate().all(|(n, known)| {
+            let primary = known.role == Some(Role::Primary);
+            if n == node { primary } else { !primary && known.primary_until < began }
+        })
+    }
+
+    /// 1, 2, 6, 25: where an acknowledged write is.
+    pub(crate) fn check_ack(&mut self, node: usize, pending: &Pending, fua: bool) {
+        let volume = pending.request.volume.0 as usize;
+        let Some(view) = self.view(node) else { return };
+        let write = self.histories[volume].write(pending.write.expect("a write")).clone();
+        if !view.volumes[volume].quorum {
+            let message = format!("n{node} acknowledges {} without quorum", write.range);
+            return self.violate("6", message);
+        }
+        let mut holders = 0;
+        let mut must_hold = vec![(node, view.volumes[volume].disk == DiskState::UpToDate, true)];
+        for (peer, p) in view.peers.iter().enumerate() {
+            let Some(p) = p else { continue };
+            let up_to_date =
+                p.conn == ConnState::Connected && p.devices[volume].disk == DiskState::UpToDate;
+            must_hold.push((peer, up_to_date, self.plan.acks_are_replicated()));
+        }
+        for (location, up_to_date, strict) in must_hold {
+            if !up_to_date {
+                continue;
+            }
+            let Some(drive) = self.nodes[location].drive(volume) else { continue };
+            match missing(&self.histories[volume], &write, |s| drive.disk.tag(s)) {
+                None => holders += 1,
+                Some((sector, tag)) if strict => {
+                    let message = format!(
+                        "n{node} acknowledges {:?} at {}, but n{location} has {tag} in sector \
+                         {sector}",
+                        write.value, write.range
+                    );
+                    return self.violate("1", message);
+                }
+                Some(_) => {}
+            }
+            if fua && strict {
+                if let Some((sector, _)) =
+                    missing(&self.histories[volume], &write, |s| drive.disk.stable_tag(s))
+                {
+                    let message = format!(
+                        "n{node} acknowledges a FUA write that is not stable on n{location} in \
+                         sector {sector}"
+                    );
+                    return self.violate("3", message);
+                }
+            }
+        }
+        if holders == 0 && self.plan.acks_are_replicated() {
+            let message = format!("n{node} acknowledges {} that nobody has", write.range);
+            return self.violate("2", message);
+        }
+        self.check_interleaving(node);
+    }
+
+    /// 25: acknowledgements of two Primaries do not interleave.
+    fn check_interleaving(&mut self, node: usize) {
+        let now = self.stamp;
+        let known = &mut self.checks.known[node];
+        let first = *known.first_ack.get_or_insert(now);
+        known.last_ack = now;
+        if !self.plan.failover_is_safe() {
+            return;
+        }
+        let other = self.checks.known.iter().enumerate().find(|(n, known)| {
+            *n != node
+                && known.role == Some(Role::Primary)
+                && known.first_ack.is_some()
+                && known.last_ack > first
+        });
+        if let Some((other, _)) = other {
+            self.violate("25", format!("n{node} and n{other} both acknowledge writes"));
+        }
+    }
+
+    /// 3: what was acknowledged before a flush is stable where it is UpToDate.
+    pub(crate) fn check_flush(&mut self, node: usize, pending: &Pending) {
+        let volume = pending.request.volume.0 as usize;
+        let Some(view) = self.view(node) else { return };
+        let mut locations = Vec::new();
+        if view.volumes[volume].disk == DiskState::UpToDate {
+            locations.push(node);
+        }
+        for (peer, p) in view.peers.iter().enumerate() {
+            let up_to_date = p.as_ref().is_some_and(|p| {
+                p.conn == ConnState::Connected && p.devices[volume].disk == DiskState::UpToDate
+            });
+            if up_to_date && self.plan.acks_are_replicated() {
+                locations.push(peer);
+            }
+        }
+        let history = &self.histories[volume];
+        let drives = locations
+            .into_iter()
+            .filter_map(|l| self.nodes[l].drive(volume).map(|drive| (l, &drive.disk)));
+        let before = |w: &&Write| w.acked && w.ended < pending.began;
+        let unstable = drives
+            .flat_map(|(l, disk)| history.soft().filter(before).map(move |w| (l, disk, w)))
+            .find_map(|(l, disk, write)| {
+                missing(history, write, |s| disk.stable_tag(s)).map(|at| (l, write.value, at))
+            });
+        if let Some((location, value, (sector, tag))) = unstable {
+            let message = format!(
+                "a flush on n{node} completes, but {value:?} in sector {sector} is not stable on \
+                 n{location}, which has {tag}"
+            );
+            self.violate("3", message);
+        }
+    }
+
+    /// 5: a node that was promoted serves every acknowledged write.
+    pub(crate) fn check_open(&mut self, node: usize) {
+        if !self.plan.is_strict() || !self.sole_primary(node, self.stamp) {
+            return;
+        }
+        let Some(view) = self.view(node) else { return };
+        let now = self.stamp;
+        for volume in 0..self.histories.len() {
+            if view.volumes[volume].disk != DiskState::UpToDate {
+                continue;
+            }
+            let Some(drive) = self.nodes[node].drive(volume) else { continue };
+            let history = &self.histories[volume];
+            if let Some((sector, tag)) = wrong_content(history, &drive.disk, now) {
+                let allowed = values(&history.allowed_now(sector, now));
+                let message = format!(
+                    "n{node} is opened with {tag} in sector {sector} of v{volume}, allowed are \
+                     {allowed}"
+                );
+                return self.violate("5", message);
+            }
+        }
+    }
+
+    // ---- what goes to disks ----
+
+    /// 12, 39: what must be durable before data is written.
+    pub(crate) fn check_disk_write(
+        &mut self,
+        node: usize,
+        volume: usize,
+        job: &Job,
+        origin: Option<Origin>,
+    ) {
+        let (Job::Write { range, .. }, Some(origin)) = (job, origin) else { return };
+        let Some(drive) = self.nodes[node].drive(volume) else { return };
+        let stable = drive.disk.stable_superblock();
+        match origin {
+            Origin::Resync => {
+                let Ok(superblock) = Superblock::decode(stable) else { return };
+                if superblock.flags.contains(MdFlags::CONSISTENT) {
+                    let message = format!(
+                        "n{node} writes resync data to {range} of v{volume} while its metadata \
+                         says that the disk is consistent"
+                    );
+                    self.violate("39", message);
+                }
+            }
+            Origin::Client | Origin::Peer => {
+                let active = &self.checks.known[node].active[volume].extents;
+                let first = range.start.0 / EXTENT;
+                let last = (range.end() - 1) / EXTENT;
+                if (first..=last).all(|extent| active.contains(&(extent as u32))) {
+                    return;
+                }
+                let Ok(superblock) = Superblock::decode(stable) else { return };
+                if !superblock.flags.contains(MdFlags::AL_DISABLED) {
+                    let message = format!(
+                        "n{node} writes {range} of v{volume} although its extent is not active"
+                    );
+                    self.violate("12", message);
+                }
+            }
+            Origin::Read => {
+                self.violate("driver", format!("n{node} writes what it has read to {range}"));
+            }
+        }
+    }
+
+    /// 21, 48: what a superblock may say.
+    pub(crate) fn check_meta_write(&mut self, node: usize, volume: usize, write: &MetaWrite) {
+        let Some(commit) = &write.commit else { return };
+        if commit.place != MetaPlace::Superblock {
+            return;
+        }
+        let superblock = match Superblock::decode(&commit.bytes) {
+            Ok(superblock) => superblock,
+            Err(error) => {
+                return self.violate("meta", format!("n{node} v{volume} writes {error:?}"));
+            }
+        };
+        let current = superblock.current_uuid;
+        let used = superblock.history.iter().take_while(|u| !u.is_none()).count();
+        let bad = superblock.history[..used]
+            .iter()
+            .any(|u| u.is_just_created() || (current.is_real() && u.same(current)))
+            || superblock.history[used..].iter().any(|u| !u.is_none());
+        if bad {
+            let message = format!(
+                "n{node} v{volume} records the history {:?} of {current}",
+                &superblock.history[..used]
+            );
+            return self.violate("21", message);
+        }
+        let Some(drive) = self.nodes[node].drive(volume) else { return };
+        let Ok(old) = Superblock::decode(drive.disk.superblock()) else { return };
+        let outdated = old.flags.contains(MdFlags::CONSISTENT);
+        if outdated && superblock.effective_size < old.effective_size {
+            let message = format!(
+                "n{node} v{volume} shrinks from {} to {} sectors",
+                old.effective_size.0, superblock.effective_size.0
+            );
+            self.violate("48", message);
+        }
+        self.checks.known[node].changed = true;
+    }
+
+    // ---- states ----
+
+    /// Looks at a node that says its states have changed.
+    pub(crate) fn check_after_input(&mut self, node: usize) {
+        if !std::mem::take(&mut self.checks.known[node].changed) {
+            return;
+        }
+        let Some(view) = self.view(node) else { return };
+        let known = &mut self.checks.known[node];
+        let before = known.role.replace(view.role);
+        if before == Some(Role::Primary) && view.role != Role::Primary {
+            known.primary_until = self.stamp;
+        }
+        if before != Some(Role::Primary) && view.role == Role::Primary {
+            known.first_ack = None;
+            self.stats.promotions += 1;
+        }
+        self.check_roles(node);
+        for volume in 0..view.volumes.len() {
+            let disk = view.volumes[volume].disk;
+            let before = self.checks.known[node].disks[volume].replace(disk);
+            let targets = view
+                .peers
+                .iter()
+                .flatten()
+                .filter(|p| p.devices[volume].repl == ReplState::SyncTarget)
+                .count();
+            if targets > 1 {
+                self.violate("42", self.describe(&format!("n{node} has {targets} sources")));
+            }
+            if disk == DiskState::UpToDate && before != Some(DiskState::UpToDate) {
+                self.check_up_to_date(node, volume);
+            }
+        }
+    }
+
+    /// 24: of nodes connected to each other at most one is Primary.
+    fn check_roles(&mut self, node: usize) {
+        if self.checks.known[node].role != Some(Role::Primary) {
+            return;
+        }
+        let Some(mine) = self.view(node) else { return };
+        for other in (0..self.nodes.len()).filter(|n| *n != node) {
+            if self.checks.known[other].role != Some(Role::Primary) || !self.net.linked(node, other)
+            {
+                continue;
+            }
+            let Some(theirs) = self.view(other) else { continue };
+            let both = [(&mine, other), (&theirs, node)].iter().all(|(view, peer)| {
+                view.peers[*peer].as_ref().is_some_and(|p| p.conn == ConnState::Connected)
+            });
+            if both {
+                self.violate("24", self.describe(&format!("n{node} and n{other} are Primary")));
+            }
+        }
+    }
+
+    /// 17, 44: a disk that becomes UpToDate is equal to those it is in sync with.
+    fn check_up_to_date(&mut self, node: usize, volume: usize) {
+        if !self.plan.acks_are_replicated() {
+            return;
+        }
+        let Some(view) = self.view(node) else { return };
+        for (peer, p) in view.peers.iter().enumerate() {
+            let Some(p) = p else { continue };
+            let d = &p.devices[volume];
+            let in_sync = p.conn == ConnState::Connected
+                && d.repl == ReplState::Established
+                && d.disk == DiskState::UpToDate
+                && d.out_of_sync == 0;
+            let theirs = self.checks.known[peer].disks[volume];
+            if !in_sync || theirs != Some(DiskState::UpToDate) {
+                continue;
+            }
+            if let Some(sector) = self.difference(node, peer, volume) {
+                let message = self.describe(&format!(
+                    "v{volume} of n{node} is UpToDate and differs from n{peer} in sector {sector}"
+                ));
+                return self.violate("44", message);
+            }
+        }
+    }
+
+    /// First sector in which two disks differ although no write to it is under way.
+    fn difference(&self, a: usize, b: usize, volume: usize) -> Option<u64> {
+        let (a, b) = (self.nodes[a].drive(volume)?, self.nodes[b].drive(volume)?);
+        let history = &self.histories[volume];
+        let mut from = 0;
+        loop {
+            let sector = a.disk.first_difference(&b.disk, from)?;
+            if !history.unsettled(sector) {
+                return Some(sector);
+            }
+            from = sector + 1;
+        }
+    }
+
+    // ---- power loss ----
+
+    /// A node has lost power: which acknowledged writes may that have taken back?
+    pub(crate) fn doubt_after_power_loss(&mut self, node: usize, volume: usize) {
+        let Some(drive) = self.nodes[node].drive(volume) else { return };
+        let current = |disk: &Disk| {
+            Superblock::decode(disk.superblock()).map(|s| s.current_uuid.masked()).ok()
+        };
+        let generation = current(&drive.disk);
+        let safe_failover = self.plan.failover_is_safe() && self.plan.acks_are_replicated();
+        let others: Vec<&Disk> = self
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|(n, other)| *n != node && other.up() && safe_failover)
+            .filter_map(|(_, other)| other.drive(volume).map(|d| &d.disk))
+            .filter(|disk| current(disk) == generation)
+            .collect();
+        self.histories[volume].doubt(|history, write| {
+            !others.iter().any(|disk| missing(history, write, |s| disk.tag(s)).is_none())
+        });
+    }
+
+    // ---- the end ----
+
+    /// 7, 46: what must be true when everything has settled.
+    pub(crate) fn check_final(&mut self) {
+        let now = self.tick();
+        for volume in 0..self.histories.len() {
+            let mut first: Option<usize> = None;
+            for node in 0..self.nodes.len() {
+                let Some(drive) = self.nodes[node].drive(volume) else { continue };
+                let history = &self.histories[volume];
+                if self.plan.is_strict() {
+                    if let Some((sector, tag)) = wrong_content(history, &drive.disk, now) {
+                        let allowed = values(&history.allowed_now(sector, now));
+                        let message = format!(
+                            "in the end n{node} has {tag} in sector {sector} of v{volume}, \
+                             allowed are {allowed}"
+                        );
+                        return self.violate("5", message);
+                    }
+                }
+                let Some(other) = first else {
+                    first = Some(node);
+                    continue;
+                };
+                let reference = self.nodes[other].drive(volume).expect("it was looked at before");
+                if let Some(sector) = drive.disk.first_difference(&reference.disk, 0) {
+                    let message = format!(
+                        "in the end n{node} and n{other} differ in sector {sector} of v{volume}"
+                    );
+                    return self.violate("46", message);
+                }
+            }
+        }
+        for node in 0..self.nodes.len() {
+            let count = self.nodes[node].buffers.count();
+            if count > 0 {
+                self.violate("buffers", format!("n{node} keeps {count} buffers for nothing"));
+            }
+            if !self.nodes[node].requests.is_empty() {
+                self.violate(
+                    "7",
+                    format!("n{node} never completes {:?}", self.nodes[node].requests),
+                );
+            }
+        }
+    }
+}
+
+/// First sector where a disk does not hold a write, and what it has there.
+fn missing(history: &History, write: &Write, tag: impl Fn(u64) -> u64) -> Option<(u64, u64)> {
+    if write.value == Value::Undefined {
+        return None;
+    }
+    let range = write.range;
+    (range.start.0..range.end())
+        .map(|sector| (sector, tag(sector)))
+        .find(|(sector, tag)| !history.holds(*sector, *tag, write))
+}
+
+/// First sector whose content no read may return, and what it has there.
+fn wrong_content(history: &History, disk: &Disk, now: Stamp) -> Option<(u64, u64)> {
+    history
+        .touched()
+        .flat_map(|range| range.start.0..range.end())
+        .map(|sector| (sector, disk.tag(sector)))
+        .find(|(sector, tag)| !history.allows(*sector, *tag, now, NEVER))
+}
+
+fn values(writes: &[&Write]) -> String {
+    let list: Vec<String> = writes
+        .iter()
+        .map(|w| {
+            format!(
+                "{:?} ({}..{}{})",
+                w.value,
+                w.began,
+                w.ended,
+                if w.acked { " acked" } else { "" }
+            )
+        })
+        .collect();
+    list.join(", ")
+}

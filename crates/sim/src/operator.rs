@@ -1,0 +1,328 @@
+//! The operator of a run: brings the cluster up, repairs it at the end, and waits until it has
+//! converged (semantics §13, invariant 46).
+
+use replication::io::AdminCommand;
+use vocab::{ConnState, DiskState, ReplState, Role, SectorRange, VolumeNr};
+
+use crate::plan::{MILLISECOND, SECOND, Start, node_id};
+use crate::trace;
+use crate::world::{Event, World};
+
+/// How often the operator looks.
+const ROUND: u64 = 250 * MILLISECOND;
+/// Longest time a fault-free cluster may take to form.
+const FORMING_LIMIT: u64 = 300 * SECOND;
+/// Longest time clients may take to finish after all faults have ended.
+const FINISH_LIMIT: u64 = 400 * SECOND;
+/// Longest time until everything is in sync after the clients are gone.
+const CONVERGE_LIMIT: u64 = 900 * SECOND;
+
+/// Where a run is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// A scenario does everything itself.
+    Manual,
+    /// Bringing the cluster up.
+    Forming,
+    /// Clients work and faults happen.
+    Running,
+    /// Faults have ended, clients finish.
+    Finishing,
+    /// Nobody asks for anything; replicas settle.
+    Converging,
+    /// Over.
+    Done,
+}
+
+/// The operator.
+#[derive(Debug)]
+pub(crate) struct Operator {
+    phase: Phase,
+    since: u64,
+    /// The answer that is awaited.
+    waiting: Option<u64>,
+    /// Volumes of which the content is established.
+    formed: usize,
+    promoted: bool,
+    /// Rounds in a row in which everything was in sync.
+    calm: u32,
+    rounds: u64,
+}
+
+impl Default for Operator {
+    fn default() -> Operator {
+        Operator {
+            phase: Phase::Manual,
+            since: 0,
+            waiting: None,
+            formed: 0,
+            promoted: false,
+            calm: 0,
+            rounds: 0,
+        }
+    }
+}
+
+impl World {
+    /// Where the run is.
+    pub fn phase(&self) -> Phase {
+        self.operator.phase
+    }
+
+    /// Lets the operator run everything by the plan.
+    pub fn run_plan(&mut self) {
+        self.enter(Phase::Forming);
+        self.queue.at(self.now() + ROUND, Event::Operator);
+        while self.violation.is_none() && self.operator.phase != Phase::Done {
+            self.step();
+        }
+        self.stats.time = self.now();
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        trace!(self, "phase {phase:?}");
+        self.operator.phase = phase;
+        self.operator.since = self.now();
+        self.operator.waiting = None;
+    }
+
+    pub(crate) fn operator_event(&mut self) {
+        self.operator.rounds += 1;
+        let elapsed = self.now() - self.operator.since;
+        match self.operator.phase {
+            Phase::Manual | Phase::Done => return,
+            Phase::Forming => {
+                if self.form_step() {
+                    self.enter(Phase::Running);
+                    self.start_clients();
+                    self.start_faults();
+                } else if elapsed > FORMING_LIMIT {
+                    self.violate("46", self.describe("the cluster does not form"));
+                }
+            }
+            Phase::Running => {
+                let over = self.injector.exhausted() && self.clients.exhausted();
+                if over || elapsed > self.plan.fault_time {
+                    self.heal_all();
+                    self.enter(Phase::Finishing);
+                }
+            }
+            Phase::Finishing => {
+                self.repair();
+                if self.clients.exhausted() || elapsed > FINISH_LIMIT / 2 {
+                    self.stop_clients();
+                }
+                if self.clients.idle() {
+                    self.enter(Phase::Converging);
+                } else if elapsed > FINISH_LIMIT {
+                    self.violate("7", self.describe("requests are never completed"));
+                }
+            }
+            Phase::Converging => {
+                self.repair();
+                match self.unsettled() {
+                    None => self.operator.calm += 1,
+                    Some(what) => {
+                        self.operator.calm = 0;
+                        if elapsed > CONVERGE_LIMIT {
+                            self.violate("46", self.describe(&what));
+                        }
+                    }
+                }
+                if self.operator.calm >= 8 {
+                    self.check_final();
+                    self.enter(Phase::Done);
+                }
+            }
+        }
+        self.queue.at(self.now() + ROUND, Event::Operator);
+    }
+
+    /// A message and what every node says.
+    pub(crate) fn describe(&self, what: &str) -> String {
+        let mut text = what.to_owned();
+        for node in 0..self.nodes.len() {
+            let Some(view) = self.view(node) else {
+                text.push_str(&format!("; n{node} is down"));
+                continue;
+            };
+            text.push_str(&format!("; n{node} {} suspended:{}", view.role, view.suspended));
+            for (volume, v) in view.volumes.iter().enumerate() {
+                let quorum = if v.quorum { "" } else { " no-quorum" };
+                text.push_str(&format!(" v{volume}:{}{quorum}@{}", v.disk, v.current));
+                for (peer, p) in view.peers.iter().enumerate() {
+                    let Some(p) = p else { continue };
+                    let d = &p.devices[volume];
+                    text.push_str(&format!(
+                        " n{peer}:{}/{}/{}/{}/{}",
+                        p.conn, p.role, d.repl, d.disk, d.out_of_sync
+                    ));
+                }
+            }
+        }
+        text
+    }
+
+    /// Sends a wish unless one is under way; true once it was granted.
+    fn wish(&mut self, node: usize, command: impl FnOnce() -> AdminCommand) -> bool {
+        if let Some(id) = self.operator.waiting {
+            if let Some(result) = self.answers.remove(&id) {
+                self.operator.waiting = None;
+                return result.is_ok();
+            }
+            if self.wishes.contains_key(&id) {
+                return false;
+            }
+            self.operator.waiting = None;
+        }
+        let id = self.admin(node, command());
+        self.operator.waiting = Some(id);
+        false
+    }
+
+    /// Establishes the first content; true once every volume has it.
+    fn form_step(&mut self) -> bool {
+        if self.operator.formed == usize::from(self.plan.volumes) {
+            return self.formed();
+        }
+        if !self.all_connected() {
+            return false;
+        }
+        let volume = VolumeNr(self.operator.formed as u16);
+        match self.plan.start {
+            Start::SkipInitialSync => {
+                let command = || AdminCommand::NewCurrentUuid { volume, clear_bitmap: true };
+                if self.wish(0, command) {
+                    self.operator.formed += 1;
+                }
+            }
+            Start::InitialSync if !self.operator.promoted => {
+                if self.wish(0, || AdminCommand::Primary { force: true }) {
+                    self.operator.promoted = true;
+                }
+            }
+            Start::InitialSync => {
+                if self.wish(0, || AdminCommand::Secondary { force: false }) {
+                    self.operator.formed = usize::from(self.plan.volumes);
+                }
+            }
+        }
+        false
+    }
+
+    pub(crate) fn all_connected(&self) -> bool {
+        (0..self.nodes.len()).all(|node| {
+            self.view(node).is_some_and(|view| {
+                view.peers.iter().flatten().all(|p| p.conn == ConnState::Connected)
+            })
+        })
+    }
+
+    /// True if the data is usable; with an initial sync the others may still be behind.
+    pub(crate) fn formed(&self) -> bool {
+        let all = self.plan.start == Start::SkipInitialSync;
+        (0..self.nodes.len()).filter(|n| all || *n == 0).all(|node| {
+            let Some(view) = self.view(node) else { return false };
+            !self.plan.nodes[node].diskful
+                || view.volumes.iter().all(|v| v.disk == DiskState::UpToDate)
+        })
+    }
+
+    /// Puts content on the disks where an initial sync has to carry it over.
+    pub(crate) fn prepare_content(&mut self) {
+        if self.plan.start != Start::InitialSync {
+            return;
+        }
+        for node in 0..self.nodes.len() {
+            for volume in 0..self.nodes[node].drives.len() {
+                for _ in 0..6 {
+                    let start = self.rng.below(self.plan.sectors - 16);
+                    let range = SectorRange::new(start, 16);
+                    let tag = self.clients.fresh_tag();
+                    let Some(drive) = self.nodes[node].drives[volume].as_mut() else { continue };
+                    drive.disk.fill(range, tag);
+                    if node == 0 {
+                        self.histories[volume].preset(range, tag);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what an operator does who finds the cluster after the faults.
+    fn repair(&mut self) {
+        if self.operator.rounds % 8 != 0 {
+            return;
+        }
+        for node in 0..self.nodes.len() {
+            if !self.nodes[node].up() {
+                self.boot(node);
+                continue;
+            }
+            let Some(view) = self.view(node) else { continue };
+            for volume in 0..self.nodes[node].drives.len() {
+                if view.volumes[volume].disk == DiskState::Diskless {
+                    self.attach(node, volume);
+                }
+            }
+            for (peer, p) in view.peers.iter().enumerate() {
+                let Some(p) = p else { continue };
+                if p.conn == ConnState::StandAlone {
+                    let peer = node_id(peer);
+                    self.admin(node, AdminCommand::Connect { peer, discard_my_data: false });
+                }
+                for (volume, device) in p.devices.iter().enumerate() {
+                    if device.paused {
+                        let (peer, volume) = (node_id(peer), VolumeNr(volume as u16));
+                        self.admin(node, AdminCommand::PauseSync { peer, volume, pause: false });
+                    }
+                }
+            }
+            if view.suspended.user {
+                self.admin(node, AdminCommand::ResumeIo);
+            }
+            if view.role == Role::Primary && self.nodes[node].openers.is_empty() {
+                self.admin(node, AdminCommand::Secondary { force: false });
+            }
+        }
+        self.answers.clear();
+    }
+
+    /// What is not yet as it must be in the end, if anything.
+    pub(crate) fn unsettled(&self) -> Option<String> {
+        let views: Vec<_> = (0..self.nodes.len()).map(|node| self.view(node)).collect();
+        for (node, view) in views.iter().enumerate() {
+            let Some(view) = view else { return Some(format!("n{node} is down")) };
+            if view.role != Role::Secondary || view.suspended.any() {
+                return Some(format!("n{node} is {} {}", view.role, view.suspended));
+            }
+            for (volume, v) in view.volumes.iter().enumerate() {
+                let want = match self.plan.nodes[node].diskful {
+                    true => DiskState::UpToDate,
+                    false => DiskState::Diskless,
+                };
+                if v.disk != want {
+                    return Some(format!("the disk of n{node} v{volume} is {}", v.disk));
+                }
+                for (peer, p) in view.peers.iter().enumerate() {
+                    let Some(p) = p else { continue };
+                    let Some(theirs) = &views[peer] else { continue };
+                    let d = &p.devices[volume];
+                    if p.conn != ConnState::Connected || d.repl != ReplState::Established {
+                        return Some(format!("n{node} to n{peer} is {} {}", p.conn, d.repl));
+                    }
+                    if d.disk != theirs.volumes[volume].disk || p.role != theirs.role {
+                        return Some(format!("n{node} sees n{peer} as {} {}", p.role, d.disk));
+                    }
+                    if d.out_of_sync != 0 {
+                        return Some(format!(
+                            "n{node} has {} blocks out of sync to n{peer}",
+                            d.out_of_sync
+                        ));
+                    }
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,415 @@
+//! What a seed decides before a run begins: topology, options, disks, workload, fault budget.
+//!
+//! A scenario starts from [`Plan::quiet`] and states what it needs instead.
+
+use std::time::Duration;
+
+use replication::config::{PeerConfig, ResourceConfig, VolumeConfig};
+use vocab::options::{
+    DiskOptions, NetOptions, OnNoDataAccessible, OnNoQuorum, OnSuspendedPrimaryOutdated,
+    PeerDeviceOptions, Protocol, Quorum, ReadBalancing, ResourceOptions, RrConflict,
+};
+use vocab::{Bytes, Minor, NodeId, VolumeNr};
+
+use crate::rng::Rng;
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;
+/// Nanoseconds in a millisecond.
+pub const MILLISECOND: u64 = 1_000_000;
+
+/// How the data of a fresh cluster becomes UpToDate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// `new-current-uuid --clear-bitmap` on blank disks.
+    SkipInitialSync,
+    /// `primary --force` on node 0 whose disk has data, and a full resync.
+    InitialSync,
+}
+
+/// Kinds of faults, as counted in the report.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Fault {
+    /// A node's process is killed and started again.
+    Kill,
+    /// A node loses power and boots again.
+    PowerLoss,
+    /// Both directions between two nodes are cut for a while.
+    Cut,
+    /// One direction between two nodes is cut for a while.
+    OneWayCut,
+    /// Two sets of nodes are separated for a while.
+    Partition,
+    /// The sockets of a link break.
+    Reset,
+    /// A link is slow for a while.
+    SlowLink,
+    /// A process does not run for a while.
+    Pause,
+    /// A disk is slow for a while.
+    SlowDisk,
+    /// Operations of a disk do not complete for a while.
+    StuckDisk,
+    /// Reads fail for a while.
+    ReadErrors,
+    /// Writes fail for a while.
+    WriteErrors,
+    /// Metadata writes fail for a while.
+    MetaErrors,
+    /// Operator: disconnect, and connect later.
+    Disconnect,
+    /// Operator: detach, and attach later.
+    Detach,
+    /// Operator: invalidate a Secondary.
+    Invalidate,
+    /// Operator: start a verify.
+    Verify,
+    /// Operator: pause a resync, and resume it later.
+    PauseSync,
+    /// Operator: suspend I/O, and resume it later.
+    SuspendIo,
+    /// Operator: demote by force.
+    ForceSecondary,
+    /// Operator: promote by force (a voluntary operation, semantics §13 V).
+    ForcePrimary,
+}
+
+impl Fault {
+    /// Every kind.
+    pub const ALL: [Fault; 21] = [
+        Fault::Kill,
+        Fault::PowerLoss,
+        Fault::Cut,
+        Fault::OneWayCut,
+        Fault::Partition,
+        Fault::Reset,
+        Fault::SlowLink,
+        Fault::Pause,
+        Fault::SlowDisk,
+        Fault::StuckDisk,
+        Fault::ReadErrors,
+        Fault::WriteErrors,
+        Fault::MetaErrors,
+        Fault::Disconnect,
+        Fault::Detach,
+        Fault::Invalidate,
+        Fault::Verify,
+        Fault::PauseSync,
+        Fault::SuspendIo,
+        Fault::ForceSecondary,
+        Fault::ForcePrimary,
+    ];
+
+    /// Its name in the report.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Fault::Kill => "kill",
+            Fault::PowerLoss => "power-loss",
+            Fault::Cut => "cut",
+            Fault::OneWayCut => "one-way-cut",
+            Fault::Partition => "partition",
+            Fault::Reset => "reset",
+            Fault::SlowLink => "slow-link",
+            Fault::Pause => "pause",
+            Fault::SlowDisk => "slow-disk",
+            Fault::StuckDisk => "stuck-disk",
+            Fault::ReadErrors => "read-errors",
+            Fault::WriteErrors => "write-errors",
+            Fault::MetaErrors => "meta-errors",
+            Fault::Disconnect => "disconnect",
+            Fault::Detach => "detach",
+            Fault::Invalidate => "invalidate",
+            Fault::Verify => "verify",
+            Fault::PauseSync => "pause-sync",
+            Fault::SuspendIo => "suspend-io",
+            Fault::ForceSecondary => "force-secondary",
+            Fault::ForcePrimary => "force-primary",
+        }
+    }
+}
+
+/// One node.
+#[derive(Clone, Debug)]
+pub struct NodePlan {
+    /// It has a disk for every volume; otherwise it is diskless by intent.
+    pub diskful: bool,
+    /// Parts per million by which its clock is fast, or slow if negative.
+    pub clock_ppm: i64,
+}
+
+/// What the clients do.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Number of clients, each with an opener of its own.
+    pub clients: usize,
+    /// Requests in flight per client.
+    pub depth: usize,
+    /// Requests of all clients together.
+    pub requests: u64,
+    /// First sectors of the ranges that are worked on.
+    pub hot: Vec<u64>,
+    /// Nodes where clients may run.
+    pub nodes: Vec<usize>,
+    /// Percentage of opens that go to another node than the last.
+    pub roam: u64,
+    /// Longest pause between requests in nanoseconds.
+    pub pause: u64,
+}
+
+/// Everything decided before a run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The nodes, by node id.
+    pub nodes: Vec<NodePlan>,
+    /// Number of volumes.
+    pub volumes: u16,
+    /// Size of each volume in sectors.
+    pub sectors: u64,
+    /// Disks lose completed writes that were not flushed when power is lost.
+    pub volatile_cache: bool,
+    /// Bitmap slots beyond those the diskful peers need.
+    pub spare_slots: usize,
+    /// How the cluster is brought up.
+    pub start: Start,
+    /// Options of the resource, the same everywhere.
+    pub resource: ResourceOptions,
+    /// Options of all connections.
+    pub net: NetOptions,
+    /// Options of all disks.
+    pub disk: DiskOptions,
+    /// Options of all peer devices (`bitmap` is set where it belongs).
+    pub peer_device: PeerDeviceOptions,
+    /// The clients.
+    pub workload: Workload,
+    /// Kinds of faults that may happen, with their weights.
+    pub faults: Vec<(Fault, u64)>,
+    /// Number of faults.
+    pub fault_budget: u64,
+    /// Time in which they happen, in nanoseconds.
+    pub fault_time: u64,
+    /// Longest time between two of them.
+    pub fault_pause: u64,
+}
+
+impl Plan {
+    /// A cluster of so many diskful nodes and no faults, for scenarios.
+    pub fn quiet(diskful: usize, diskless: usize) -> Plan {
+        let nodes = (0..diskful + diskless)
+            .map(|i| NodePlan { diskful: i < diskful, clock_ppm: 0 })
+            .collect();
+        let net = NetOptions { verify_alg: "crc32c".to_owned(), ..NetOptions::default() };
+        Plan {
+            nodes,
+            volumes: 1,
+            sectors: 16 * 8192 + 24,
+            volatile_cache: true,
+            spare_slots: 0,
+            start: Start::SkipInitialSync,
+            resource: ResourceOptions::default(),
+            net,
+            disk: DiskOptions { al_extents: 7, ..DiskOptions::default() },
+            peer_device: PeerDeviceOptions::default(),
+            workload: Workload {
+                clients: 0,
+                depth: 1,
+                requests: 0,
+                hot: Vec::new(),
+                nodes: vec![0],
+                roam: 0,
+                pause: MILLISECOND,
+            },
+            faults: Vec::new(),
+            fault_budget: 0,
+            fault_time: 0,
+            fault_pause: SECOND,
+        }
+    }
+
+    /// The plan of a seed.
+    pub fn random(rng: &mut Rng) -> Plan {
+        let (diskful, diskless) = [(2, 0), (3, 0), (2, 1), (1, 1), (3, 1), (4, 0), (5, 0), (2, 2)]
+            [rng.weighted(&[30, 28, 20, 4, 8, 4, 2, 4])];
+        let mut plan = Plan::quiet(diskful, diskless);
+        for node in &mut plan.nodes {
+            node.clock_ppm = rng.range(0, 2000) as i64 - 1000;
+        }
+        plan.volumes = if rng.one_in(6) { 2 } else { 1 };
+        plan.sectors = *rng.pick(&[2 * 8192, 9 * 8192 + 8, 16 * 8192 + 24, 20 * 8192]);
+        plan.volatile_cache = rng.one_in(2);
+        plan.spare_slots = rng.below(3) as usize;
+        plan.start = if rng.one_in(5) { Start::InitialSync } else { Start::SkipInitialSync };
+        plan.random_options(rng, diskful, diskless);
+        plan.random_workload(rng, diskful);
+        plan.random_faults(rng);
+        plan
+    }
+
+    fn random_options(&mut self, rng: &mut Rng, diskful: usize, diskless: usize) {
+        self.disk.al_extents = *rng.pick(&[7, 7, 8, 16, 67]);
+        self.disk.read_balancing = *rng.pick(&[
+            ReadBalancing::PreferLocal,
+            ReadBalancing::PreferLocal,
+            ReadBalancing::PreferRemote,
+            ReadBalancing::RoundRobin,
+            ReadBalancing::LeastPending,
+            ReadBalancing::Striping32K,
+        ]);
+        if rng.one_in(4) {
+            self.disk.rs_discard_granularity = Bytes(65536);
+        }
+        self.net.ping_int = Duration::from_secs(rng.range(1, 10));
+        self.net.timeout = Duration::from_millis(rng.range(5, 9) * 100);
+        self.net.ko_count = rng.range(2, 7) as u32;
+        self.net.use_rle = rng.one_in(2);
+        self.net.protocol = *rng.pick(&[
+            Protocol::C,
+            Protocol::C,
+            Protocol::C,
+            Protocol::C,
+            Protocol::C,
+            Protocol::B,
+            Protocol::A,
+        ]);
+        if rng.one_in(3) {
+            self.net.max_epoch_size = rng.range(1, 16) as u32;
+        }
+        if rng.one_in(3) {
+            self.net.rr_conflict = RrConflict::RetryConnect;
+        }
+        let voters = diskful + diskless;
+        if voters >= 3 && rng.percent(75) || rng.one_in(10) {
+            self.resource.quorum = Quorum::Majority;
+        }
+        if rng.one_in(2) {
+            self.resource.on_no_quorum = OnNoQuorum::IoError;
+        }
+        if rng.one_in(2) {
+            self.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+        }
+        if rng.one_in(2) {
+            self.resource.on_suspended_primary_outdated =
+                OnSuspendedPrimaryOutdated::ForceSecondary;
+            self.net.rr_conflict = RrConflict::RetryConnect;
+        }
+        if rng.one_in(4) {
+            self.resource.max_io_depth = 4;
+        }
+    }
+
+    fn random_workload(&mut self, rng: &mut Rng, diskful: usize) {
+        let roaming = self.failover_is_safe() && self.acks_are_replicated() && rng.percent(80);
+        let nodes = self.nodes.len();
+        let local = rng.percent(70) || !self.acks_are_replicated();
+        let homes = if local { diskful } else { nodes };
+        let home = rng.below(homes as u64) as usize;
+        let extents = self.sectors.div_ceil(8192);
+        let mut hot = Vec::new();
+        for _ in 0..rng.range(3, 24) {
+            let extent = rng.below(extents);
+            let block = *rng.pick(&[0, 1, 2, 3, 8, 31, 32, 33, 511, 1022, 1023]);
+            hot.push((extent * 8192 + block * 8).min(self.sectors - 8));
+        }
+        self.workload = Workload {
+            hot,
+            clients: rng.range(1, 3) as usize,
+            depth: rng.range(1, 8) as usize,
+            requests: rng.skewed(40, 400),
+            nodes: if roaming { (0..nodes).collect() } else { vec![home] },
+            roam: rng.below(100),
+            pause: rng.skewed(MILLISECOND, SECOND),
+        };
+    }
+
+    fn random_faults(&mut self, rng: &mut Rng) {
+        // Each run has its own few kinds of trouble: they combine more deeply than all at once.
+        for fault in Fault::ALL {
+            let rare = matches!(
+                fault,
+                Fault::ReadErrors | Fault::WriteErrors | Fault::MetaErrors | Fault::ForceSecondary
+            );
+            let voluntary = matches!(fault, Fault::ForcePrimary | Fault::Invalidate);
+            // Without quorum, or with acknowledgements that only the own disk backs, the loss of
+            // that disk may lose writes.
+            let own_disk = matches!(
+                fault,
+                Fault::ReadErrors | Fault::WriteErrors | Fault::MetaErrors | Fault::Detach
+            );
+            if own_disk && (!self.failover_is_safe() || !self.acks_are_replicated()) {
+                continue;
+            }
+            let chance = if rare { 10 } else { 30 };
+            if !voluntary && rng.percent(chance) {
+                self.faults.push((fault, rng.range(1, 10)));
+            }
+        }
+        self.fault_budget = rng.below(16);
+        self.fault_pause = rng.skewed(10 * MILLISECOND, 20 * SECOND);
+        self.fault_time = 60 * SECOND;
+    }
+
+    /// Another node may be promoted when the Primary is lost, and every acknowledged write must
+    /// be there: quorum decides (F and Q of semantics §13).
+    pub fn failover_is_safe(&self) -> bool {
+        self.resource.quorum == Quorum::Majority
+    }
+
+    /// An acknowledged write can not be lost, whatever happens next: no fault in the plan takes
+    /// back what disks have completed, and it is on every replica that may become the newest.
+    pub fn acks_are_firm(&self) -> bool {
+        !self.volatile_cache && self.acks_are_replicated()
+    }
+
+    /// A write covered by a flush can not be lost.
+    pub fn flushes_are_firm(&self) -> bool {
+        self.acks_are_replicated()
+    }
+
+    /// An acknowledged write is on every replica that is UpToDate.
+    pub fn acks_are_replicated(&self) -> bool {
+        self.net.protocol == Protocol::C
+    }
+
+    /// What clients see can be judged: either quorum protects what was acknowledged, or one node
+    /// does all the work and its own disk decides.
+    pub fn is_strict(&self) -> bool {
+        let diskful = self.nodes.iter().filter(|n| n.diskful).count();
+        let homes = &self.workload.nodes;
+        let at_home = homes.len() == 1 && (self.nodes[homes[0]].diskful || diskful == 1);
+        at_home || self.failover_is_safe() && self.acks_are_replicated()
+    }
+
+    /// The configuration of a node.
+    pub fn config(&self, node: usize) -> ResourceConfig {
+        let me = &self.nodes[node];
+        let volumes = (0..self.volumes).map(|nr| VolumeConfig {
+            nr: VolumeNr(nr),
+            minor: Minor(u32::from(nr)),
+            diskless: !me.diskful,
+            disk: self.disk.clone(),
+        });
+        let peers = (0..self.nodes.len()).filter(|peer| *peer != node).map(|peer| PeerConfig {
+            node_id: node_id(peer),
+            name: format!("node{peer}"),
+            net: self.net.clone(),
+            devices: (0..self.volumes)
+                .map(|nr| {
+                    let bitmap = self.nodes[peer].diskful;
+                    let options = PeerDeviceOptions { bitmap, ..self.peer_device.clone() };
+                    (VolumeNr(nr), options)
+                })
+                .collect(),
+        });
+        ResourceConfig {
+            name: "r0".to_owned(),
+            node_id: node_id(node),
+            options: self.resource.clone(),
+            volumes: volumes.collect(),
+            peers: peers.collect(),
+        }
+    }
+}
+
+/// The node id of a node of the world.
+pub fn node_id(node: usize) -> NodeId {
+    NodeId::new(node as u8).expect("a world has few nodes")
+}

@@ -1,0 +1,52 @@
+//! Runs of seeds: one seed, one world, one verdict.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::plan::Plan;
+use crate::rng::Rng;
+use crate::trace::Trace;
+use crate::world::{Stats, Violation, World};
+
+thread_local! {
+    /// Where and why the last panic happened.
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// What came of a seed.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// What happened until the end or the violation; nothing after a panic.
+    pub stats: Stats,
+    /// The rule that was broken.
+    pub violation: Option<Violation>,
+}
+
+/// Keeps panics from printing: they are verdicts. To be called once by a program that runs seeds.
+pub fn quiet_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        PANIC.with(|panic| *panic.borrow_mut() = info.to_string());
+    }));
+}
+
+/// Runs one seed. A failed assertion of the core is a violation like any other.
+pub fn seed(seed: u64, trace: Trace) -> Verdict {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::random(&mut rng);
+    judge(plan, rng, trace, World::run_plan)
+}
+
+/// Runs a world to its verdict.
+pub fn judge(plan: Plan, rng: Rng, trace: Trace, run: impl FnOnce(&mut World)) -> Verdict {
+    let mut world = World::new(plan, rng, trace);
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        run(&mut world);
+    }));
+    let at = world.now();
+    let mut violation = world.violation.take();
+    if outcome.is_err() {
+        let message = PANIC.with(|panic| panic.borrow().replace('\n', " "));
+        violation = Some(Violation { rule: "panic", message, at });
+    }
+    Verdict { stats: std::mem::take(&mut world.stats), violation }
+}

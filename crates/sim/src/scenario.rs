@@ -1,0 +1,361 @@
+//! Hand-written scenarios: the same world as a run of a seed, step by step.
+//!
+//! ```no_run
+//! use sim::plan::Plan;
+//! use sim::scenario::scenario;
+//!
+//! scenario(Plan::quiet(2, 0), |w| {
+//!     w.form();
+//!     let opener = w.open(0);
+//!     w.write(0, 8);
+//!     w.close(0, opener);
+//!     w.settle();
+//! });
+//! ```
+//!
+//! Every scenario runs with several seeds, so that delays and orders vary. All checkers watch.
+
+use replication::io::{AdminCommand, Input, IoError, OpenError};
+use vocab::{ConnState, DiskState, Refusal, Role, SectorRange, VolumeNr};
+
+use crate::client::Op;
+use crate::plan::{Plan, SECOND, node_id};
+use crate::rng::Rng;
+use crate::run;
+use crate::trace::Trace;
+use crate::view::{DeviceView, View};
+use crate::world::World;
+
+/// Longest time anything in a scenario may take, in nanoseconds.
+const PATIENCE: u64 = 300 * SECOND;
+/// Client number of what a scenario itself does.
+const SELF: usize = usize::MAX;
+/// Seeds each scenario runs with.
+const SEEDS: u64 = 12;
+
+/// Runs a scenario with several seeds. `SIM_SEED=n` runs one of them and prints its trace.
+///
+/// # Panics
+/// If a rule is broken or something the scenario waits for does not happen.
+pub fn scenario(plan: Plan, script: impl Fn(&mut World)) {
+    let only: Option<u64> = std::env::var("SIM_SEED").ok().and_then(|s| s.parse().ok());
+    for seed in only.map_or(0..SEEDS, |seed| seed..seed + 1) {
+        let trace = match only {
+            Some(_) => Trace::to(|line| eprintln!("{line}")),
+            None => Trace::off(),
+        };
+        let mut world = World::new(plan.clone(), Rng::new(seed), trace);
+        script(&mut world);
+        if let Some(violation) = &world.violation {
+            panic!("seed {seed}: {} at {}: {}", violation.rule, violation.at, violation.message);
+        }
+    }
+}
+
+/// Steps of a scenario. All of them stop doing anything once a rule is broken.
+impl World {
+    /// Runs until the condition holds; broken rule "wait" if it does not in time.
+    pub fn wait(&mut self, what: &str, condition: impl Fn(&World) -> bool) {
+        let limit = self.now() + PATIENCE;
+        while self.violation.is_none() && !condition(self) {
+            if self.queue.next_at().is_none_or(|at| at > limit) {
+                self.violate("wait", self.describe(&format!("waited in vain: {what}")));
+                return;
+            }
+            self.step();
+        }
+    }
+
+    /// Runs for so many seconds.
+    pub fn run_seconds(&mut self, seconds: u64) {
+        self.run_for(seconds * SECOND);
+    }
+
+    /// Boots every node and makes the data UpToDate without a resync.
+    pub fn form(&mut self) {
+        self.wait("all nodes are connected", World::all_connected);
+        for volume in 0..self.plan.volumes {
+            let volume = VolumeNr(volume);
+            let command = AdminCommand::NewCurrentUuid { volume, clear_bitmap: true };
+            self.granted(0, command);
+        }
+        self.wait("the data is UpToDate everywhere", World::formed);
+    }
+
+    /// Gives a wish to a node and waits for the answer.
+    pub fn ask(&mut self, node: usize, command: AdminCommand) -> Result<(), Refusal> {
+        let id = self.admin(node, command);
+        self.wait("the wish is answered", |w| w.answers.contains_key(&id));
+        self.answers.remove(&id).unwrap_or(Ok(()))
+    }
+
+    /// True if a wish given with [`admin`](Self::admin) is answered.
+    pub fn has_answer(&self, id: u64) -> bool {
+        self.answers.contains_key(&id)
+    }
+
+    /// Hands an input to a node that no other step makes.
+    pub fn input_of_scenario(&mut self, node: usize, input: Input) {
+        self.input(node, input);
+    }
+
+    /// Replaces the disk of a node that is down by a blank one.
+    pub fn replace_disk(&mut self, node: usize) {
+        assert!(!self.nodes[node].up(), "disks are replaced while the node is down");
+        for drive in self.nodes[node].drives.iter_mut().flatten() {
+            drive.disk = crate::blank::disk(&self.plan);
+        }
+    }
+
+    /// Gives a wish to a node that must be granted.
+    pub fn granted(&mut self, node: usize, command: AdminCommand) {
+        let text = format!("{command:?}");
+        if let Err(refusal) = self.ask(node, command) {
+            self.violate("wait", self.describe(&format!("n{node} refuses {text}: {refusal}")));
+        }
+    }
+
+    /// Gives a wish to a node that must be refused.
+    pub fn refused(&mut self, node: usize, command: AdminCommand) {
+        let text = format!("{command:?}");
+        if self.ask(node, command).is_ok() && self.violation.is_none() {
+            self.violate("wait", self.describe(&format!("n{node} grants {text}")));
+        }
+    }
+
+    /// Promotes.
+    pub fn promote(&mut self, node: usize) {
+        self.granted(node, AdminCommand::Primary { force: false });
+    }
+
+    /// Demotes.
+    pub fn demote(&mut self, node: usize) {
+        self.granted(node, AdminCommand::Secondary { force: false });
+    }
+
+    /// Opens volume 0 for writing; the open may fail.
+    pub fn try_open(&mut self, node: usize) -> Result<u64, OpenError> {
+        let opener = self.fresh_id();
+        self.nodes[node].openers.insert(opener, (SELF, false));
+        self.input(node, Input::Open { volume: VolumeNr(0), opener, write: true });
+        self.wait("the open is answered", |w| {
+            w.answers_of_opens.contains_key(&opener)
+                || w.nodes[node].openers.get(&opener).is_some_and(|(_, open)| *open)
+        });
+        match self.answers_of_opens.remove(&opener) {
+            Some(Err(error)) => Err(error),
+            _ => Ok(opener),
+        }
+    }
+
+    /// Opens volume 0 for writing.
+    pub fn open(&mut self, node: usize) -> u64 {
+        match self.try_open(node) {
+            Ok(opener) => opener,
+            Err(error) => {
+                let message = self.describe(&format!("n{node} can not be opened: {error:?}"));
+                self.violate("wait", message);
+                0
+            }
+        }
+    }
+
+    /// Closes what [`open`](Self::open) opened.
+    pub fn close(&mut self, node: usize, opener: u64) {
+        if self.nodes[node].openers.remove(&opener).is_some() {
+            self.input(node, Input::Close { volume: VolumeNr(0), opener });
+        }
+    }
+
+    /// Submits a request for volume 0 and does not wait.
+    pub fn start(&mut self, node: usize, op: Op, sector: u64, sectors: u64) -> u64 {
+        let range = SectorRange::new(sector, sectors);
+        self.submit_request(SELF, node, 0, op, range)
+    }
+
+    /// True if a started request is answered.
+    pub fn is_answered(&self, id: u64) -> bool {
+        self.answers_of_requests.contains_key(&id)
+    }
+
+    /// Waits for a started request.
+    pub fn finish(&mut self, id: u64) -> Result<(), IoError> {
+        self.wait("the request is answered", |w| w.is_answered(id));
+        self.answers_of_requests.remove(&id).unwrap_or(Ok(()))
+    }
+
+    /// Submits a request for volume 0 and waits.
+    pub fn request_and_wait(&mut self, node: usize, op: Op, sector: u64) -> Result<(), IoError> {
+        let sectors = if matches!(op, Op::Flush) { 0 } else { 8 };
+        let id = self.start(node, op, sector, sectors);
+        self.finish(id)
+    }
+
+    fn must(&mut self, node: usize, op: Op, sector: u64) {
+        if let Err(error) = self.request_and_wait(node, op, sector) {
+            let message = format!("n{node} fails {op:?} at {sector}: {error:?}");
+            self.violate("wait", self.describe(&message));
+        }
+    }
+
+    /// Writes 8 sectors, which must succeed.
+    pub fn write(&mut self, node: usize, sector: u64) {
+        self.must(node, Op::Write { fua: false }, sector);
+    }
+
+    /// Reads 8 sectors, which must succeed; the checkers look at what is read.
+    pub fn read(&mut self, node: usize, sector: u64) {
+        self.must(node, Op::Read, sector);
+    }
+
+    /// Flushes, which must succeed.
+    pub fn flush(&mut self, node: usize) {
+        self.must(node, Op::Flush, 0);
+    }
+
+    /// Writes that must fail.
+    pub fn write_fails(&mut self, node: usize, sector: u64) {
+        let result = self.request_and_wait(node, Op::Write { fua: false }, sector);
+        if result.is_ok() && self.violation.is_none() {
+            self.violate("wait", self.describe(&format!("n{node} writes {sector}")));
+        }
+    }
+
+    /// Cuts both directions between two nodes.
+    pub fn cut(&mut self, a: usize, b: usize) {
+        self.set_cut(a, b, true);
+    }
+
+    /// Heals both directions between two nodes.
+    pub fn heal(&mut self, a: usize, b: usize) {
+        self.set_cut(a, b, false);
+    }
+
+    fn set_cut(&mut self, a: usize, b: usize, cut: bool) {
+        let now = self.now();
+        for (from, to) in [(a, b), (b, a)] {
+            for (at, event) in self.net.set_cut(now, from, to, cut) {
+                self.queue.at(at, crate::world::Event::Net(event));
+            }
+        }
+    }
+
+    /// Kills a node's process.
+    pub fn kill(&mut self, node: usize) {
+        self.crash(node, false);
+    }
+
+    /// Takes a node's power away.
+    pub fn power_loss(&mut self, node: usize) {
+        self.crash(node, true);
+    }
+
+    /// Starts a node again.
+    pub fn start_node(&mut self, node: usize) {
+        self.boot(node);
+    }
+
+    /// Disconnects gracefully, seen from `a`.
+    pub fn disconnect(&mut self, a: usize, b: usize) {
+        self.granted(a, AdminCommand::Disconnect { peer: node_id(b), force: false });
+    }
+
+    /// Lets `a` connect to `b` again.
+    pub fn connect(&mut self, a: usize, b: usize) {
+        self.granted(a, AdminCommand::Connect { peer: node_id(b), discard_my_data: false });
+    }
+
+    /// Detaches the disk of volume 0.
+    pub fn detach(&mut self, node: usize) {
+        let volume = VolumeNr(0);
+        self.granted(node, AdminCommand::Detach { volume, force: false, intentional: false });
+    }
+
+    /// Attaches the disk of volume 0 again.
+    pub fn attach_again(&mut self, node: usize) {
+        self.wait("the disk is free", |w| {
+            w.nodes[node].drive(0).is_some_and(|d| d.claim == crate::node::Claim::Free)
+        });
+        let id = self.attach(node, 0).unwrap_or(0);
+        self.wait("the attach is answered", |w| w.answers.contains_key(&id));
+        if let Some(Err(refusal)) = self.answers.remove(&id) {
+            self.violate("wait", self.describe(&format!("n{node} refuses to attach: {refusal}")));
+        }
+    }
+
+    /// Lets background metadata writes happen.
+    pub fn flush_disks(&mut self) {
+        self.run_seconds(10);
+    }
+
+    /// What a running node says.
+    pub fn seen(&self, node: usize) -> View {
+        self.view(node).expect("the node runs")
+    }
+
+    /// State of the disk of volume 0.
+    pub fn disk(&self, node: usize) -> DiskState {
+        self.view(node).map_or(DiskState::DUnknown, |v| v.volumes[0].disk)
+    }
+
+    /// What `node` says about volume 0 on `peer`.
+    pub fn device(&self, node: usize, peer: usize) -> DeviceView {
+        self.seen(node).peers[peer].as_ref().expect("another node").devices[0]
+    }
+
+    /// True if both nodes say that they are connected.
+    pub fn connected(&self, a: usize, b: usize) -> bool {
+        let one = |a: usize, b: usize| {
+            self.view(a).is_some_and(|v| {
+                v.peers[b].as_ref().is_some_and(|p| p.conn == ConnState::Connected)
+            })
+        };
+        one(a, b) && one(b, a)
+    }
+
+    /// Waits until two nodes are connected.
+    pub fn wait_connected(&mut self, a: usize, b: usize) {
+        self.wait(&format!("n{a} and n{b} are connected"), |w| w.connected(a, b));
+    }
+
+    /// Waits until `a` has noticed that it has lost `b`.
+    pub fn wait_lost(&mut self, a: usize, b: usize) {
+        self.wait(&format!("n{a} has lost n{b}"), |w| {
+            w.view(a).is_some_and(|v| {
+                v.peers[b].as_ref().is_some_and(|p| p.conn != ConnState::Connected)
+            })
+        });
+    }
+
+    /// Waits for a state of the disk of volume 0.
+    pub fn wait_disk(&mut self, node: usize, state: DiskState) {
+        self.wait(&format!("the disk of n{node} is {state}"), |w| w.disk(node) == state);
+    }
+
+    /// A condition that must hold now.
+    pub fn expect(&mut self, what: &str, condition: impl Fn(&World) -> bool) {
+        if self.violation.is_none() && !condition(self) {
+            self.violate("expect", self.describe(&format!("it does not hold that {what}")));
+        }
+    }
+
+    /// True if the node is Primary.
+    pub fn is_primary(&self, node: usize) -> bool {
+        self.view(node).is_some_and(|v| v.role == Role::Primary)
+    }
+
+    /// Waits until everything is in sync and nobody is Primary, and compares all replicas.
+    pub fn settle(&mut self) {
+        self.wait("everything settles", |w| w.unsettled().is_none());
+        self.run_seconds(1);
+        if let Some(what) = self.unsettled() {
+            self.violate("46", self.describe(&what));
+        }
+        self.check_final();
+    }
+}
+
+/// Runs a scenario that must break a rule; for tests of the checkers. Returns the rule.
+pub fn broken_rule(plan: Plan, seed: u64, script: impl FnOnce(&mut World)) -> Option<&'static str> {
+    run::judge(plan, Rng::new(seed), Trace::off(), script).violation.map(|v| v.rule)
+}

@@ -1,0 +1,689 @@
+//! The world of a run: nodes, disks, network and clients under one virtual clock.
+//!
+//! This file is the hub: it owns the data, dispatches the events and drives the resources
+//! exactly as `replication::io` asks of a driver. What happens on top is elsewhere: `client`
+//! (what users do), `inject` (faults), `operator` (bring-up, repair, convergence) and `check`
+//! (what must hold).
+
+use std::collections::BTreeMap;
+
+use codec::wire::{Packet, Stream};
+use replication::Resource;
+use replication::io::{
+    AdminCommand, BufId, DiskData, DiskError, DiskOp, Input, IoError, LinkLoss, MetaPlace,
+    MetaWrite, OpId, OpenError, Output, Request,
+};
+use vocab::{NodeId, Refusal, VolumeNr};
+
+use crate::check::Checks;
+use crate::client::Clients;
+use crate::content::{Data, ZERO};
+use crate::disk::Job;
+use crate::history::{History, Stamp};
+use crate::inject::Injector;
+use crate::net::{Net, NetEvent};
+use crate::node::{Claim, Clock, Drive, Node, OpKind, Origin};
+use crate::operator::Operator;
+use crate::plan::{Fault, Plan, node_id};
+use crate::queue::Queue;
+use crate::rng::Rng;
+use crate::trace::Trace;
+use crate::{blank, trace};
+
+/// A rule that was broken.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// The rule: the number of an invariant of semantics §13, or a name.
+    pub rule: &'static str,
+    /// What happened.
+    pub message: String,
+    /// When, in nanoseconds since the start of the run.
+    pub at: u64,
+}
+
+/// What a run did.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Events handled.
+    pub events: u64,
+    /// Virtual time in nanoseconds.
+    pub time: u64,
+    /// Writes acknowledged.
+    pub writes: u64,
+    /// Reads answered.
+    pub reads: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Promotions seen.
+    pub promotions: u64,
+    /// Resyncs that were seen to run.
+    pub resyncs: u64,
+    /// Faults by kind.
+    pub faults: BTreeMap<Fault, u64>,
+}
+
+impl Stats {
+    /// Adds another run's.
+    pub fn add(&mut self, other: &Stats) {
+        self.events += other.events;
+        self.time += other.time;
+        self.writes += other.writes;
+        self.reads += other.reads;
+        self.failed += other.failed;
+        self.promotions += other.promotions;
+        self.resyncs += other.resyncs;
+        for (fault, count) in &other.faults {
+            *self.faults.entry(*fault).or_default() += count;
+        }
+    }
+
+    /// As names and values.
+    pub fn lines(&self) -> Vec<(String, u64)> {
+        let mut lines = vec![
+            ("events".to_owned(), self.events),
+            ("virtual-seconds".to_owned(), self.time / 1_000_000_000),
+            ("writes".to_owned(), self.writes),
+            ("reads".to_owned(), self.reads),
+            ("failed-requests".to_owned(), self.failed),
+            ("promotions".to_owned(), self.promotions),
+            ("resyncs".to_owned(), self.resyncs),
+        ];
+        lines.extend(self.faults.iter().map(|(f, n)| (format!("fault-{}", f.name()), *n)));
+        lines
+    }
+}
+
+/// Something that happens at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    /// The network.
+    Net(NetEvent),
+    /// A disk operation ends.
+    Disk { node: usize, incarnation: u32, volume: usize, slot: usize },
+    /// A node's timer.
+    Timer { node: usize, incarnation: u32, at: u64 },
+    /// A client acts.
+    Client(usize),
+    /// The next fault.
+    Fault,
+    /// A fault ends.
+    Heal(usize),
+    /// A node boots.
+    Boot { node: usize, incarnation: u32 },
+    /// The operator looks around.
+    Operator,
+}
+
+/// A world.
+pub struct World {
+    /// What was decided beforehand.
+    pub plan: Plan,
+    /// The nodes, by node id.
+    pub nodes: Vec<Node>,
+    /// The network.
+    pub net: Net,
+    /// The content clients may see, by volume.
+    pub histories: Vec<History>,
+    /// What was done.
+    pub stats: Stats,
+    /// The first broken rule.
+    pub violation: Option<Violation>,
+    pub(crate) queue: Queue<Event>,
+    pub(crate) rng: Rng,
+    pub(crate) stamp: Stamp,
+    pub(crate) next_id: u64,
+    /// Wishes not answered: node and command, by id.
+    pub(crate) wishes: BTreeMap<u64, usize>,
+    /// Answers not fetched yet.
+    pub(crate) answers: BTreeMap<u64, Result<(), Refusal>>,
+    /// Opens and requests of a scenario that were answered.
+    pub(crate) answers_of_opens: BTreeMap<u64, Result<(), OpenError>>,
+    pub(crate) answers_of_requests: BTreeMap<u64, Result<(), IoError>>,
+    pub(crate) clients: Clients,
+    pub(crate) injector: Injector,
+    pub(crate) operator: Operator,
+    pub(crate) checks: Checks,
+    pub(crate) trace: Trace,
+}
+
+impl World {
+    /// A world whose nodes are configured, formatted and not booted yet.
+    pub fn new(plan: Plan, rng: Rng, trace: Trace) -> World {
+        let mut rng = rng;
+        let count = plan.nodes.len();
+        let net = Net::new(count, rng.fork());
+        let mut nodes = Vec::new();
+        for node in &plan.nodes {
+            let drives = (0..plan.volumes).map(|_| {
+                node.diskful.then(|| Drive {
+                    disk: blank::disk(&plan),
+                    claim: Claim::Free,
+                    ops: Vec::new(),
+                    transactions: Vec::new(),
+                })
+            });
+            nodes.push(Node {
+                resource: None,
+                incarnation: 0,
+                clock: Clock { offset: rng.below(1 << 40), ppm: node.clock_ppm },
+                buffers: Default::default(),
+                drives: drives.collect(),
+                timer: None,
+                paused_until: 0,
+                requests: BTreeMap::new(),
+                openers: BTreeMap::new(),
+            });
+        }
+        let histories = (0..plan.volumes).map(|_| History::new(plan.sectors)).collect();
+        let mut world = World {
+            clients: Clients::new(&plan, rng.fork()),
+            injector: Injector::new(rng.fork()),
+            operator: Operator::default(),
+            checks: Checks::new(&plan),
+            plan,
+            nodes,
+            net,
+            histories,
+            stats: Stats::default(),
+            violation: None,
+            queue: Queue::default(),
+            rng,
+            stamp: 1,
+            next_id: 1,
+            wishes: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            answers_of_opens: BTreeMap::new(),
+            answers_of_requests: BTreeMap::new(),
+            trace,
+        };
+        world.prepare_content();
+        for node in 0..count {
+            let at = world.rng.skewed(1, 500_000_000);
+            world.queue.at(at, Event::Boot { node, incarnation: 0 });
+        }
+        world
+    }
+
+    /// Virtual time in nanoseconds.
+    pub fn now(&self) -> u64 {
+        self.queue.now()
+    }
+
+    /// The next point in the order of what clients see.
+    pub(crate) fn tick(&mut self) -> Stamp {
+        self.stamp += 1;
+        self.stamp
+    }
+
+    /// A number never used before in this run.
+    pub(crate) fn fresh_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Notes that a rule is broken; the first one counts.
+    pub fn violate(&mut self, rule: &'static str, message: impl Into<String>) {
+        if self.violation.is_some() {
+            return;
+        }
+        let message = message.into();
+        trace!(self, "VIOLATION of {rule}: {message}");
+        self.violation = Some(Violation { rule, message, at: self.now() });
+    }
+
+    /// Runs until a time, or until a rule is broken.
+    pub fn run_until(&mut self, end: u64) {
+        while self.violation.is_none() && self.queue.next_at().is_some_and(|at| at <= end) {
+            self.step();
+        }
+        if self.violation.is_none() {
+            self.queue.advance(end);
+        }
+        self.stats.time = self.now();
+    }
+
+    /// Runs for a while, or until a rule is broken.
+    pub fn run_for(&mut self, nanoseconds: u64) {
+        self.run_until(self.now() + nanoseconds);
+    }
+
+    /// Handles the next event.
+    pub(crate) fn step(&mut self) {
+        let Some(event) = self.queue.pop() else { return };
+        self.stats.events += 1;
+        if let Some(until) = self.pause_of(&event) {
+            self.queue.at(until, event);
+            return;
+        }
+        match event {
+            Event::Net(event) => self.net_event(event),
+            Event::Disk { node, incarnation, volume, slot } => {
+                self.disk_event(node, incarnation, volume, slot);
+            }
+            Event::Timer { node, incarnation, at } => {
+                let n = &mut self.nodes[node];
+                if n.incarnation == incarnation && n.timer == Some(at) {
+                    n.timer = None;
+                    self.input(node, Input::Timeout);
+                }
+            }
+            Event::Client(client) => self.client_event(client),
+            Event::Fault => self.fault_event(),
+            Event::Heal(heal) => self.heal_event(heal),
+            Event::Boot { node, incarnation } => {
+                if self.nodes[node].incarnation == incarnation && !self.nodes[node].up() {
+                    self.boot(node);
+                }
+            }
+            Event::Operator => self.operator_event(),
+        }
+    }
+
+    /// The time until which the event has to wait because its node does not run.
+    fn pause_of(&self, event: &Event) -> Option<u64> {
+        let node = match event {
+            Event::Disk { node, .. } | Event::Timer { node, .. } => *node,
+            Event::Net(NetEvent::Arrive { pair, end, .. } | NetEvent::Down { pair, end, .. })
+            | Event::Net(NetEvent::Up { pair, end, .. }) => self.net.nodes_of(*pair)[*end],
+            _ => return None,
+        };
+        let until = self.nodes[node].paused_until;
+        (until > self.now()).then_some(until)
+    }
+
+    // ---- processes ----
+
+    /// Starts a node's process as the engine does at `up`: attach, then connect.
+    pub(crate) fn boot(&mut self, node: usize) {
+        let seed = self.rng.bits();
+        trace!(self, "n{node} boots");
+        let config = self.plan.config(node);
+        let n = &mut self.nodes[node];
+        assert!(n.resource.is_none(), "a running node does not boot");
+        n.incarnation += 1;
+        n.resource = Some(Resource::new(config, seed));
+        n.buffers = Default::default();
+        n.paused_until = 0;
+        let connect_first = self.rng.one_in(4);
+        if connect_first {
+            self.connect_all(node);
+        }
+        for volume in 0..self.nodes[node].drives.len() {
+            self.attach(node, volume);
+        }
+        if !connect_first {
+            self.connect_all(node);
+        }
+    }
+
+    fn connect_all(&mut self, node: usize) {
+        for peer in (0..self.nodes.len()).filter(|p| *p != node) {
+            let command = AdminCommand::Connect { peer: node_id(peer), discard_my_data: false };
+            self.admin(node, command);
+        }
+    }
+
+    /// Attaches the disk of a volume, if there is one and nobody has it.
+    pub fn attach(&mut self, node: usize, volume: usize) -> Option<u64> {
+        let drive = self.nodes[node].drives[volume].as_mut()?;
+        if drive.claim != Claim::Free {
+            return None;
+        }
+        drive.claim = Claim::Held;
+        let image = Box::new(drive.disk.image());
+        let command = AdminCommand::Attach { volume: VolumeNr(volume as u16), image };
+        Some(self.admin(node, command))
+    }
+
+    /// Ends a node's process; `power` says that the disks lose their caches too.
+    pub(crate) fn crash(&mut self, node: usize, power: bool) {
+        if !self.nodes[node].up() {
+            return;
+        }
+        trace!(self, "n{node} {}", if power { "loses power" } else { "is killed" });
+        let now = self.now();
+        self.nodes[node].resource = None;
+        self.nodes[node].timer = None;
+        self.nodes[node].incarnation += 1;
+        self.wishes.retain(|_, of| *of != node);
+        for peer in (0..self.nodes.len()).filter(|p| *p != node) {
+            let polite = !power && self.rng.percent(90);
+            for (at, event) in self.net.close(now, node, peer, polite) {
+                self.queue.at(at, Event::Net(event));
+            }
+        }
+        let requests = std::mem::take(&mut self.nodes[node].requests);
+        let openers = std::mem::take(&mut self.nodes[node].openers);
+        let ended = self.tick();
+        for (_, request) in requests {
+            let volume = request.request.volume.0 as usize;
+            match request.write {
+                Some(write) => self.histories[volume].fail(ended, write),
+                None => self.histories[volume].end_read(request.began),
+            }
+            self.clients.forget_request(request.client);
+        }
+        for (_, (client, _)) in openers {
+            self.clients.lost_node(client);
+        }
+        for volume in 0..self.nodes[node].drives.len() {
+            let Some(drive) = self.nodes[node].drives[volume].as_mut() else { continue };
+            drive.claim = Claim::Free;
+            drive.ops.clear();
+            drive.transactions.clear();
+            if power {
+                drive.disk.lose_power(&mut self.rng);
+                self.doubt_after_power_loss(node, volume);
+            } else {
+                drive.disk.kill(&mut self.rng);
+            }
+        }
+        let now = self.stamp;
+        self.checks.node_down(node, now);
+    }
+
+    /// Gives a wish of an operator to a node; the answer appears under the returned id.
+    pub fn admin(&mut self, node: usize, command: AdminCommand) -> u64 {
+        let id = self.fresh_id();
+        if !self.nodes[node].up() {
+            return id;
+        }
+        self.wishes.insert(id, node);
+        self.input(node, Input::Admin { id, command });
+        id
+    }
+
+    // ---- driving a resource ----
+
+    /// Hands an input to a node's resource and carries out what it answers.
+    pub(crate) fn input(&mut self, node: usize, input: Input) {
+        if self.violation.is_some() {
+            return;
+        }
+        if self.trace.on() {
+            self.trace.input(self.queue.now(), node, &input);
+        }
+        let now = self.nodes[node].clock.local(self.queue.now());
+        let Some(resource) = self.nodes[node].resource.as_mut() else { return };
+        resource.handle(now, input);
+        while let Some(output) = self.nodes[node].resource.as_mut().and_then(Resource::poll) {
+            if self.trace.on() {
+                self.trace.output(self.queue.now(), node, &output);
+            }
+            self.output(node, output);
+            if self.violation.is_some() {
+                return;
+            }
+        }
+        self.set_timer(node);
+        self.check_after_input(node);
+    }
+
+    fn set_timer(&mut self, node: usize) {
+        let n = &self.nodes[node];
+        let deadline = n.resource.as_ref().and_then(Resource::deadline);
+        let at = deadline.map(|(at, _)| n.clock.world(at).max(self.queue.now()));
+        if at == n.timer {
+            return;
+        }
+        let incarnation = n.incarnation;
+        self.nodes[node].timer = at;
+        if let Some(at) = at {
+            self.queue.at(at, Event::Timer { node, incarnation, at });
+        }
+    }
+
+    fn output(&mut self, node: usize, output: Output) {
+        match output {
+            Output::Connect { peer } => {
+                let event = self.net.connect(self.queue.now(), node, peer.index());
+                self.schedule_net(event);
+            }
+            Output::CloseLink { peer } => {
+                let events = self.net.close(self.queue.now(), node, peer.index(), true);
+                self.schedule_net(events);
+            }
+            Output::Send { peer, packet, payload } => self.send(node, peer, packet, payload),
+            Output::Disk { volume, op, io } => self.disk_output(node, volume, op, io),
+            Output::MetaWrite { volume, op, write } => self.meta_output(node, volume, op, write),
+            Output::DiskReleased { volume } => self.disk_released(node, volume.0 as usize),
+            Output::Complete { volume, id, result } => {
+                let result = match result {
+                    Ok(Some(buf)) => {
+                        let Some(buffer) = self.nodes[node].buffers.get(buf) else {
+                            self.violate("buffers", format!("n{node} completes with {buf:?}"));
+                            return;
+                        };
+                        Ok(Some(buffer.data.clone()))
+                    }
+                    Ok(None) => Ok(None),
+                    Err(error) => Err(error),
+                };
+                self.completed(node, volume, id, result);
+            }
+            Output::OpenDone { opener, result, .. } => self.opened(node, opener, result),
+            Output::Free(buf) => {
+                if !self.nodes[node].buffers.free(buf) {
+                    self.violate("buffers", format!("n{node} frees {buf:?}, which is not its own"));
+                }
+            }
+            Output::AdminDone { id, result } => {
+                if self.wishes.remove(&id).is_none() {
+                    self.violate("7", format!("n{node} answers the wish {id} that nobody has"));
+                }
+                self.answers.insert(id, result);
+            }
+            Output::StateChanged => self.checks.state_changed(node),
+            Output::SizeChanged { .. } | Output::Log(..) => {}
+        }
+    }
+
+    fn schedule_net(&mut self, events: impl IntoIterator<Item = (u64, NetEvent)>) {
+        for (at, event) in events {
+            self.queue.at(at, Event::Net(event));
+        }
+    }
+
+    // ---- network ----
+
+    fn send(&mut self, node: usize, peer: NodeId, packet: Packet, payload: Option<BufId>) {
+        let to = peer.index();
+        if !self.net.may_send(node, to) {
+            self.violate("driver", format!("n{node} sends {packet:?} to {peer:?} without a link"));
+            return;
+        }
+        let data = match payload {
+            None => None,
+            Some(buf) => match self.nodes[node].buffers.get(buf) {
+                Some(buffer) => Some(buffer.data.clone()),
+                None => {
+                    self.violate("buffers", format!("n{node} sends {buf:?}, which is not its own"));
+                    return;
+                }
+            },
+        };
+        let length = data.as_ref().map_or(0, |d| d.sectors() * 512);
+        if length != packet.payload_len() as u64 {
+            self.violate("driver", format!("n{node} sends {length} bytes behind {packet:?}"));
+            return;
+        }
+        let stream = match packet.stream() {
+            Stream::Data => 0,
+            Stream::Control => 1,
+        };
+        let packet = match self.net.transcode(node, to, &packet) {
+            Ok(packet) => packet,
+            Err(message) => {
+                self.violate("codec", message);
+                return;
+            }
+        };
+        let now = self.queue.now();
+        let event = self.net.send(now, node, to, stream, Some(packet), data);
+        self.schedule_net(event);
+    }
+
+    fn net_event(&mut self, event: NetEvent) {
+        let now = self.queue.now();
+        match event {
+            NetEvent::Attempt { pair } => {
+                let events = self.net.attempt(now, pair);
+                self.schedule_net(events);
+            }
+            NetEvent::Up { pair, link, end } => {
+                if let Some(tie_break) = self.net.up(pair, link, end) {
+                    let nodes = self.net.nodes_of(pair);
+                    let peer = node_id(nodes[1 - end]);
+                    self.input(nodes[end], Input::LinkUp { peer, tie_break });
+                }
+            }
+            NetEvent::Down { pair, link, end, loss } => self.link_down(pair, link, end, loss),
+            NetEvent::Arrive { pair, link, end, stream } => {
+                let (parcel, next) = self.net.arrive(now, pair, link, end, stream);
+                self.schedule_net(next);
+                let Some(parcel) = parcel else { return };
+                let nodes = self.net.nodes_of(pair);
+                let (node, peer) = (nodes[end], node_id(nodes[1 - end]));
+                let Some(packet) = parcel.packet else {
+                    self.link_down(pair, link, end, LinkLoss::Closed);
+                    return;
+                };
+                let origin = match packet {
+                    Packet::Data(..) => Origin::Peer,
+                    Packet::RsDataReply(..) => Origin::Resync,
+                    _ => Origin::Read,
+                };
+                let payload = parcel.data.map(|d| self.nodes[node].buffers.add(d, origin));
+                self.input(node, Input::Packet { peer, packet, payload });
+            }
+        }
+    }
+
+    fn link_down(&mut self, pair: usize, link: u64, end: usize, loss: LinkLoss) {
+        if self.net.down(pair, link, end) {
+            let nodes = self.net.nodes_of(pair);
+            let peer = node_id(nodes[1 - end]);
+            self.input(nodes[end], Input::LinkDown { peer, loss });
+        }
+    }
+
+    // ---- disks ----
+
+    fn disk_output(&mut self, node: usize, volume: VolumeNr, op: OpId, io: DiskOp) {
+        let (job, kind, origin) = match io {
+            DiskOp::Read { range, .. } => (Job::Read(range), OpKind::Read, None),
+            DiskOp::Digest { range } => (Job::Read(range), OpKind::Digest, None),
+            DiskOp::Discard { range } => (Job::Discard(range), OpKind::Plain, None),
+            DiskOp::Flush => (Job::Flush, OpKind::Plain, None),
+            DiskOp::Zeroes { range, .. } => {
+                let data = Data::Fill { tag: ZERO, sectors: range.len.0 as u32 };
+                (Job::Write { range, data, fua: false }, OpKind::Plain, None)
+            }
+            DiskOp::Write { range, buf, fua } => {
+                let Some(buffer) = self.nodes[node].buffers.get(buf) else {
+                    self.violate(
+                        "buffers",
+                        format!("n{node} writes {buf:?}, which is not its own"),
+                    );
+                    return;
+                };
+                let (data, origin) = (buffer.data.clone(), buffer.origin);
+                if data.sectors() != range.len.0 {
+                    self.violate("driver", format!("n{node} writes {buf:?} to {range}"));
+                    return;
+                }
+                (Job::Write { range, data, fua }, OpKind::Plain, Some(origin))
+            }
+        };
+        if let Job::Read(range) | Job::Discard(range) | Job::Write { range, .. } = &job {
+            if !range.fits(vocab::Sectors(self.plan.sectors)) || range.len.0 == 0 {
+                self.violate("driver", format!("n{node} asks the disk for {range}"));
+                return;
+            }
+            self.check_disk_write(node, volume.0 as usize, &job, origin);
+        }
+        self.submit(node, volume.0 as usize, op, kind, job);
+    }
+
+    fn meta_output(&mut self, node: usize, volume: VolumeNr, op: OpId, write: MetaWrite) {
+        self.check_meta_write(node, volume.0 as usize, &write);
+        self.submit(node, volume.0 as usize, op, OpKind::Meta, Job::Meta(write));
+    }
+
+    fn submit(&mut self, node: usize, volume: usize, op: OpId, kind: OpKind, job: Job) {
+        let now = self.queue.now();
+        let incarnation = self.nodes[node].incarnation;
+        let drive = self.nodes[node].drives.get_mut(volume).and_then(Option::as_mut);
+        let Some(drive) = drive.filter(|d| d.claim == Claim::Held) else {
+            self.violate("driver", format!("n{node} uses a disk of v{volume} it does not hold"));
+            return;
+        };
+        let transaction = match &job {
+            Job::Meta(write) => write.commit.as_ref().filter(|b| b.place != MetaPlace::Superblock),
+            _ => None,
+        };
+        let transaction = transaction.map(|block| block.bytes.clone());
+        let (slot, delay) = drive.disk.submit(now, job, &mut self.rng);
+        drive.transactions.extend(transaction.map(|block| (slot, block)));
+        if drive.ops.len() <= slot {
+            drive.ops.resize(slot + 1, None);
+        }
+        drive.ops[slot] = Some((op, kind));
+        self.queue.at(now + delay, Event::Disk { node, incarnation, volume, slot });
+    }
+
+    fn disk_event(&mut self, node: usize, incarnation: u32, volume: usize, slot: usize) {
+        let n = &mut self.nodes[node];
+        if n.incarnation != incarnation {
+            return;
+        }
+        let drive = n.drives[volume].as_mut().expect("an operation runs on a drive");
+        let (op, kind) = drive.ops[slot].take().expect("an operation ends once");
+        let result = drive.disk.finish(slot, &mut self.rng);
+        if drive.claim == Claim::Releasing && !drive.disk.busy() {
+            drive.claim = Claim::Free;
+        }
+        if let Some(at) = drive.transactions.iter().position(|(of, _)| *of == slot) {
+            let (_, block) = drive.transactions.swap_remove(at);
+            if result.is_ok() {
+                self.checks.transaction(node, volume, &block);
+            }
+        }
+        let input = match kind {
+            OpKind::Meta => Input::MetaDone { op, result: result.map(|_| ()) },
+            _ => Input::DiskDone { op, result: self.disk_data(node, kind, result) },
+        };
+        self.input(node, input);
+    }
+
+    fn disk_data(
+        &mut self,
+        node: usize,
+        kind: OpKind,
+        result: Result<Option<Data>, DiskError>,
+    ) -> Result<DiskData, DiskError> {
+        let data = result?;
+        Ok(match (kind, data) {
+            (OpKind::Digest, Some(data)) => DiskData::Digest(data.digest()),
+            (_, Some(data)) => {
+                let all_zero = data.is_zero();
+                DiskData::Read { buf: self.nodes[node].buffers.add(data, Origin::Read), all_zero }
+            }
+            (_, None) => DiskData::None,
+        })
+    }
+
+    fn disk_released(&mut self, node: usize, volume: usize) {
+        match self.nodes[node].drives.get_mut(volume).and_then(Option::as_mut) {
+            Some(drive) if drive.claim == Claim::Held => {
+                drive.claim = if drive.disk.busy() { Claim::Releasing } else { Claim::Free };
+            }
+            _ => self.violate("driver", format!("n{node} releases a disk it does not hold")),
+        }
+    }
+
+    /// Submits a request of a client.
+    pub(crate) fn request(&mut self, node: usize, request: Request) {
+        self.input(node, Input::Request(request));
+    }
+}

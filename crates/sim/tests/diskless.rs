@@ -1,0 +1,236 @@
+//! Hard cases 1 to 14 of semantics §14: a Primary without a disk, and day 0.
+
+use replication::io::AdminCommand;
+use sim::plan::Plan;
+use sim::scenario::scenario;
+use sim::{Op, World};
+use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
+use vocab::{DiskState, GenUuid, VolumeNr};
+
+const WRITE: Op = Op::Write { fua: false };
+
+fn current(w: &World, node: usize) -> GenUuid {
+    w.seen(node).volumes[0].current
+}
+
+fn plan(diskful: usize, diskless: usize) -> Plan {
+    let mut plan = Plan::quiet(diskful, diskless);
+    plan.workload.nodes = vec![diskful];
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    plan
+}
+
+fn with_quorum(diskful: usize, diskless: usize) -> Plan {
+    let mut plan = plan(diskful, diskless);
+    plan.resource.quorum = Quorum::Majority;
+    plan
+}
+
+#[test]
+fn a_disk_with_an_old_generation_is_not_up_to_date_for_a_diskless_primary_case_1() {
+    scenario(plan(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.detach(0);
+        w.wait_disk(0, DiskState::Diskless);
+        w.write(2, 8);
+        let detach = AdminCommand::Detach { volume: VolumeNr(0), force: true, intentional: false };
+        w.ask(1, detach).ok();
+        w.wait_disk(1, DiskState::Diskless);
+        let id = w.start(2, WRITE, 16, 8);
+        w.attach(0, 0);
+        w.run_seconds(20);
+        w.expect("the old disk does not serve", |w| {
+            w.disk(0) != DiskState::UpToDate && !w.is_answered(id)
+        });
+        w.attach_again(1);
+        w.finish(id).ok();
+        w.read(2, 8);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_diskless_primary_starts_a_new_generation_for_each_absence_case_11() {
+    scenario(plan(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.kill(0);
+        w.wait_lost(2, 0);
+        w.write(2, 8);
+        let after_first = current(w, 1);
+        w.write(2, 16);
+        w.write(2, 24);
+        w.expect("one absence is one generation", |w| current(w, 1) == after_first);
+        w.start_node(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn the_first_write_of_a_restarted_diskless_primary_starts_a_generation_case_9() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let first = w.open(2);
+        w.write(2, 0);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.close(2, first);
+        w.wait("n2 is Secondary", |w| !w.is_primary(2));
+        let before = current(w, 1);
+        w.kill(2);
+        w.start_node(2);
+        w.wait_connected(1, 2);
+        w.start_node(0);
+        w.settle();
+        w.cut(0, 2);
+        w.cut(0, 1);
+        w.wait_lost(1, 0);
+        let opener = w.open(2);
+        w.write(2, 8);
+        w.expect("the generation is new", |w| !current(w, 1).same(before));
+        w.heal(0, 2);
+        w.heal(0, 1);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn two_clients_that_take_turns_leave_no_doubt_case_10() {
+    scenario(with_quorum(2, 2), |w| {
+        w.form();
+        for round in 0..3 {
+            for client in [2, 3] {
+                let opener = w.open(client);
+                w.write(client, round * 16 + client as u64);
+                w.close(client, opener);
+                w.wait("the client is Secondary", |w| !w.is_primary(client));
+            }
+        }
+        w.settle();
+    });
+}
+
+#[test]
+fn a_diskless_primary_that_loses_both_servers_in_turn_confirms_nothing_early_case_5() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.cut(0, 2);
+        w.cut(0, 1);
+        let ids: Vec<u64> = (0..4).map(|i| w.start(2, WRITE, i * 8, 8)).collect();
+        w.run_for(50_000_000);
+        w.cut(1, 2);
+        w.wait_lost(2, 0);
+        w.wait_lost(2, 1);
+        w.run_seconds(10);
+        for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+            w.heal(a, b);
+        }
+        for id in ids {
+            w.finish(id).ok();
+        }
+        w.write(2, 64);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn the_server_lost_first_returns_first_and_is_not_trusted_case_7() {
+    let mut plan = with_quorum(2, 1);
+    plan.resource.on_no_quorum = OnNoQuorum::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.kill(0);
+        w.wait_lost(2, 0);
+        w.write(2, 8);
+        w.kill(1);
+        w.wait_lost(2, 1);
+        w.start_node(0);
+        w.run_seconds(30);
+        w.expect("n0 is not UpToDate", |w| w.disk(0) != DiskState::UpToDate);
+        w.start_node(1);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.read(2, 8);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_client_that_meets_only_a_stale_server_reads_nothing_from_it() {
+    scenario(with_quorum(3, 1), |w| {
+        w.form();
+        let opener = w.open(3);
+        w.write(3, 0);
+        w.cut(0, 3);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.wait_lost(3, 0);
+        w.write(3, 0);
+        w.write(3, 8);
+        w.heal(0, 3);
+        for _ in 0..10 {
+            w.read(3, 0);
+            w.read(3, 8);
+            w.run_seconds(1);
+        }
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(3, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_writer_without_disk_beside_a_resync_case_2() {
+    scenario(with_quorum(3, 1), |w| {
+        w.form();
+        w.cut(0, 1);
+        w.cut(0, 3);
+        w.cut(1, 2);
+        w.wait_lost(0, 1);
+        w.wait_lost(3, 0);
+        w.wait_lost(1, 2);
+        let opener = w.open(3);
+        w.write(3, 0);
+        w.run_seconds(10);
+        w.write(3, 8);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.run_seconds(5);
+        w.heal(0, 3);
+        w.heal(1, 2);
+        w.write(3, 16);
+        w.close(3, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_write_to_fresh_nodes_always_starts_a_generation_case_12() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let before = current(w, 0);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.settle();
+        w.expect("both nodes have the same generation", |w| {
+            current(w, 0).same(current(w, 1)) && before.is_real()
+        });
+    });
+}

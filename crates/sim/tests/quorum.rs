@@ -1,0 +1,434 @@
+//! Hard cases 26 to 39 of semantics §14: quorum, lost, kept and regained.
+
+use replication::io::AdminCommand;
+use sim::plan::{Plan, node_id};
+use sim::scenario::scenario;
+use sim::{Op, World};
+use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated, Quorum, ResourceOptions, RrConflict};
+use vocab::{DiskState, Role};
+
+const WRITE: Op = Op::Write { fua: false };
+
+fn majority(diskful: usize, diskless: usize, on_no_quorum: OnNoQuorum) -> Plan {
+    let mut plan = Plan::quiet(diskful, diskless);
+    plan.resource.quorum = Quorum::Majority;
+    plan.resource.on_no_quorum = on_no_quorum;
+    plan
+}
+
+fn quorate(w: &World, node: usize) -> bool {
+    w.view(node).is_some_and(|v| v.volumes[0].quorum)
+}
+
+#[test]
+fn two_nodes_lose_quorum_together() {
+    scenario(majority(2, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.wait_lost(1, 0);
+        w.expect("nobody is quorate", |w| !quorate(w, 0) && !quorate(w, 1));
+        w.write_fails(0, 0);
+        if w.try_open(1).is_ok() {
+            w.violate("expect", "n1 was promoted without quorum");
+        }
+        w.heal(0, 1);
+        w.wait("quorum is back", |w| quorate(w, 0));
+        w.write(0, 0);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_peer_that_leaves_gracefully_does_not_cost_quorum() {
+    scenario(majority(2, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.disconnect(1, 0);
+        w.wait_lost(0, 1);
+        w.expect("n0 is quorate", |w| quorate(w, 0));
+        w.write(0, 0);
+        if w.try_open(1).is_ok() {
+            w.violate("expect", "n1 was promoted though it left");
+        }
+        w.connect(1, 0);
+        w.connect(0, 1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn an_isolated_primary_sees_one_loss_before_a_write_and_one_after_case_26() {
+    for mode in [OnNoQuorum::IoError, OnNoQuorum::SuspendIo] {
+        scenario(majority(3, 0, mode), |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.cut(0, 1);
+            w.wait_lost(0, 1);
+            w.cut(0, 2);
+            let id = w.start(0, WRITE, 0, 8);
+            w.wait_lost(0, 2);
+            w.wait_lost(1, 0);
+            w.wait_lost(2, 0);
+            w.wait("n1 can be promoted", |w| w.disk(1) == DiskState::UpToDate);
+            w.run_seconds(5);
+            w.heal(0, 1);
+            w.heal(0, 2);
+            w.finish(id).ok();
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}
+
+#[test]
+fn the_majority_writes_while_the_old_primary_fails_its_io_case_27() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let old = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.write(0, 8);
+        w.cut(0, 2);
+        w.write_fails(0, 16);
+        w.wait_lost(2, 0);
+        w.wait_lost(1, 0);
+        w.wait_disk(2, DiskState::UpToDate);
+        let new = w.open(2);
+        w.read(2, 8);
+        w.write(2, 16);
+        w.close(0, old);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, new);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_lost_quorum_decides_the_direction_where_generations_are_equal_case_28() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let old = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.write_fails(0, 8);
+        w.close(0, old);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_tiebreaker_can_not_restore_quorum_case_29() {
+    scenario(majority(2, 1, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.expect("n0 is not quorate", |w| !quorate(w, 0));
+        w.expect("n1 is quorate", |w| quorate(w, 1));
+        w.heal(0, 2);
+        w.run_seconds(30);
+        w.expect("n0 is still not quorate", |w| !quorate(w, 0));
+        w.expect("n1 is still quorate", |w| quorate(w, 1));
+        w.close(0, opener);
+        w.heal(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn only_one_side_keeps_quorum_when_the_tiebreaker_changes_sides_case_30() {
+    scenario(majority(2, 1, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        // n1 is isolated, and everybody knows.
+        w.cut(0, 1);
+        w.cut(1, 2);
+        w.wait_lost(0, 1);
+        w.wait_lost(2, 1);
+        w.wait_lost(1, 0);
+        w.wait_lost(1, 2);
+        w.run_seconds(15);
+        w.write(0, 8);
+        // Then the tiebreaker goes over to it.
+        w.cut(0, 2);
+        w.heal(1, 2);
+        w.wait_lost(0, 2);
+        w.run_seconds(30);
+        w.expect("not both are quorate", |w| !(quorate(w, 0) && quorate(w, 1)));
+        w.expect("n0 keeps quorum", |w| quorate(w, 0));
+        w.write(0, 16);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_tiebreaker_keeps_the_primary_running_and_outdates_the_other_case_30() {
+    scenario(majority(2, 1, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.write(0, 0);
+        w.wait_lost(1, 0);
+        w.run_seconds(15);
+        if w.try_open(1).is_ok() {
+            w.violate("expect", "n1 was promoted beside n0");
+        }
+        w.cut(0, 2);
+        w.wait_lost(0, 2);
+        w.run_seconds(15);
+        w.write(0, 8);
+        if w.try_open(1).is_ok() {
+            w.violate("expect", "n1 was promoted although it is outdated");
+        }
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn links_that_were_down_already_are_not_left_gracefully_case_32() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        for peer in [1, 2] {
+            let command = AdminCommand::Disconnect { peer: node_id(peer), force: false };
+            w.ask(0, command).ok();
+        }
+        w.close(0, opener);
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        if w.try_open(0).is_ok() {
+            w.violate("expect", "n0 was promoted without quorum");
+        }
+        w.heal(0, 1);
+        w.heal(0, 2);
+        for peer in [1, 2] {
+            w.connect(0, peer);
+        }
+        w.settle();
+    });
+}
+
+#[test]
+fn nodes_that_the_primary_has_left_can_not_be_promoted_case_33() {
+    scenario(majority(2, 1, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.disconnect(0, 2);
+        w.disconnect(0, 1);
+        w.expect("n0 is quorate", |w| quorate(w, 0));
+        w.write(0, 8);
+        if w.try_open(1).is_ok() {
+            w.violate("expect", "n1 was promoted beside n0");
+        }
+        w.connect(0, 1);
+        w.connect(0, 2);
+        w.connect(1, 0);
+        w.connect(2, 0);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn the_last_man_standing_regains_quorum_after_a_reboot_case_36() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.disconnect(1, 0);
+        w.disconnect(1, 2);
+        w.disconnect(2, 0);
+        w.wait("n0 is alone", |w| !w.connected(0, 1) && !w.connected(0, 2));
+        w.write(0, 8);
+        w.close(0, opener);
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.flush_disks();
+        w.kill(0);
+        w.start_node(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        let opener = w.open(0);
+        w.read(0, 8);
+        w.close(0, opener);
+        for (a, b) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+            let peer = node_id(b);
+            w.ask(a, AdminCommand::Connect { peer, discard_my_data: false }).ok();
+        }
+        w.settle();
+    });
+}
+
+#[test]
+fn easing_the_quorum_thaws_io_case_37() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(1);
+        w.kill(2);
+        let id = w.start(0, WRITE, 0, 8);
+        w.wait("I/O is suspended", |w| w.seen(0).suspended.quorum);
+        let eased = ResourceOptions { quorum: Quorum::Off, ..w.plan.resource.clone() };
+        w.granted(0, AdminCommand::ResourceOptions(eased));
+        w.finish(id).ok();
+        w.write(0, 8);
+        w.start_node(1);
+        w.start_node(2);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn switching_to_io_error_fails_what_is_frozen_case_38() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        let sent = w.start(0, WRITE, 0, 8);
+        w.wait("I/O is suspended", |w| w.seen(0).suspended.quorum);
+        let held = w.start(0, WRITE, 8, 8);
+        let read = w.start(0, Op::Read, 8, 8);
+        let io_error =
+            ResourceOptions { on_no_quorum: OnNoQuorum::IoError, ..w.plan.resource.clone() };
+        w.granted(0, AdminCommand::ResourceOptions(io_error));
+        for id in [sent, held, read] {
+            if w.finish(id).is_ok() && w.violation.is_none() {
+                w.violate("expect", "a frozen request succeeded");
+            }
+        }
+        w.close(0, opener);
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_frozen_primary_gives_way_to_newer_data_case_39() {
+    let mut plan = majority(3, 0, OnNoQuorum::SuspendIo);
+    plan.resource.on_suspended_primary_outdated = OnSuspendedPrimaryOutdated::ForceSecondary;
+    plan.net.rr_conflict = RrConflict::RetryConnect;
+    scenario(plan, |w| {
+        w.form();
+        let old = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        let frozen = w.start(0, WRITE, 8, 8);
+        w.wait("n0 is frozen", |w| w.seen(0).suspended.quorum);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.wait_disk(1, DiskState::UpToDate);
+        let new = w.open(1);
+        w.write(1, 0);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.finish(frozen).ok();
+        w.wait("n0 is Secondary", |w| w.seen(0).role == Role::Secondary);
+        w.close(0, old);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(1, new);
+        w.settle();
+    });
+}
+
+#[test]
+fn frozen_writes_are_resent_when_the_peers_return_case_41() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        let ids: Vec<u64> = (0..4).map(|i| w.start(0, WRITE, i * 4, 8)).collect();
+        w.wait("n0 is frozen", |w| w.seen(0).suspended.quorum);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        for id in ids {
+            if w.finish(id).is_err() {
+                w.violate("expect", "a frozen write failed");
+            }
+        }
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn frozen_writes_are_not_resent_to_peers_that_rebooted_case_41() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        let ids: Vec<u64> = (0..4).map(|i| w.start(0, WRITE, i * 4, 8)).collect();
+        w.power_loss(1);
+        w.power_loss(2);
+        w.wait("n0 is frozen", |w| w.seen(0).suspended.quorum);
+        w.start_node(1);
+        w.start_node(2);
+        for id in ids {
+            w.finish(id).ok();
+        }
+        w.write(0, 16);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_frozen_primary_can_be_demoted_by_force_case_42() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        let id = w.start(0, WRITE, 8, 8);
+        w.wait("n0 is frozen", |w| w.seen(0).suspended.quorum);
+        w.granted(0, AdminCommand::Secondary { force: true });
+        if w.finish(id).is_ok() && w.violation.is_none() {
+            w.violate("28", "a request of a forcibly demoted node succeeded");
+        }
+        w.write_fails(0, 16);
+        w.close(0, opener);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.settle();
+    });
+}

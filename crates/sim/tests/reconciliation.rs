@@ -1,0 +1,273 @@
+//! Hard cases 15 to 25 of semantics §14: what remains after a Primary is lost.
+
+use sim::Op;
+use sim::plan::Plan;
+use sim::scenario::scenario;
+use vocab::options::Quorum;
+use vocab::{ConnState, DiskState};
+
+fn three() -> Plan {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    plan
+}
+
+const WRITE: Op = Op::Write { fua: false };
+
+#[test]
+fn survivors_at_different_positions_are_equal_before_either_is_promoted_case_15() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        // The last writes reach only one of the survivors before the Primary dies.
+        w.cut(0, 2);
+        for i in 0..6 {
+            w.start(0, WRITE, i * 8, 8);
+        }
+        w.run_for(30_000_000);
+        w.kill(0);
+        w.heal(0, 2);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.wait("both survivors are UpToDate", |w| {
+            w.disk(1) == DiskState::UpToDate && w.disk(2) == DiskState::UpToDate
+        });
+        w.expect("the survivors are equal", |w| {
+            let (a, b) = (w.nodes[1].drive(0), w.nodes[2].drive(0));
+            a.zip(b).is_some_and(|(a, b)| a.disk.first_difference(&b.disk, 0).is_none())
+        });
+        let opener = w.open(2);
+        w.read(2, 0);
+        w.start_node(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn survivors_that_are_cut_from_each_other_reconcile_when_they_meet_case_16() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        w.cut(1, 2);
+        w.cut(0, 2);
+        for i in 0..6 {
+            w.start(0, WRITE, i * 8, 8);
+        }
+        w.run_for(30_000_000);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.wait_lost(1, 2);
+        w.heal(1, 2);
+        w.heal(0, 2);
+        w.wait_connected(1, 2);
+        w.wait("both survivors are UpToDate", |w| {
+            w.disk(1) == DiskState::UpToDate && w.disk(2) == DiskState::UpToDate
+        });
+        w.start_node(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn bits_without_a_lost_primary_are_dropped_case_17() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.run_seconds(2);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.wait_lost(1, 0);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.settle();
+        w.expect("nothing was resynced", |w| w.stats.resyncs == 0);
+    });
+}
+
+#[test]
+fn a_stale_survivor_never_loses_what_reached_the_other_case_18() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        // n2 is behind: it has lost the Primary while the others went on.
+        w.cut(0, 2);
+        w.cut(1, 2);
+        w.wait_lost(0, 2);
+        w.write(0, 0);
+        w.write(0, 8);
+        w.heal(1, 2);
+        w.kill(0);
+        // Its immediate promotion is refused, waits, or comes after reconciliation.
+        if let Ok(opener) = w.try_open(2) {
+            w.read(2, 0);
+            w.read(2, 8);
+            w.close(2, opener);
+        }
+        w.heal(0, 2);
+        w.start_node(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_survivor_that_is_alone_with_its_data_becomes_up_to_date_again_case_19() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.workload.nodes = vec![1];
+    scenario(plan, |w| {
+        w.form();
+        // Only n1 is connected to the Primary n0.
+        w.cut(0, 2);
+        w.cut(1, 2);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.open(0);
+        w.write(0, 0);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.wait_disk(1, DiskState::UpToDate);
+        let opener = w.open(1);
+        w.read(1, 0);
+        w.close(1, opener);
+        w.heal(0, 2);
+        w.heal(1, 2);
+        w.start_node(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_lost_diskless_primary_leaves_equal_servers_case_21() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.open(2);
+        w.write(2, 0);
+        for i in 0..8 {
+            w.start(2, WRITE, i * 8, 8);
+        }
+        w.run_for(1_000_000);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.wait("both servers are UpToDate", |w| {
+            w.disk(0) == DiskState::UpToDate && w.disk(1) == DiskState::UpToDate
+        });
+        w.start_node(2);
+        let opener = w.open(0);
+        w.read(0, 0);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_crashed_primary_whose_peers_wrote_nothing_comes_back_equal_case_70() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        for i in 0..4 {
+            w.write(0, i * 8);
+        }
+        w.start(0, WRITE, 4, 8);
+        w.start(0, WRITE, 20, 8);
+        w.run_for(200_000);
+        w.power_loss(0);
+        w.wait_lost(1, 0);
+        w.wait_disk(1, DiskState::UpToDate);
+        let opener = w.open(1);
+        w.close(1, opener);
+        w.start_node(0);
+        w.wait_connected(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_peer_dropped_by_a_timeout_knows_that_it_is_behind_case_25() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        // n1's disk does not answer: n0 drops it after ko-count times timeout and goes on.
+        let now = w.now();
+        let drive = w.nodes[1].drives[0].as_mut().expect("a disk");
+        drive.disk.behaviour.stuck_until = now + 120_000_000_000;
+        let id = w.start(0, WRITE, 8, 8);
+        w.wait("the write is acknowledged without n1", |w| w.is_answered(id));
+        w.finish(id).ok();
+        w.write(0, 16);
+        w.close(0, opener);
+        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = 0;
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.wait_connected(0, 1);
+        w.wait_disk(1, DiskState::UpToDate);
+        let opener = w.open(1);
+        w.read(1, 8);
+        w.read(1, 16);
+        w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_far_node_is_outdated_before_its_neighbours_primary_goes_on_case_22() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        // n1 is reachable only through n0.
+        w.cut(1, 2);
+        w.wait_lost(2, 1);
+        w.wait_lost(1, 2);
+        w.write(2, 8);
+        w.wait("n1 is not UpToDate or is written through", |w| {
+            w.disk(1) != DiskState::UpToDate
+                || w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(8) != 0)
+        });
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn all_nodes_dying_at_once_come_back_with_everything_case_50() {
+    let mut plan = three();
+    plan.volatile_cache = false;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        for i in 0..10 {
+            w.write(0, i * 4096);
+        }
+        for i in 0..10 {
+            w.start(0, WRITE, i * 4096 + 4, 8);
+        }
+        w.run_for(500_000);
+        for node in 0..3 {
+            w.power_loss(node);
+        }
+        for node in 0..3 {
+            w.start_node(node);
+        }
+        w.settle();
+        w.expect("they are connected", |w| {
+            w.seen(0).peers[1].as_ref().is_some_and(|p| p.conn == ConnState::Connected)
+        });
+    });
+}

@@ -1,0 +1,363 @@
+//! Hard cases 54 to 69 of semantics §14: resyncs among several nodes, and beside writes.
+
+use replication::io::AdminCommand;
+use sim::plan::{Plan, Start, node_id};
+use sim::scenario::scenario;
+use sim::{Op, World};
+use vocab::options::Quorum;
+use vocab::{DiskState, ReplState, SectorRange, VolumeNr};
+
+const EXTENT: u64 = 8192;
+const WRITE: Op = Op::Write { fua: false };
+
+fn three() -> Plan {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    plan
+}
+
+/// Writes so much that its resync takes a while.
+fn write_much(w: &mut World, node: usize, first: u64) {
+    for i in 0..12 {
+        let id = w.start(node, WRITE, (first + i) * EXTENT % (15 * EXTENT), 512);
+        w.finish(id).ok();
+    }
+}
+
+fn syncing(w: &World, node: usize, peer: usize) -> bool {
+    let repl = w.view(node).map(|_| w.device(node, peer).repl);
+    matches!(repl, Some(ReplState::SyncTarget | ReplState::SyncSource))
+}
+
+#[test]
+fn a_chain_closes_during_a_resync_case_54() {
+    let mut plan = three();
+    plan.resource.quorum = Quorum::Off;
+    scenario(plan, |w| {
+        w.form();
+        w.cut(0, 2);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        let opener = w.open(0);
+        write_much(w, 0, 0);
+        w.close(0, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_target_goes_on_from_another_that_is_done_case_55() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(1);
+        write_much(w, 0, 0);
+        w.disconnect(0, 2);
+        w.connect(2, 0);
+        w.connect(0, 2);
+        w.start_node(1);
+        w.wait_connected(0, 1);
+        w.close(0, opener);
+        w.run_for(200_000_000);
+        w.kill(0);
+        w.run_seconds(5);
+        w.start_node(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_source_that_finds_newer_data_brings_it_to_its_targets_case_56() {
+    let mut plan = three();
+    plan.resource.quorum = Quorum::Off;
+    scenario(plan, |w| {
+        w.form();
+        // n2 is oldest, n1 in between, n0 newest.
+        let opener = w.open(0);
+        w.cut(0, 2);
+        w.cut(1, 2);
+        w.wait_lost(0, 2);
+        write_much(w, 0, 0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        write_much(w, 0, 3);
+        w.close(0, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.run_for(30_000_000);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn two_targets_of_one_source_both_end_up_to_date_case_58() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        write_much(w, 0, 0);
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.write(0, 0);
+        w.kill(1);
+        w.start_node(1);
+        w.start_node(2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_connection_that_breaks_around_the_end_of_a_resync_case_59() {
+    for delay in 0..12 {
+        scenario(Plan::quiet(2, 0), |w| {
+            w.form();
+            w.disconnect(0, 1);
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.write(0, EXTENT);
+            w.connect(0, 1);
+            w.connect(1, 0);
+            w.wait("the resync runs", |w| syncing(w, 1, 0) || w.disk(1) == DiskState::UpToDate);
+            w.run_for(delay * 500_000);
+            w.cut(0, 1);
+            w.wait_lost(0, 1);
+            w.wait_lost(1, 0);
+            w.heal(0, 1);
+            w.wait_connected(0, 1);
+            w.wait_disk(1, DiskState::UpToDate);
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}
+
+#[test]
+fn a_target_is_promoted_during_its_initial_sync_case_60() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.start = Start::InitialSync;
+    scenario(plan, |w| {
+        w.wait_connected(0, 1);
+        w.granted(0, AdminCommand::Primary { force: true });
+        w.demote(0);
+        w.wait("the sync runs", |w| syncing(w, 1, 0));
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.read(1, 0);
+        w.read(1, 9 * EXTENT);
+        w.close(1, opener);
+        w.kill(0);
+        w.kill(1);
+        w.start_node(0);
+        w.start_node(1);
+        w.settle();
+    });
+}
+
+#[test]
+fn writes_beside_a_resync_are_never_overwritten_by_it_case_63() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        write_much(w, 0, 0);
+        w.start_node(2);
+        w.wait_connected(0, 2);
+        for round in 0..40 {
+            let id = w.start(0, WRITE, round % 12 * EXTENT + round, 16);
+            w.finish(id).ok();
+        }
+        w.wait_disk(2, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_client_writes_while_one_server_resyncs_from_the_other_case_63() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.kill(1);
+        w.wait_lost(2, 1);
+        write_much(w, 2, 0);
+        w.start_node(1);
+        w.wait("the resync runs", |w| {
+            w.nodes[1].up() && (syncing(w, 1, 0) || w.disk(1) == DiskState::UpToDate)
+        });
+        for round in 0..40 {
+            let id = w.start(2, WRITE, round % 12 * EXTENT + round, 16);
+            w.finish(id).ok();
+            w.read(2, round % 12 * EXTENT + round);
+        }
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn blocks_set_behind_the_cursor_are_synced_too_case_64() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        write_much(w, 0, 0);
+        w.start_node(2);
+        w.wait("the resync runs", |w| {
+            w.nodes[2].up() && (syncing(w, 2, 0) || w.disk(2) == DiskState::UpToDate)
+        });
+        for i in 0..8 {
+            w.start(0, WRITE, i * 8, 8);
+        }
+        w.cut(0, 2);
+        w.run_seconds(15);
+        w.heal(0, 2);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_thin_resync_keeps_every_byte_case_65() {
+    let mut plan = three();
+    plan.disk.rs_discard_granularity = vocab::Bytes(65536);
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        for i in 0..6 {
+            w.write(0, i * 128 + i * 8);
+            let id = w.start(0, Op::Zeroes { unmap: true }, 4096 + i * 200, 160);
+            w.finish(id).ok();
+        }
+        w.start_node(2);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_target_killed_in_the_middle_goes_on_by_its_bitmap() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        write_much(w, 0, 0);
+        for _ in 0..4 {
+            w.start_node(1);
+            w.wait_connected(0, 1);
+            w.run_for(60_000_000);
+            w.write(0, 5 * EXTENT);
+            w.power_loss(1);
+            w.wait_lost(0, 1);
+        }
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_paused_resync_goes_on_when_it_is_resumed_case_67() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        w.disconnect(0, 1);
+        let opener = w.open(0);
+        write_much(w, 0, 0);
+        let (peer, volume) = (node_id(1), VolumeNr(0));
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.connect(0, 1);
+        w.connect(1, 0);
+        w.wait_connected(0, 1);
+        w.write(0, 0);
+        w.write(0, 14 * EXTENT);
+        w.run_seconds(10);
+        w.expect("it is paused", |w| w.device(0, 1).repl == ReplState::PausedSyncS);
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn both_servers_of_a_client_invalidated_in_turn() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        let volume = VolumeNr(0);
+        for node in [0, 1] {
+            w.write(2, 0);
+            w.granted(node, AdminCommand::Invalidate { volume, from: None });
+            w.wait_disk(node, DiskState::Inconsistent);
+            w.write(2, 8);
+            w.wait_disk(node, DiskState::UpToDate);
+        }
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn concurrent_attaches_end_case_75() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.detach(1);
+        w.detach(2);
+        w.wait_disk(1, DiskState::Diskless);
+        w.wait_disk(2, DiskState::Diskless);
+        w.write(0, 0);
+        w.attach(1, 0);
+        w.attach(2, 0);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_disk_replaced_by_a_blank_one_gets_a_full_sync() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        write_much(w, 0, 0);
+        w.kill(1);
+        w.replace_disk(1);
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+        w.expect("it has the data", |w| {
+            let range = SectorRange::new(0, 8);
+            w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(range.start.0) != 0)
+        });
+    });
+}

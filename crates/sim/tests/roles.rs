@@ -1,0 +1,279 @@
+//! Hard cases 44 to 53 and 92 to 94 of semantics §14: promotion, demotion and the connections
+//! that come and go meanwhile.
+
+use replication::io::{AdminCommand, Input};
+use sim::plan::{Plan, node_id};
+use sim::scenario::scenario;
+use sim::{Op, World};
+use vocab::options::Quorum;
+use vocab::{DiskState, Role, VolumeNr};
+
+const WRITE: Op = Op::Write { fua: false };
+
+fn three() -> Plan {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    plan
+}
+
+fn primaries(w: &World) -> usize {
+    (0..w.nodes.len()).filter(|n| w.is_primary(*n)).count()
+}
+
+#[test]
+fn of_two_nodes_that_promote_at_once_one_wins_or_none_case_45() {
+    scenario(three(), |w| {
+        w.form();
+        for _ in 0..5 {
+            let a = w.admin(0, AdminCommand::Primary { force: false });
+            let b = w.admin(2, AdminCommand::Primary { force: false });
+            w.wait("both are answered", |w| w.has_answer(a) && w.has_answer(b));
+            w.expect("at most one is Primary", |w| primaries(w) <= 1);
+            for node in [0, 2] {
+                if w.is_primary(node) {
+                    w.demote(node);
+                }
+            }
+        }
+        w.settle();
+    });
+}
+
+#[test]
+fn promotions_end_while_nodes_come_and_go_case_46() {
+    scenario(three(), |w| {
+        w.form();
+        for round in 0..6 {
+            let leaver = round % 3;
+            let promoter = (round + 1) % 3;
+            w.kill(leaver);
+            w.run_for(20_000_000);
+            w.start_node(leaver);
+            if let Ok(opener) = w.try_open(promoter) {
+                w.write(promoter, 8 * round as u64);
+                w.close(promoter, opener);
+            }
+        }
+        w.settle();
+    });
+}
+
+#[test]
+fn simultaneous_disconnects_end_case_51() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(2);
+        let a = w.admin(0, AdminCommand::Disconnect { peer: node_id(1), force: false });
+        let b = w.admin(2, AdminCommand::Disconnect { peer: node_id(0), force: false });
+        w.wait("both are answered", |w| w.has_answer(a) && w.has_answer(b));
+        w.write(2, 0);
+        for (a, b) in [(0, 1), (1, 0), (2, 0), (0, 2)] {
+            let command = AdminCommand::Connect { peer: node_id(b), discard_my_data: false };
+            w.ask(a, command).ok();
+        }
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_link_that_dies_within_a_transaction_leaves_no_locks_case_49() {
+    scenario(three(), |w| {
+        w.form();
+        for delay in [100_000, 1_000_000, 5_000_000, 20_000_000] {
+            let id = w.admin(0, AdminCommand::Primary { force: false });
+            w.run_for(delay);
+            w.cut(0, 2);
+            w.wait("the promotion is answered", |w| w.has_answer(id));
+            if w.is_primary(0) {
+                w.demote(0);
+            }
+            w.heal(0, 2);
+            w.wait_connected(0, 2);
+            let opener = w.open(1);
+            w.close(1, opener);
+            w.wait("nobody is Primary", |w| primaries(w) == 0);
+        }
+        w.settle();
+    });
+}
+
+#[test]
+fn a_promotion_beside_a_connect_is_seen_by_the_newcomer_case_52() {
+    scenario(three(), |w| {
+        w.form();
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.start_node(2);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.wait_connected(0, 2);
+        w.wait("n2 sees the Primary", |w| {
+            w.seen(2).peers[0].as_ref().is_some_and(|p| p.role == Role::Primary)
+        });
+        w.write(0, 8);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_demotion_beside_a_connect_succeeds_case_40() {
+    scenario(three(), |w| {
+        w.form();
+        w.promote(0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.start_node(2);
+        w.run_for(100_000_000);
+        let begun = w.now();
+        w.demote(0);
+        w.expect("it did not take long", |w| w.now() - begun < 10_000_000_000);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_reader_on_a_secondary_delays_a_promotion_only_while_it_reads_case_93() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let reader = 77;
+        let volume = VolumeNr(0);
+        w.nodes[1].openers.insert(reader, (usize::MAX, false));
+        w.input_of_scenario(1, Input::Open { volume, opener: reader, write: false });
+        w.run_for(100_000_000);
+        let id = w.admin(0, AdminCommand::Primary { force: false });
+        w.run_for(500_000_000);
+        w.nodes[1].openers.remove(&reader);
+        w.input_of_scenario(1, Input::Close { volume, opener: reader });
+        w.wait("the promotion is answered", |w| w.has_answer(id));
+        w.promote(0);
+        w.demote(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn an_open_right_after_the_primary_died_waits_and_succeeds_case_94() {
+    let mut plan = three();
+    plan.resource.auto_promote_timeout = std::time::Duration::from_secs(30);
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        w.power_loss(0);
+        let opener = w.open(1);
+        w.read(1, 0);
+        w.write(1, 8);
+        w.close(1, opener);
+        w.start_node(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn openers_of_a_forcibly_demoted_node_fail_until_they_are_gone() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.granted(0, AdminCommand::Secondary { force: true });
+        w.write_fails(0, 8);
+        w.refused(0, AdminCommand::Primary { force: false });
+        if w.try_open(0).is_ok() {
+            w.violate("28", "an open succeeded while I/O fails on purpose");
+        }
+        w.close(0, opener);
+        let opener = w.open(0);
+        w.write(0, 8);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn roles_move_between_nodes_under_load() {
+    scenario(three(), |w| {
+        w.form();
+        for round in 0..9_u64 {
+            let node = (round % 3) as usize;
+            let opener = w.open(node);
+            let ids: Vec<u64> =
+                (0..6).map(|i| w.start(node, WRITE, (round * 5 + i) % 40 * 4, 8)).collect();
+            for id in ids {
+                w.finish(id).ok();
+            }
+            w.read(node, round % 3 * 8);
+            w.close(node, opener);
+            w.wait("nobody is Primary", |w| primaries(w) == 0);
+        }
+        w.settle();
+    });
+}
+
+#[test]
+fn a_read_error_on_a_server_is_answered_by_the_other_case_80() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.read_errors = 100;
+        for _ in 0..6 {
+            w.read(2, 0);
+        }
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.read_errors = 0;
+        if w.disk(0) == DiskState::Diskless {
+            w.attach_again(0);
+        }
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_primary_whose_disk_fails_goes_on_through_its_peer_case_79() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.write_errors = 100;
+        for i in 0..5 {
+            w.write(0, i * 8);
+            w.read(0, i * 8);
+        }
+        w.wait_disk(0, DiskState::Diskless);
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.write_errors = 0;
+        w.attach_again(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_disk_that_stops_answering_can_be_detached_by_force_case_78() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        let stuck = w.now() + 60_000_000_000;
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = stuck;
+        let id = w.start(0, WRITE, 8, 8);
+        w.run_for(100_000_000);
+        let command = AdminCommand::Detach { volume: VolumeNr(0), force: true, intentional: false };
+        w.granted(0, command);
+        w.finish(id).ok();
+        w.write(0, 8);
+        w.read(0, 8);
+        w.run_seconds(70);
+        w.attach_again(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.read(0, 8);
+        w.close(0, opener);
+        w.settle();
+    });
+}
