@@ -346,9 +346,6 @@ impl Resource {
             }
             Ok(_) => {
                 self.start_twopc(id, op, None, None);
-                if self.st.role == Role::Primary && op == (Operation::Promote { force: true }) {
-                    self.forced_up_to_date();
-                }
                 Start::Running
             }
         }

@@ -106,6 +106,9 @@ struct SlotBits<'a> {
 impl BitmapSource for SlotBits<'_> {
     fn run(&self, from: u64) -> (bool, u64) {
         let end = self.bitmap.bits();
+        if from >= end {
+            return (false, u64::MAX);
+        }
         match self.bitmap.next_set(self.slot, from) {
             Some(at) if at == from => {
                 let clear = self.bitmap.next_clear(self.slot, from).unwrap_or(end);
@@ -113,6 +116,10 @@ impl BitmapSource for SlotBits<'_> {
             }
             next => (false, next.unwrap_or(end) - from),
         }
+    }
+
+    fn word(&self, index: u64) -> u64 {
+        self.bitmap.word(self.slot, index)
     }
 }
 
@@ -379,10 +386,10 @@ impl Resource {
 
     /// Next time a resync wants a turn.
     pub(crate) fn resync_deadline(&self, peer: PeerIx, vol: VolIx) -> Option<Instant> {
-        match self.repl(peer, vol) {
-            ReplState::SyncTarget => self.peers[peer].devs[vol].resync.as_ref()?.next_turn,
-            _ => None,
-        }
+        let resync = self.peers[peer].devs[vol].resync.as_ref()?;
+        let running =
+            self.repl(peer, vol) == ReplState::SyncTarget && resync.may_write && !resync.finishing;
+        if running { resync.next_turn } else { None }
     }
 
     /// Asks for as much as the controller allows.

@@ -287,6 +287,14 @@ impl Resource {
         }
     }
 
+    /// The generation that users of a volume see: the disk's, or without a disk the last seen.
+    pub fn generation(&self, nr: vocab::VolumeNr) -> vocab::GenUuid {
+        self.vol_ix(nr).map_or(vocab::GenUuid::NONE, |vol| {
+            let backing = self.vols[vol].backing.as_ref();
+            backing.map_or(self.vols[vol].exposed, |b| b.gens.current())
+        })
+    }
+
     /// Checks what must hold between any two inputs.
     ///
     /// # Panics

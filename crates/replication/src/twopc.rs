@@ -581,6 +581,9 @@ impl Resource {
                 if matches!(op, Operation::Promote { .. }) {
                     self.outdate_far(participants);
                 }
+                if op == (Operation::Promote { force: true }) {
+                    self.forced_up_to_date();
+                }
             }
         }
         self.after_commit(held, info);
