@@ -53,8 +53,10 @@ pub struct ResyncFinish {
     /// Nodes the source still has bits for: their slots keep their bits and start at the
     /// generation this disk had when the resync began. Those peers are Outdated now.
     pub behind: NodeMask,
-    /// Nodes whose slot owes nothing any more: clear their bits.
-    pub in_sync: NodeMask,
+    /// Nodes whose slot has no generation any more. Their bits are kept until a handshake drops
+    /// them: such a node need not be where the source takes it for, and what was received in this
+    /// resync may be older than what it has.
+    pub settled: NodeMask,
 }
 
 /// A peer's generations as it last sent them.
@@ -78,8 +80,8 @@ pub struct Learned {
     /// Nodes that reached this node's own generation elsewhere: set their bitmap generation to
     /// none and clear their bits.
     pub in_sync: NodeMask,
-    /// (from, to): node *to* is now where node *from* is. Copy the bits and the bitmap
-    /// generation of slot *from* to slot *to*.
+    /// (from, to): node *to* is now where node *from* is. Add the bits of slot *from* to those of
+    /// slot *to*, and give it the bitmap generation of slot *from*.
     pub copies: Vec<(NodeId, NodeId)>,
 }
 
@@ -151,6 +153,9 @@ impl Generations {
         let behind: NodeMask = situation.others().filter(takes).collect();
         for node in behind.iter() {
             let value = BitmapUuid { uuid: previous, dagtag: situation.dagtag };
+            if self.bitmap[node.index()].uuid.is_none() {
+                self.worn.remove(node);
+            }
             self.bitmap[node.index()] = value;
         }
         behind
@@ -160,8 +165,9 @@ impl Generations {
     ///
     /// `weak` names connected peers to be treated as absent: after forced promotion those that
     /// were never in sync. Returns `None`, with nothing changed, if no slot takes the old
-    /// generation; a day-0 volume bumps even then, so that its first write sets it apart from
-    /// nodes provisioned with the same generation.
+    /// generation. Two exceptions start one even then: a day-0 volume, whose first write sets it
+    /// apart from nodes provisioned with the same generation; and an absent node that may have
+    /// been brought to the current generation unheard, see [`Generations::may_be_unheard`].
     ///
     /// The caller's disk is UpToDate. If the result can not be made durable, go back to a clone.
     pub fn bump(
@@ -171,16 +177,33 @@ impl Generations {
         mut fresh: impl FnMut() -> u64,
     ) -> Option<NewGeneration> {
         let (day0, previous) = (self.is_day0(), self.current);
+        let unheard = situation.others().any(|node| {
+            let missing = situation.node(node).misses_writes(weak.contains(node));
+            missing && self.may_be_unheard(node, situation)
+        });
         let behind = self.rotate(situation, weak, &mut fresh);
-        if behind.is_empty() && !day0 {
+        if behind.is_empty() && !day0 && !unheard {
             return None;
         }
         let current = draw(&mut fresh, situation.primary);
         self.set_current(current);
-        if day0 {
+        if day0 || behind.is_empty() {
             self.push(previous);
         }
         Some(NewGeneration { previous, current, behind })
+    }
+
+    /// True if an absent node, recorded as further back, may hold the current generation by now:
+    /// a third disk could have been the source of its resync. Writing on within that generation
+    /// would make disks with different contents equal in name, and every node but those that
+    /// recorded the writes would take them for equal in fact (invariant 17). Stricter than the
+    /// reference, which writes on.
+    fn may_be_unheard(&self, node: NodeId, situation: &Situation) -> bool {
+        let diskful =
+            |node: NodeId| situation.node(node).configured && situation.node(node).has_slot;
+        diskful(node)
+            && !self.bitmap[node.index()].uuid.is_none()
+            && situation.others().any(|third| third != node && diskful(third))
     }
 
     /// ADOPT: a connected Primary started generation `uuid`, unheard by the nodes in `weak`.
@@ -268,7 +291,7 @@ impl Generations {
         for uuid in source.bitmap {
             self.push(*uuid);
         }
-        let (mut behind, mut in_sync) = (NodeMask::EMPTY, NodeMask::EMPTY);
+        let (mut behind, mut settled) = (NodeMask::EMPTY, NodeMask::EMPTY);
         for node in situation.others().filter(|node| situation.node(*node).has_slot) {
             let owed = node != source.node
                 && !source.bitmap[node.index()].is_none()
@@ -280,7 +303,7 @@ impl Generations {
                 behind.insert(node);
             } else if !owed {
                 self.set_bitmap(node, GenUuid::NONE);
-                in_sync.insert(node);
+                settled.insert(node);
             }
         }
         // The generation this disk leaves survives in the slots of those still at it, and nowhere
@@ -289,7 +312,7 @@ impl Generations {
         if is_generation(source.current) {
             self.set_current(source.current.with_primary(situation.primary));
         }
-        ResyncFinish { behind, in_sync }
+        ResyncFinish { behind, settled }
     }
 
     /// A peer that was told to skip the initial resync takes the sender's generation. Only a disk
@@ -379,6 +402,7 @@ impl Generations {
                 let base = self.bitmap[m.index()];
                 *m != node
                     && situation.node(*m).has_slot
+                    && !self.worn.contains(*m)
                     && base.uuid.same(peer.current)
                     && base.dagtag > mine.dagtag
             });

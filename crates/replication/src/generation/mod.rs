@@ -17,9 +17,11 @@
 //! history     former generations, youngest first
 //! ```
 
-use vocab::{Dagtag, DiskState, GenUuid, MAX_NODES, NodeId};
+use vocab::{Dagtag, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask};
 
 mod change;
+#[cfg(test)]
+mod cluster_tests;
 pub mod compare;
 pub mod resolve;
 #[cfg(test)]
@@ -58,6 +60,8 @@ pub struct Generations {
     current: GenUuid,
     bitmap: [BitmapUuid; MAX_NODES],
     history: [GenUuid; HISTORY],
+    /// Slots of which a resync may have cleared bits since they got their generation.
+    worn: NodeMask,
 }
 
 /// What this node knows about one other node, or about a node id nobody uses.
@@ -128,6 +132,7 @@ impl Generations {
         current: GenUuid::JUST_CREATED,
         bitmap: [BitmapUuid { uuid: GenUuid::NONE, dagtag: Dagtag(0) }; MAX_NODES],
         history: [GenUuid::NONE; HISTORY],
+        worn: NodeMask::EMPTY,
     };
 
     /// What the metadata says. Values are taken as they are, except that the history loses what
@@ -137,7 +142,9 @@ impl Generations {
         bitmap: [BitmapUuid; MAX_NODES],
         history: [GenUuid; HISTORY],
     ) -> Generations {
-        let mut gens = Generations { current, bitmap, history: [GenUuid::NONE; HISTORY] };
+        // Nothing on disk tells whether a resync has been at a slot.
+        let worn = NodeId::all().filter(|n| !bitmap[n.index()].uuid.is_none()).collect();
+        let mut gens = Generations { current, bitmap, history: [GenUuid::NONE; HISTORY], worn };
         let kept = history.into_iter().filter(|h| is_generation(*h) && !h.same(current));
         for (slot, uuid) in gens.history.iter_mut().zip(kept) {
             *slot = uuid.with_primary(false);
@@ -163,6 +170,19 @@ impl Generations {
     /// Former generations, youngest first, then none.
     pub fn history(&self) -> &[GenUuid; HISTORY] {
         &self.history
+    }
+
+    /// A resync with this node as source cleared bits of this slot. They no longer tell
+    /// everything that changed since the slot's generation: another node at that generation must
+    /// not be resynced by them.
+    pub fn bits_cleared(&mut self, node: NodeId) {
+        self.worn.insert(node);
+    }
+
+    /// Slots whose bits must not be copied for another node, see [`Generations::bits_cleared`].
+    /// After an attach every slot that has a generation and a bitmap counts as one.
+    pub fn worn(&self) -> NodeMask {
+        self.worn
     }
 
     /// Day 0: a real generation, and nothing has ever happened to it. Such volumes are made by
@@ -205,6 +225,9 @@ impl Generations {
         let old = std::mem::replace(&mut slot.uuid, uuid);
         if uuid.is_none() {
             slot.dagtag = Dagtag(0);
+        }
+        if old != uuid {
+            self.worn.remove(node);
         }
         // Only now, so that the slot itself does not count as remembering its old value.
         self.push(old);

@@ -9,7 +9,7 @@ use super::compare::{compare, missed_end, nothing_dirty};
 use super::is_generation;
 use codec::wire::packet::{UuidFlags, feature};
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, NetOptions, Protocol, RrConflict};
-use vocab::{DiskState, GenUuid, NodeId, ReplState};
+use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState};
 
 mod split_brain;
 #[cfg(test)]
@@ -53,6 +53,8 @@ pub struct Local {
     pub unallocated_slot: bool,
     /// This node is resync target of another peer already.
     pub syncing_elsewhere: bool,
+    /// Slots whose bits must not be copied ([`super::Generations::worn`]).
+    pub worn: NodeMask,
 }
 
 /// What to do to bitmaps and bitmap generations, durably, before anything else. In this order.
@@ -62,15 +64,17 @@ pub enum Preparation {
     SetAll(NodeId),
     /// Set every bit of every allocated slot: this disk has never held data.
     SetAllSlots,
-    /// Copy the bits of slot `from` over those of slot `to`.
-    CopySlot {
+    /// Add the bits of slot `from` to those of slot `to`. (The reference replaces them. But two
+    /// disks may carry the same generation with different contents: writes go on within one
+    /// after a node reached it unheard, and only the slot of that node has their bits.)
+    MergeSlot {
         /// The slot whose bits start at the peer's generation.
         from: NodeId,
         /// The peer's slot.
         to: NodeId,
     },
-    /// Copy the bits of the unallocated slot over those of this slot.
-    CopyUnallocated(NodeId),
+    /// Add the bits of the unallocated slot to those of this slot.
+    MergeUnallocated(NodeId),
     /// Clear every bit of this node's slot.
     ClearSlot(NodeId),
     /// SETBM: this slot starts at that generation from now on; none if nothing is owed.
@@ -540,16 +544,18 @@ impl Handshake<'_> {
                 }
             }
             Strategy::CopySlot(from) => {
-                self.preparations.push(if self.me.slots.contains(from) {
-                    Preparation::CopySlot { from, to: peer.node }
-                } else if self.local.unallocated_slot {
-                    Preparation::CopyUnallocated(peer.node)
-                } else {
-                    Preparation::SetAll(peer.node)
+                let peer = peer.node;
+                self.preparations.push(match self.me.slots.contains(from) {
+                    // Stricter than the reference: what a resync delivered to node `from` is
+                    // missing in its bits, and this peer has not got it.
+                    true if self.local.worn.contains(from) => Preparation::SetAll(peer),
+                    true => Preparation::MergeSlot { from, to: peer },
+                    false if self.local.unallocated_slot => Preparation::MergeUnallocated(peer),
+                    false => Preparation::SetAll(peer),
                 });
                 let base = self.me.bitmap[from.index()];
                 if !base.same(self.me.current) {
-                    self.preparations.push(Preparation::SetBitmapUuid(peer.node, base));
+                    self.preparations.push(Preparation::SetBitmapUuid(peer, base));
                 }
             }
         }
@@ -567,7 +573,11 @@ impl Handshake<'_> {
                 }
             }
             Strategy::Full => self.preparations.push(Preparation::SetAll(peer)),
-            Strategy::CopySlot(_) => self.preparations.push(Preparation::ClearSlot(peer)),
+            // A disk that is Inconsistent is not all at its generation: bits say where, keep them.
+            Strategy::CopySlot(_) if self.me.judged_disk() > DiskState::Inconsistent => {
+                self.preparations.push(Preparation::ClearSlot(peer));
+            }
+            Strategy::CopySlot(_) => {}
         }
     }
 }

@@ -83,7 +83,8 @@ pub const DEFAULTS: Policies = Policies {
     tentative: false,
 };
 
-pub const LOCAL: Local = Local { unallocated_slot: true, syncing_elsewhere: false };
+pub const LOCAL: Local =
+    Local { unallocated_slot: true, syncing_elsewhere: false, worn: NodeMask::EMPTY };
 
 /// What the peer has configured: the same, seen from the other end.
 pub fn mirrored(policies: Policies) -> Policies {

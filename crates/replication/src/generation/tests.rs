@@ -48,7 +48,7 @@ fn gens(current: u64, bitmap: [u64; 4], history: &[u64]) -> Generations {
     for (slot, uuid) in past.iter_mut().zip(history) {
         *slot = g(*uuid);
     }
-    Generations { current: g(current), bitmap: all, history: past }
+    Generations { current: g(current), bitmap: all, history: past, worn: NodeMask::EMPTY }
 }
 
 /// Asserts the state as P_UUIDS110 shows it: current, slots 0..=3, history.
@@ -182,8 +182,35 @@ fn a_slot_that_starts_further_back_keeps_its_base_and_one_at_current_counts_agai
     let bump = a.bump(&s, NodeMask::EMPTY, fresh(&[0x200])).unwrap();
     assert_eq!(bump.behind, mask(&[2]));
     check(&a, 0x201, [0, 0x40, 0x11, 0x90], &[]);
-    // Both are further back now: the peers lack all of the new generation already.
-    assert_eq!(a.bump(&s, NodeMask::EMPTY, fresh(&[])), None);
+}
+
+#[test]
+fn an_absent_node_that_may_have_caught_up_unheard_ends_the_generation() {
+    // Two nodes: nobody else could have been its source.
+    let mut two = situation(0, true, [UpToDate, DUnknown, DUnknown]);
+    two.nodes[2] = Neighbour::NOBODY;
+    let mut a = gens(0x10, [0, 0x40, 0x90, 0x90], &[0x30]);
+    assert_eq!(a.bump(&two, NodeMask::EMPTY, fresh(&[])), None, "one generation per absence");
+    // With a third disk about there may have been one.
+    let three = situation(0, true, [UpToDate, DUnknown, UpToDate]);
+    let mut a = gens(0x10, [0, 0x40, 0, 0x90], &[0x30]);
+    let bump = a.bump(&three, NodeMask::EMPTY, fresh(&[0x200])).unwrap();
+    assert!(bump.behind.is_empty());
+    check(&a, 0x201, [0, 0x40, 0, 0x90], &[0x10, 0x30]);
+}
+
+#[test]
+fn slots_are_worn_by_a_resync_until_they_get_another_generation() {
+    let mut a = gens(0x10, [0, 0x40, 0x40, 0x90], &[0x30]);
+    a.bits_cleared(n(1));
+    assert_eq!(a.worn(), mask(&[1]));
+    a.set_bitmap(n(1), g(0x40));
+    assert_eq!(a.worn(), mask(&[1]), "the same one");
+    a.set_bitmap(n(1), GenUuid::NONE);
+    assert_eq!(a.worn(), NodeMask::EMPTY);
+    // After an attach nobody knows.
+    let loaded = Generations::from_metadata(a.current, a.bitmap, a.history);
+    assert!(loaded.worn().contains(n(2)) && !loaded.worn().contains(n(1)));
 }
 
 #[test]
@@ -257,7 +284,7 @@ fn capture_04_bump_resync_and_finish() {
 
     let bitmap = sent([0, old, 0, first]);
     let finish = g12.finish_target(&s12, start.start, &source(0, new, &bitmap, &NOTHING), &NOTHING);
-    assert_eq!(finish.in_sync, mask(&[0]));
+    assert_eq!(finish.settled, mask(&[0]));
     check(&g12, new & !1, [0, 0, old, old], &[first]);
 
     let bitmap = sent([0, 0, old, old]);
@@ -312,7 +339,7 @@ fn capture_11_a_third_node_records_the_absent_one_and_forgets_it_again() {
     let bitmap = sent([0, old, 0, first]);
     let s12 = situation(1, false, [UpToDate, Inconsistent, UpToDate]);
     let finish = g12.finish_target(&s12, start.start, &source(0, new, &bitmap, &NOTHING), &NOTHING);
-    assert_eq!((finish.behind, finish.in_sync), (NodeMask::EMPTY, mask(&[0, 2])));
+    assert_eq!((finish.behind, finish.settled), (NodeMask::EMPTY, mask(&[0, 2])));
     check(&g12, new & !1, [0, 0, 0, old], &[first & !1]);
 
     // g13 hears from g11 that nothing is owed to g12.
@@ -520,6 +547,9 @@ fn learning_needs_an_honest_speaker() {
     a.bitmap[1] = BitmapUuid { uuid: g(0x60), dagtag: Dagtag(9) };
     a.bitmap[2].dagtag = Dagtag(5);
     assert_eq!(learn(&a, 0x60, sent([0; 4]), 0).copies, vec![(n(1), n(2))]);
+    let mut worn = a.clone();
+    worn.bits_cleared(n(1));
+    assert_eq!(learn(&worn, 0x60, sent([0; 4]), 0).copies, vec![], "bits that are complete");
     a.bitmap[2].dagtag = Dagtag(9);
     assert_eq!(learn(&a, 0x60, sent([0; 4]), 0).copies, vec![], "only if it is newer");
 }
