@@ -223,6 +223,15 @@ impl Bitmap {
         }
     }
 
+    /// Adds the set bits of `from` to `to`.
+    pub fn merge_slot(&mut self, from: usize, to: usize) {
+        let mut next = 0;
+        while let Some((start, len)) = self.next_run(from, next, u64::MAX) {
+            self.set_bits(to, start, len);
+            next = start + len;
+        }
+    }
+
     /// Copies words of `slot` from `first` on into `words`; zero behind the end.
     pub fn words(&self, slot: usize, first: u64, words: &mut [u64]) {
         for (index, word) in (first..).zip(words) {

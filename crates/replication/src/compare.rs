@@ -105,6 +105,7 @@ impl Resource {
             unallocated_slot: used < backing.bitmap.slots(),
             syncing_elsewhere: (0..self.peers.len())
                 .any(|q| q != peer && self.repl(q, vol).is_target()),
+            worn: backing.gens.worn(),
         };
         let policies = Policies::new(&p.net, false);
         let resolution = resolve(&context, &policies, &local, &me, &them);
@@ -238,20 +239,20 @@ impl Resource {
                         backing.bitmap.set_all(slot);
                     }
                 }
-                Preparation::CopySlot { from, to } => {
+                Preparation::MergeSlot { from, to } => {
                     if let Some(to) = backing.slot_of(to) {
                         match backing.slot_of(from) {
-                            Some(from) => backing.bitmap.copy_slot(from, to),
+                            Some(from) => backing.bitmap.merge_slot(from, to),
                             None => {
                                 backing.bitmap.set_all(to);
                             }
                         }
                     }
                 }
-                Preparation::CopyUnallocated(node) => {
+                Preparation::MergeUnallocated(node) => {
                     if let Some(to) = backing.slot_of(node) {
                         match free_slot {
-                            Some(from) => backing.bitmap.copy_slot(from, to),
+                            Some(from) => backing.bitmap.merge_slot(from, to),
                             None => {
                                 backing.bitmap.set_all(to);
                             }

@@ -117,6 +117,16 @@ impl Backing {
         NodeId::all().find(|n| self.slot_of(*n) == Some(slot))
     }
 
+    /// Clears bits of a slot whose node got those blocks, and remembers that the slot does not
+    /// tell everything since its generation any more.
+    pub(crate) fn clear_range(&mut self, slot: usize, range: SectorRange) {
+        if self.bitmap.clear_range(slot, range) > 0 {
+            if let Some(node) = self.node_of_slot(slot) {
+                self.gens.bits_cleared(node);
+            }
+        }
+    }
+
     /// Out-of-sync blocks towards a node; a node without slot has none that are known.
     pub(crate) fn oos(&self, node: NodeId) -> u64 {
         self.slot_of(node).map_or(0, |slot| self.bitmap.count(slot))

@@ -366,7 +366,7 @@ impl Resource {
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let Some(slot) = backing.slot_of(node) else { return };
         if in_sync {
-            backing.bitmap.clear_range(slot, range);
+            backing.clear_range(slot, range);
             self.resync_progress(peer, vol);
         } else if !ok || !sender_has_disk {
             backing.bitmap.set_range(slot, range);
@@ -580,7 +580,7 @@ impl Resource {
                 }
                 if !failed && node.is_some_and(|n| mask.contains(n)) {
                     if clear {
-                        backing.bitmap.clear_range(slot, range);
+                        backing.clear_range(slot, range);
                     }
                     continue;
                 }

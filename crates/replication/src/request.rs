@@ -664,7 +664,7 @@ impl Resource {
                 let part = backing.node_of_slot(slot).map(|n| write.parts[n.index()]);
                 match part {
                     Some(Part::InSync) if !all => {
-                        backing.bitmap.clear_range(slot, write.range);
+                        backing.clear_range(slot, write.range);
                     }
                     Some(p) if !all && p.counts_as_written() => {}
                     _ => {

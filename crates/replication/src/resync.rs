@@ -620,7 +620,7 @@ impl Resource {
         if ok {
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
-                    backing.bitmap.clear_range(slot, range);
+                    backing.clear_range(slot, range);
                 }
             }
             self.write_bitmap_lazily(vol);
@@ -1127,7 +1127,7 @@ impl Resource {
         if ok {
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
-                    backing.bitmap.clear_range(slot, ack.range);
+                    backing.clear_range(slot, ack.range);
                 }
             }
             self.write_bitmap_lazily(vol);
@@ -1153,7 +1153,7 @@ impl Resource {
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             for node in desc.mask.iter() {
                 if let Some(slot) = backing.slot_of(node) {
-                    backing.bitmap.clear_range(slot, desc.range);
+                    backing.clear_range(slot, desc.range);
                 }
             }
         }
@@ -1244,7 +1244,7 @@ impl Resource {
         for (from, to) in learned.copies {
             let base = backing.gens.bitmap(from).uuid;
             if let (Some(a), Some(b)) = (backing.slot_of(from), backing.slot_of(to)) {
-                backing.bitmap.copy_slot(a, b);
+                backing.bitmap.merge_slot(a, b);
                 backing.gens.set_bitmap(to, base);
                 changed = true;
             }

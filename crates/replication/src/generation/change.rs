@@ -53,10 +53,12 @@ pub struct ResyncFinish {
     /// Nodes the source still has bits for: their slots keep their bits and start at the
     /// generation this disk had when the resync began. Those peers are Outdated now.
     pub behind: NodeMask,
-    /// Nodes whose slot has no generation any more. Their bits are kept until a handshake drops
-    /// them: such a node need not be where the source takes it for, and what was received in this
-    /// resync may be older than what it has.
+    /// Nodes whose slot has no generation any more. Their bits are kept, but for those in
+    /// `in_sync`, until a handshake drops them: such a node need not be where the source takes
+    /// it for, and what was received in this resync may be older than what it has.
     pub settled: NodeMask,
+    /// Those of `settled` that are connected and at the source's generation: clear their bits.
+    pub in_sync: NodeMask,
 }
 
 /// A peer's generations as it last sent them.
@@ -306,13 +308,17 @@ impl Generations {
                 settled.insert(node);
             }
         }
+        let there = |node: &NodeId| {
+            situation.node(*node).connected && currents[node.index()].same(source.current)
+        };
+        let in_sync = settled.iter().filter(|n| *n == source.node || there(n)).collect();
         // The generation this disk leaves survives in the slots of those still at it, and nowhere
         // else (wire §9.2): in the history it could pass for an ancestor of the source's, which
         // it is not if it lost a split brain.
         if is_generation(source.current) {
             self.set_current(source.current.with_primary(situation.primary));
         }
-        ResyncFinish { behind, settled }
+        ResyncFinish { behind, settled, in_sync }
     }
 
     /// A peer that was told to skip the initial resync takes the sender's generation. Only a disk

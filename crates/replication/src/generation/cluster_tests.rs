@@ -413,9 +413,16 @@ impl Cluster {
             history: &history,
             flags: UuidFlags(0),
         };
-        let nothing = [GenUuid::NONE; MAX_NODES];
+        let mut currents = [GenUuid::NONE; MAX_NODES];
+        for other in self.around(target) {
+            currents[other] = self.nodes[other].gens.current();
+        }
         let situation = self.situation(target);
-        self.nodes[target].gens.finish_target(&situation, start.start, &peer, &nothing);
+        let finish =
+            self.nodes[target].gens.finish_target(&situation, start.start, &peer, &currents);
+        for node in finish.in_sync.iter() {
+            self.nodes[target].bits[node.index()] = 0;
+        }
         self.nodes[target].disk = self.nodes[source].disk;
         // The end may not be heard at the source.
         if self.rng.chance(6) {

@@ -60,7 +60,7 @@ pub struct Generations {
     current: GenUuid,
     bitmap: [BitmapUuid; MAX_NODES],
     history: [GenUuid; HISTORY],
-    /// Slots of which a resync may have cleared bits since they got their generation.
+    /// Slots of which bits may have been cleared since they got their generation.
     worn: NodeMask,
 }
 
@@ -172,9 +172,9 @@ impl Generations {
         &self.history
     }
 
-    /// A resync with this node as source cleared bits of this slot. They no longer tell
-    /// everything that changed since the slot's generation: another node at that generation must
-    /// not be resynced by them.
+    /// Bits of this slot were cleared because its node got those blocks, by a resync from here
+    /// or elsewhere. They no longer tell everything that changed since the slot's generation:
+    /// another node at that generation must not be resynced by them.
     pub fn bits_cleared(&mut self, node: NodeId) {
         self.worn.insert(node);
     }
