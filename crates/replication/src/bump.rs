@@ -123,7 +123,7 @@ impl Resource {
         let connected: NodeMask = self
             .st
             .connected()
-            .filter(|p| self.st.peers[*p].devs[vol].disk >= DiskState::Inconsistent)
+            .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
             .map(|p| self.peers[p].node)
             .collect();
         let predecessor = std::mem::replace(&mut self.vols[vol].exposed, new);
@@ -213,8 +213,6 @@ impl Resource {
             return self.send(peer, Packet::CurrentUuid(nr, exposed, weak));
         };
         let to = self.peers[peer].node;
-        let resolved = self.resolved_current(peer, vol);
-        let syncing = resolved != backing.gens.current();
         let stable = self.st.stable();
         let primary = self.st.role == Role::Primary;
         let disk = self.st.vols[vol].disk;
@@ -226,8 +224,7 @@ impl Resource {
             .with_if(inconsistent, UuidFlags::INCONSISTENT)
             .with_if(stable, UuidFlags::STABLE)
             .with_if(self.peers[peer].reconnect, UuidFlags::RECONNECT)
-            .with_if(self.vols[vol].lost_quorum, UuidFlags::PRIMARY_LOST_QUORUM)
-            .with_if(syncing, UuidFlags::SYNC_TARGET);
+            .with_if(self.vols[vol].lost_quorum, UuidFlags::PRIMARY_LOST_QUORUM);
         let node_mask = if stable {
             let handshake_primary = primary && !self.st.is_connected(peer);
             match extra.has(UuidFlags::NEW_DATAGEN) || handshake_primary {
@@ -238,21 +235,14 @@ impl Resource {
         } else {
             self.st.primary_peers()
         };
-        let source = self.sync_source(vol);
         let seen = |n: &NodeId| {
             *n == self.me
                 || backing.slot_of(*n).is_some()
                 || self.peer_ix(*n).is_some()
                 || !backing.bitmap_uuid(*n).is_none()
         };
-        let bitmap_uuids: Vec<(u8, GenUuid)> = NodeId::all()
-            .filter(|n| seen(n))
-            .map(|n| {
-                let uuid = backing.bitmap_uuid(n);
-                let hidden = uuid.is_none() && source == Some(n) && syncing;
-                (n.get(), if hidden { UNKNOWN } else { uuid })
-            })
-            .collect();
+        let bitmap_uuids: Vec<(u8, GenUuid)> =
+            NodeId::all().filter(|n| seen(n)).map(|n| (n.get(), backing.bitmap_uuid(n))).collect();
         // One entry that belongs to nobody stands for the unallocated slots ("day 0").
         let used = NodeId::all().filter(|n| backing.slot_of(*n).is_some()).count();
         let day0 = NodeId::all().find(|n| {
@@ -265,7 +255,7 @@ impl Resource {
             flags = UuidFlags(flags.0 | UuidFlags::HAS_UNALLOC.0 | u64::from(node.get()) << 56);
         }
         let uuids = Uuids110 {
-            current: resolved,
+            current: backing.gens.current(),
             dirty_bits: backing.oos(to),
             flags,
             node_mask,
@@ -291,29 +281,16 @@ impl Resource {
         }
     }
 
-    /// The node this one resyncs from now.
-    pub(crate) fn sync_source(&self, vol: VolIx) -> Option<NodeId> {
-        let target = |p: &PeerIx| {
-            matches!(self.repl(*p, vol), ReplState::SyncTarget | ReplState::PausedSyncT)
-        };
-        let active = (0..self.peers.len()).find(|p| self.repl(*p, vol) == ReplState::SyncTarget);
-        active.or_else(|| (0..self.peers.len()).find(target)).map(|p| self.peers[p].node)
-    }
-
-    /// What is presented as current generation to `peer`: while this node is resync target of
-    /// another node, that node's (semantics §4.2 "resolved").
-    pub(crate) fn resolved_current(&self, peer: PeerIx, vol: VolIx) -> GenUuid {
-        let own = match &self.vols[vol].backing {
+    /// The generation this node presents: always its own.
+    ///
+    /// DRBD presents that of its source while it is a resync target, so that third nodes count
+    /// from there. That is right only if the resyncs end in that order. Counted from the own
+    /// generation every pair is complete by itself, in whatever order they run: a block received
+    /// from one source is out of sync towards all others until they have been asked, too.
+    pub(crate) fn presented(&self, vol: VolIx) -> GenUuid {
+        match &self.vols[vol].backing {
             Some(backing) => backing.gens.current(),
-            None => return self.vols[vol].exposed,
-        };
-        let Some(source) = self.sync_source(vol).and_then(|n| self.peer_ix(n)) else { return own };
-        if source == peer {
-            return own;
-        }
-        match &self.peers[source].devs[vol].uuids {
-            Some(uuids) if is_generation(uuids.current) => uuids.current,
-            _ => own,
+            None => self.vols[vol].exposed,
         }
     }
 
@@ -330,7 +307,6 @@ impl Resource {
             let slot = bitmap.get_mut(usize::from(*node)).ok_or("UUIDs name an impossible node")?;
             *slot = *uuid;
         }
-        let old = self.peers[peer].devs[vol].uuids.take();
         let new = PeerUuids {
             current: uuids.current,
             dirty_bits: uuids.dirty_bits,
@@ -360,8 +336,7 @@ impl Resource {
             self.skip_initial_sync(peer, vol);
         }
         self.resync_ended_at_peer(peer, vol);
-        let became_stable = flags.has(UuidFlags::GOT_STABLE)
-            && old.is_none_or(|o| !o.flags.has(UuidFlags::STABLE) || true);
+        let became_stable = flags.has(UuidFlags::GOT_STABLE);
         let established = self.repl(peer, vol) == ReplState::Established;
         if became_stable && established && self.st.stable() {
             self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);

@@ -145,13 +145,6 @@ impl Resource {
         };
         let node = self.peers[peer].node;
         let mut side = Side::from_generations(self.me, &backing.gens, disk, self.st.role);
-        side.current = self.resolved_current(peer, vol);
-        if let Some(source) = self.sync_source(vol) {
-            for n in vocab::NodeId::all() {
-                side.bitmap[n.index()] =
-                    backing.gens.presented_bitmap(n, Some((source, side.current)));
-            }
-        }
         let sent = self.peers[peer].devs[vol].sent_uuids.as_ref()?;
         side.flags = sent.flags;
         side.dirty_blocks = sent.dirty_bits;

@@ -501,7 +501,7 @@ impl Resource {
     fn decide_with_client(&self, peer: PeerIx, vol: VolIx, word: StateWord) -> Decided {
         let backing = self.vols[vol].backing.as_ref().expect("checked by the caller");
         let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
-        let own = self.resolved_current(peer, vol);
+        let own = self.presented(vol);
         let current = uuids.current;
         if !is_generation(current) {
             return Decided::none();

@@ -30,6 +30,8 @@ pub(crate) struct PeerRead {
     range: SectorRange,
     block_id: BlockId,
     dead: bool,
+    /// Waits for writes received before it.
+    waiting: bool,
 }
 
 impl Resource {
@@ -282,24 +284,48 @@ impl Resource {
             self.send(peer, Packet::NegDreply(nr, ack));
             return Ok(());
         }
-        let key = self.peer_reads.insert(PeerRead {
-            peer,
-            vol,
-            range,
-            block_id: req.block_id,
-            dead: false,
-        });
+        let block_id = req.block_id;
+        let read = PeerRead { peer, vol, range, block_id, dead: false, waiting: true };
+        let key = self.peer_reads.insert(read);
+        self.try_peer_read(key);
+        Ok(())
+    }
+
+    /// A read follows the writes that were sent before it, also where nobody waits for their
+    /// acks (protocol A).
+    fn try_peer_read(&mut self, key: usize) {
+        let PeerRead { vol, range, .. } = self.peer_reads[key];
+        let nr = self.vols[vol].nr;
+        if self.peer_writes.iter().any(|(_, w)| w.vol == vol && w.range.overlaps(range)) {
+            return;
+        }
+        self.peer_reads[key].waiting = false;
         self.vols[vol].stats.read_sectors += range.len.0;
         let op = self.op(Op::PeerRead(key));
         let io = DiskOp::Read { range, detect_zeroes: false };
         self.out.push_back(Output::Disk { volume: nr, op, io });
-        Ok(())
+    }
+
+    /// A peer's write ended: reads that waited for it may go.
+    pub(crate) fn retry_peer_reads(&mut self, vol: VolIx) {
+        if self.peer_reads.len() == 0 {
+            return;
+        }
+        let waiting: Vec<usize> = self
+            .peer_reads
+            .iter()
+            .filter(|(_, r)| r.vol == vol && r.waiting)
+            .map(|(key, _)| key)
+            .collect();
+        for key in waiting {
+            self.try_peer_read(key);
+        }
     }
 
     /// The block for a peer has been read.
     pub(crate) fn peer_read_done(&mut self, key: usize, result: Result<DiskData, DiskError>) {
         let Some(read) = self.peer_reads.remove(key) else { return };
-        let PeerRead { peer, vol, range, block_id, dead } = read;
+        let PeerRead { peer, vol, range, block_id, dead, .. } = read;
         let nr = self.vols[vol].nr;
         match result {
             Ok(DiskData::Read { buf, .. }) => {

@@ -347,6 +347,7 @@ impl Resource {
             self.end_interval(vol, interval);
         }
         self.finish_epochs(peer);
+        self.retry_peer_reads(vol);
         if !self.vols[vol].al_wait.is_empty() {
             self.confirm_if_starving(peer, vol);
         }

@@ -11,7 +11,8 @@ use std::collections::VecDeque;
 use codec::wire::{BlockAck, Data, DataFlags, Packet, Trim};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Protocol};
 use vocab::{
-    Dagtag, DiskState, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role, SectorRange,
+    ConnState, Dagtag, DiskState, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role,
+    SectorRange,
 };
 
 use crate::activity_log::Begin;
@@ -350,7 +351,9 @@ impl Resource {
             self.vols[vol].stats.written_sectors += request.range.len.0;
             self.out.push_back(Output::Disk { volume: request.volume, op, io });
         }
-        if self.log.epoch_writes >= self.max_epoch_size() {
+        // A peer confirms a generation only by a barrier ack (semantics §4.3 rule 4).
+        let unconfirmed = self.vols[vol].unconfirmed.is_some();
+        if unconfirmed || self.log.epoch_writes >= self.max_epoch_size() {
             self.close_epoch();
         }
         // A diskless Primary whose peers have all just gone has nothing to wait for.
@@ -477,8 +480,8 @@ impl Resource {
             interval: None,
             al: false,
         };
-        for peer in &self.peers {
-            if !peer.send.barriers.is_empty() {
+        for (peer, st) in self.peers.iter().zip(&self.st.peers) {
+            if st.conn == ConnState::Connected && !peer.send.barriers.is_empty() {
                 write.parts[peer.node.index()] = Part::Pending;
             }
         }

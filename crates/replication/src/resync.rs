@@ -19,6 +19,7 @@ use vocab::{
 };
 
 use crate::bitmap::Bitmap;
+use crate::compare::Decided;
 use crate::generation::PeerGenerations;
 use crate::intervals::Slot;
 use crate::io::{BufId, DiskData, DiskError, DiskOp, LogLevel, Output};
@@ -702,9 +703,10 @@ impl Resource {
             return;
         }
         resync.finishing = true;
-        // The source is still there, and everything it sent before the answer has arrived.
-        let node = self.peers[peer].node;
-        self.ping_some(node.mask(), Work::ResyncEndPing(peer, vol));
+        // The source is still there, and everything it sent before the answer has arrived. So is
+        // a Primary whose writes the source passes on: this node hears it, too.
+        let nodes = self.st.primary_peers().with(self.peers[peer].node);
+        self.ping_some(nodes, Work::ResyncEndPing(peer, vol));
     }
 
     /// The source answered: flush the data, then record the end.
@@ -766,6 +768,10 @@ impl Resource {
         if failed || unstable || !source_good {
             return self.work.push_back(Work::ResyncRecorded(peer, vol));
         }
+        let targets: NodeMask = (0..self.peers.len())
+            .filter(|p| *p != peer && self.repl(*p, vol).is_target())
+            .map(|p| self.peers[p].node)
+            .collect();
         let situation = self.situation(vol);
         let mut currents = [GenUuid::NONE; MAX_NODES];
         for p in &self.peers {
@@ -785,7 +791,8 @@ impl Resource {
         let volume = &mut self.vols[vol];
         let Some(backing) = volume.backing.as_mut() else { return };
         let finish = backing.gens.finish_target(&situation, start, &source, &currents);
-        for n in finish.in_sync.iter() {
+        // Where another resync to this node is agreed, that one decides about its bits.
+        for n in finish.in_sync.minus(targets).iter() {
             if let Some(slot) = backing.slot_of(n) {
                 backing.bitmap.clear_all(slot);
             }
@@ -814,43 +821,40 @@ impl Resource {
         );
         self.log(LogLevel::Info, text);
         if good {
-            let own = self.vols[vol].backing.as_ref().map(|b| b.gens.current());
-            // Peers this disk was waiting to resync from, too, and whose data it has now.
-            let same: Vec<PeerIx> = (0..self.peers.len())
+            self.send_uuids_to_all(vol, UuidFlags::default());
+            // Peers this disk was to resync from, too: those that have nothing newer are done.
+            let others: Vec<PeerIx> = (0..self.peers.len())
                 .filter(|p| {
-                    *p != peer
-                        && matches!(
-                            self.repl(*p, vol),
-                            ReplState::PausedSyncT | ReplState::WFBitMapT
-                        )
-                        && self.peers[*p].devs[vol]
-                            .uuids
-                            .as_ref()
-                            .zip(own)
-                            .is_some_and(|(u, own)| u.current.same(own))
+                    let waits =
+                        matches!(self.repl(*p, vol), ReplState::PausedSyncT | ReplState::WFBitMapT);
+                    *p != peer && waits
                 })
                 .collect();
-            self.send_final_uuids(peer, vol);
+            let done: Vec<PeerIx> = others
+                .into_iter()
+                .filter(|p| match self.compare(*p, vol, false) {
+                    Decided::Start(start) => !start.repl.is_target(),
+                    Decided::Retry | Decided::Refuse(_) => true,
+                })
+                .collect();
             self.change_hard(|st| {
                 st.peers[peer].devs[vol].repl = ReplState::Established;
-                for p in &same {
+                for p in &done {
                     st.peers[*p].devs[vol].repl = ReplState::Established;
                 }
                 if !st.is_target(vol) {
                     st.vols[vol].disk = source_disk;
                 }
             });
+            for p in done {
+                self.ask_recompare(p, vol);
+            }
         } else {
             self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
         }
         if std::mem::take(&mut self.peers[peer].devs[vol].resync_again) {
             self.work.push_back(Work::Recompare(peer, vol));
         }
-    }
-
-    fn send_final_uuids(&mut self, source: PeerIx, vol: VolIx) {
-        let _ = source;
-        self.send_uuids_to_all(vol, UuidFlags::default());
     }
 
     /// The state of a resync is left: whatever was in flight for it is forgotten.
@@ -1234,6 +1238,7 @@ impl Resource {
         };
         let learned = backing.gens.learn(&situation, &theirs, resyncing);
         let mut changed = false;
+        let absent = learned.in_sync.minus(self.st.connected_mask());
         for n in learned.in_sync.iter() {
             backing.gens.set_bitmap(n, GenUuid::NONE);
             if let Some(slot) = backing.slot_of(n) {
@@ -1252,6 +1257,11 @@ impl Resource {
         if changed {
             self.write_bitmap(vol);
             self.md_changed_now(vol);
+        }
+        if !absent.is_empty() && self.st.role == Role::Primary {
+            // They have this generation and miss what is written from now on.
+            self.vols[vol].bump_pending = true;
+            self.start_bump(vol);
         }
     }
 
