@@ -43,6 +43,11 @@ impl Resource {
         }
     }
 
+    /// Writes of a new generation may not be admitted yet: one is due, or not durable.
+    pub(crate) fn bump_blocks(&self, vol: VolIx) -> bool {
+        self.vols[vol].bump_pending || self.vols[vol].bump_running
+    }
+
     /// A bump is due: make sure first that the peers that seem to be there are there.
     pub(crate) fn start_bump(&mut self, vol: VolIx) {
         if self.vols[vol].bump_running || !self.vols[vol].bump_pending {
@@ -87,7 +92,6 @@ impl Resource {
             return;
         };
         volume.exposed = new.current;
-        volume.bump_pending = true;
         let text = format!(
             "{}/{}: new data generation {}; behind are {:?}",
             self.name, volume.nr, new.current, new.behind
@@ -106,11 +110,14 @@ impl Resource {
     /// A Primary without an UpToDate disk of its own: its peers record the divergence.
     fn bump_exposed(&mut self, vol: VolIx) {
         let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;
-        if self.vols[vol].unconfirmed.is_some() && suspend {
-            // One unconfirmed generation at a time (semantics §4.3 rule 2).
-            self.vols[vol].bump_pending = false;
-            self.work.push_back(Work::BumpDone(vol));
-            return;
+        let unconfirmed = self.vols[vol].unconfirmed.as_ref();
+        if let Some(first_epoch) = unconfirmed.map(|u| u.first_epoch).filter(|_| suspend) {
+            // One unconfirmed generation at a time (semantics §4.3 rule 2): the next one waits
+            // until its peers have confirmed what was written in this one, if anything was.
+            if self.log.iter().any(|w| w.vol == vol && w.epoch >= first_epoch) {
+                self.vols[vol].bump_running = false;
+                return;
+            }
         }
         let needed = self.diskless_bump_needed(vol);
         if !needed {
@@ -126,7 +133,8 @@ impl Resource {
             .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
             .map(|p| self.peers[p].node)
             .collect();
-        let predecessor = std::mem::replace(&mut self.vols[vol].exposed, new);
+        let previous = std::mem::replace(&mut self.vols[vol].exposed, new);
+        let predecessor = self.vols[vol].unconfirmed.take().map_or(previous, |u| u.predecessor);
         let first_epoch = self.log.epoch;
         self.vols[vol].unconfirmed =
             Some(Unconfirmed { predecessor, first_epoch, waiting: connected });
@@ -156,7 +164,7 @@ impl Resource {
 
     /// The new generation is durable, or none was needed: writes go on.
     pub(crate) fn bump_done(&mut self, vol: VolIx) {
-        self.vols[vol].bump_pending = false;
+        // A peer lost meanwhile leaves the mark set: another generation follows.
         self.vols[vol].bump_running = false;
         self.work.push_back(Work::Kick(vol));
         for peer in 0..self.peers.len() {
@@ -396,6 +404,7 @@ impl Resource {
     fn adopt(&mut self, peer: PeerIx, vol: VolIx, current: GenUuid, weak: NodeMask) {
         let situation = self.situation(vol);
         let target = self.st.is_target(vol);
+        let disk = self.st.vols[vol].disk;
         let rng = &mut self.rng;
         let volume = &mut self.vols[vol];
         let Some(backing) = volume.backing.as_mut() else {
@@ -404,6 +413,12 @@ impl Resource {
             }
             return;
         };
+        // The Primary does not count on this node (its disk is Outdated, or a mixture): the disk
+        // stays where it is, and the Primary and its peers record what it misses.
+        let behind = weak.contains(self.me) || disk < DiskState::Consistent;
+        if behind && !target {
+            return;
+        }
         match backing.gens.adopt(current, &situation, weak, target, || rng.next()) {
             Adoption::Ignored | Adoption::Known => {}
             Adoption::OfSource => self.source_moved_on(peer, vol, current),
@@ -468,26 +483,51 @@ impl Resource {
         let node = self.peers[peer].node;
         for vol in 0..self.vols.len() {
             let held_writes = self.log.iter().any(|w| w.vol == vol && !w.completed);
-            let Some(unconfirmed) = &mut self.vols[vol].unconfirmed else { continue };
-            if epoch >= unconfirmed.first_epoch || !held_writes {
+            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
+                if epoch >= unconfirmed.first_epoch || !held_writes {
+                    unconfirmed.waiting.remove(node);
+                }
+            }
+        }
+        self.review_unconfirmed();
+    }
+
+    /// A lost peer can not confirm any more.
+    pub(crate) fn unconfirmed_peer_lost(&mut self, node: NodeId) {
+        for vol in &mut self.vols {
+            if let Some(unconfirmed) = &mut vol.unconfirmed {
                 unconfirmed.waiting.remove(node);
-                if unconfirmed.waiting.is_empty() {
+            }
+        }
+        self.review_unconfirmed();
+    }
+
+    /// Only peers that are connected and UpToDate are waited for; with none left, and quorum,
+    /// the generation is confirmed.
+    pub(crate) fn review_unconfirmed(&mut self) {
+        for vol in 0..self.vols.len() {
+            let able: NodeMask = self
+                .st
+                .connected()
+                .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
+                .map(|p| self.peers[p].node)
+                .collect();
+            let quorate = self.st.vols[vol].real_quorum;
+            let Some(unconfirmed) = &self.vols[vol].unconfirmed else { continue };
+            let lost = unconfirmed.waiting.minus(able).minus(self.losing());
+            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
+                unconfirmed.waiting = unconfirmed.waiting.minus(lost);
+                if unconfirmed.waiting.is_empty() && quorate {
                     self.vols[vol].unconfirmed = None;
+                    self.work.push_back(Work::Kick(vol));
                 }
             }
         }
     }
 
-    /// A lost peer can not confirm any more.
-    pub(crate) fn unconfirmed_peer_lost(&mut self, node: NodeId) {
-        for vol in 0..self.vols.len() {
-            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
-                unconfirmed.waiting.remove(node);
-                if unconfirmed.waiting.is_empty() && self.st.vols[vol].real_quorum {
-                    self.vols[vol].unconfirmed = None;
-                }
-            }
-        }
+    /// Peers whose loss is not dealt with yet.
+    fn losing(&self) -> NodeMask {
+        self.peers.iter().filter(|p| p.hs.losing).map(|p| p.node).collect()
     }
 }
 

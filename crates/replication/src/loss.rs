@@ -130,9 +130,9 @@ impl Resource {
         for vol in 0..self.vols.len() {
             let owed = self.log.iter().any(|w| w.vol == vol && !w.completed);
             let can = self.st.role == Role::Primary && self.has_data(&self.st, vol) && !failing;
-            if self.vols[vol].bump_pending && owed && can {
+            if self.bump_blocks(vol) && owed && can {
                 self.start_bump(vol);
-                waits |= self.vols[vol].bump_pending;
+                waits |= self.bump_blocks(vol);
             }
         }
         if waits {

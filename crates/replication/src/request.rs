@@ -241,9 +241,9 @@ impl Resource {
         if read {
             return Admission::Go;
         }
-        if self.vols[vol].bump_pending {
+        if self.bump_blocks(vol) {
             self.start_bump(vol);
-            if self.vols[vol].bump_pending {
+            if self.bump_blocks(vol) {
                 return Admission::Wait;
             }
         }

@@ -375,6 +375,7 @@ impl Resource {
                 self.after_repl_change(&old, peer, vol);
             }
         }
+        self.review_unconfirmed();
         self.kick_all();
         self.work.push_back(Work::Resume);
     }
@@ -559,12 +560,12 @@ impl Resource {
     pub(crate) fn resume(&mut self, quorum: bool, no_data: bool, user: bool) {
         let writable = self.st.role == Role::Primary && self.st.vols.iter().all(|v| v.quorum);
         for vol in 0..self.vols.len() {
-            if self.vols[vol].bump_pending && writable && self.has_data(&self.st, vol) {
+            if self.bump_blocks(vol) && writable && self.has_data(&self.st, vol) {
                 let frozen = self.log.iter().any(|w| w.vol == vol && !w.completed);
                 if frozen || self.vols[vol].bump_running {
                     self.change_hard(|st| st.susp.uuid_bridge = true);
                     self.start_bump(vol);
-                    if self.vols[vol].bump_pending {
+                    if self.bump_blocks(vol) {
                         return;
                     }
                 }
