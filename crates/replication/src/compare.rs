@@ -214,6 +214,10 @@ impl Resource {
                 self.write_bitmap(vol);
                 self.md_changed_now(vol);
             }
+            // The peer has come to the same conclusion.
+            if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
+                uuids.dirty_bits = 0;
+            }
         }
     }
 

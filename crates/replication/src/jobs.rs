@@ -40,15 +40,36 @@ impl Job {
 /// Kinds of changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum JobKind {
-    Primary { force: bool },
-    Secondary { force: bool },
+    Primary {
+        force: bool,
+    },
+    Secondary {
+        force: bool,
+    },
     Connect(PeerIx),
     Disconnect(PeerIx),
     Attach(VolIx),
-    Detach { vol: VolIx, intentional: bool },
-    Invalidate { vol: VolIx, peer: PeerIx },
-    InvalidateRemote { vol: VolIx, peer: PeerIx },
-    Verify { vol: VolIx, peer: PeerIx },
+    Detach {
+        vol: VolIx,
+        intentional: bool,
+    },
+    Invalidate {
+        vol: VolIx,
+        peer: PeerIx,
+    },
+    InvalidateRemote {
+        vol: VolIx,
+        peer: PeerIx,
+    },
+    Verify {
+        vol: VolIx,
+        peer: PeerIx,
+    },
+    /// Resync from the peer by the bits there are.
+    CatchUp {
+        vol: VolIx,
+        peer: PeerIx,
+    },
     LostPeer,
     PrimaryResume,
 }
@@ -169,6 +190,7 @@ impl Resource {
                 self.start_pair(id, Operation::InvalidateRemote, peer, vol)
             }
             JobKind::Verify { vol, peer } => self.start_pair(id, Operation::Verify, peer, vol),
+            JobKind::CatchUp { vol, peer } => self.start_catch_up(id, peer, vol),
             JobKind::LostPeer => self.start_empty(id),
             JobKind::PrimaryResume => self.start_empty(id),
         };
@@ -548,6 +570,15 @@ impl Resource {
         let node: NodeId = self.peers[peer].node;
         self.start_twopc(id, op, Some(node), Some(vol));
         Start::Running
+    }
+
+    /// Asks for a resync, unless the reason has gone.
+    fn start_catch_up(&mut self, id: u64, peer: PeerIx, vol: VolIx) -> Start {
+        let behind = matches!(self.st.vols[vol].disk, DiskState::Outdated | DiskState::Consistent);
+        if !behind || self.loss_settling() || self.handshake_running() {
+            return Start::Done(Ok(()));
+        }
+        self.start_pair(id, Operation::ResyncAsTarget, peer, vol)
     }
 
     // --- after losing a peer ------------------------------------------------------------------

@@ -11,6 +11,7 @@ use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
 use vocab::{ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError};
 
 use crate::io::LogLevel;
+use crate::jobs::JobKind;
 use crate::quorum::{self, Decision as QuorumDecision};
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, State, VolIx, allowed_disks, clamp};
@@ -149,6 +150,7 @@ impl Resource {
                     && backing.oos(self.peers[*p].node) == 0
                     && uuids.is_some_and(|u| {
                         u.current.same(backing.gens.current())
+                            && u.dirty_bits == 0
                             && u.flags.has(UuidFlags::STABLE)
                             && !u.flags.has(UuidFlags::SYNC_TARGET)
                     })
@@ -376,8 +378,40 @@ impl Resource {
             }
         }
         self.review_unconfirmed();
+        self.want_catch_up();
         self.kick_all();
         self.work.push_back(Work::Resume);
+    }
+
+    /// A disk that is not current, next to a stable UpToDate one of the same generation that
+    /// counts blocks as out of sync: no comparison of generations starts that resync (a Primary
+    /// without quorum wrote without starting a generation), so this node asks for it.
+    fn want_catch_up(&mut self) {
+        for vol in 0..self.vols.len() {
+            let disk = self.st.vols[vol].disk;
+            let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
+            if !behind || self.st.role == Role::Primary || self.st.is_target(vol) {
+                continue;
+            }
+            let Some(backing) = &self.vols[vol].backing else { continue };
+            let source = self.st.connected().find(|p| {
+                let dev = &self.st.peers[*p].devs[vol];
+                let uuids = self.peers[*p].devs[vol].uuids.as_ref();
+                dev.repl == ReplState::Established
+                    && dev.disk == DiskState::UpToDate
+                    && uuids.is_some_and(|u| {
+                        u.current.same(backing.gens.current())
+                            && u.flags.has(UuidFlags::STABLE)
+                            && (u.dirty_bits != 0 || backing.oos(self.peers[*p].node) != 0)
+                    })
+            });
+            if let Some(peer) = source {
+                let kind = JobKind::CatchUp { vol, peer };
+                if !self.wants(&kind) {
+                    self.want(kind, None);
+                }
+            }
+        }
     }
 
     fn after_disk_change(&mut self, old: &State, vol: VolIx) {
