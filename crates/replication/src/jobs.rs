@@ -227,6 +227,11 @@ impl Resource {
         if matches!(job.kind, JobKind::Primary { .. }) {
             self.promotion_ended(&result);
         }
+        if matches!(job.kind, JobKind::Secondary { .. }) {
+            self.demoting =
+                self.twopc.jobs.iter().any(|j| matches!(j.kind, JobKind::Secondary { .. }));
+            self.kick_all();
+        }
         let _ = job.opener;
     }
 
@@ -402,6 +407,7 @@ impl Resource {
         if self.st.role != Role::Primary {
             return Start::Done(Ok(()));
         }
+        self.demoting = true;
         if force && !self.st.fail_io {
             self.change_hard(|st| st.fail_io = true);
             self.fail_held();

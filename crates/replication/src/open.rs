@@ -15,7 +15,7 @@ impl Resource {
         if self.st.fail_io {
             return self.open_done(nr, opener, Err(OpenError::FailIo));
         }
-        if self.st.role == Role::Primary {
+        if self.st.role == Role::Primary && !self.demoting {
             self.vols[vol].openers.push(Opener { id: opener, write });
             self.visible_change = true;
             return self.open_done(nr, opener, Ok(()));

@@ -241,6 +241,9 @@ impl Resource {
         if read {
             return Admission::Go;
         }
+        if self.demoting {
+            return Admission::Wait;
+        }
         if self.bump_blocks(vol) {
             self.start_bump(vol);
             if self.bump_blocks(vol) {

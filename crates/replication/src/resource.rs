@@ -48,6 +48,8 @@ pub struct Resource {
     pub(crate) dagtag: Dagtag,
     /// Promoted by command: the last close does not demote.
     pub(crate) explicit_primary: bool,
+    /// A demotion runs: no new writes, and openers wait for its end.
+    pub(crate) demoting: bool,
     pub(crate) log: TransferLog,
     pub(crate) peer_acks: PeerAcks,
     pub(crate) reads: Slab<Read>,
@@ -391,6 +393,7 @@ impl Resource {
             members: config.node_id.mask(),
             dagtag: Dagtag(0),
             explicit_primary: false,
+            demoting: false,
             log: TransferLog::new(),
             peer_acks: PeerAcks::default(),
             reads: Slab::new(),
