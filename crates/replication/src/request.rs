@@ -575,10 +575,15 @@ impl Resource {
                 return;
             }
         }
-        if self.completion_held(write) {
+        let susp = &self.st.susp;
+        let frozen = susp.quorum || susp.no_data || susp.fencing || susp.uuid_bridge;
+        if self.completion_held(write) || (frozen && !self.st.fail_io) {
+            // Nothing is reported before it is known that it will last (invariant 6).
             return;
         }
-        let ok = if flush {
+        let ok = if self.st.fail_io {
+            false
+        } else if flush {
             write.local != Local::Failed || self.has_data(&self.st, write.vol)
         } else {
             write.local == Local::Ok || write.parts.iter().any(|p| p.counts_as_written())

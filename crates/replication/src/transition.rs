@@ -625,6 +625,7 @@ impl Resource {
                 self.forget_parts(node);
             }
         }
+        self.advance_all();
         self.kick_all();
     }
 
