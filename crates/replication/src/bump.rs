@@ -167,6 +167,7 @@ impl Resource {
         // A peer lost meanwhile leaves the mark set: another generation follows.
         self.vols[vol].bump_running = false;
         self.work.push_back(Work::Kick(vol));
+        self.advance_all();
         for peer in 0..self.peers.len() {
             if self.peers[peer].hs.cleanup_waits {
                 self.work.push_back(Work::LossCleanup(peer));

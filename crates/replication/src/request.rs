@@ -542,10 +542,21 @@ impl Resource {
             _ => return Err("an ack was not expected"),
         }
         let len = write.range.len.0;
+        if kind == Part::Neg {
+            self.peer_disk_failed(peer, vol);
+        }
         let send = &mut self.peers[peer].send;
         send.app_in_flight = send.app_in_flight.saturating_sub(len);
         self.advance(seq);
         Ok(())
+    }
+
+    /// The peer could not write: its disk counts as failed from here on, whatever its next state
+    /// packet says when. The write completes in a generation that the peer does not have.
+    fn peer_disk_failed(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.st.peers[peer].devs[vol].disk > DiskState::Failed {
+            self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Failed);
+        }
     }
 
     /// Completes the write if it can be, and takes what is done off the log.
@@ -577,7 +588,12 @@ impl Resource {
         }
         let susp = &self.st.susp;
         let frozen = susp.quorum || susp.no_data || susp.fencing || susp.uuid_bridge;
-        if self.completion_held(write) || (frozen && !self.st.fail_io) {
+        let vol = write.vol;
+        let missed = write.parts.contains(&Part::Neg)
+            && self.st.vols[vol].quorum
+            && self.has_data(&self.st, vol)
+            && self.bump_blocks(vol);
+        if missed || self.completion_held(write) || (frozen && !self.st.fail_io) {
             // Nothing is reported before it is known that it will last (invariant 6).
             return;
         }
