@@ -174,7 +174,8 @@ impl World {
             }
         }
         if holders == 0 && self.plan.acks_are_replicated() {
-            let message = format!("n{node} acknowledges {} that nobody has", write.range);
+            let message =
+                self.describe(&format!("n{node} acknowledges {} that nobody has", write.range));
             return self.violate("2", message);
         }
         self.check_interleaving(node);

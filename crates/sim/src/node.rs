@@ -145,7 +145,8 @@ impl Clock {
     /// The first time of the world at which it shows `local` or later.
     pub fn world(self, local: Instant) -> u64 {
         let shown = local.0.saturating_sub(self.offset);
-        let mut at = (i128::from(shown) * 1_000_000 / i128::from(1_000_000 + self.ppm)) as u64;
+        let near = (i128::from(shown) * 1_000_000 / i128::from(1_000_000 + self.ppm)) as u64;
+        let mut at = near.saturating_sub(2);
         while self.local(at) < local {
             at += 1;
         }

@@ -260,9 +260,13 @@ impl World {
         self.granted(a, AdminCommand::Disconnect { peer: node_id(b), force: false });
     }
 
-    /// Lets `a` connect to `b` again.
+    /// Lets `a` connect to `b` again; nothing happens if it is trying already.
     pub fn connect(&mut self, a: usize, b: usize) {
-        self.granted(a, AdminCommand::Connect { peer: node_id(b), discard_my_data: false });
+        let command = AdminCommand::Connect { peer: node_id(b), discard_my_data: false };
+        let alone = self.view(a).and_then(|v| v.peers[b].as_ref().map(|p| p.conn));
+        if alone == Some(ConnState::StandAlone) {
+            self.granted(a, command);
+        }
     }
 
     /// Detaches the disk of volume 0.
