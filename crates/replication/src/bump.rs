@@ -332,6 +332,7 @@ impl Resource {
         if !self.st.is_connected(peer) {
             return Ok(());
         }
+        self.review_shown_disk(peer, vol);
         if flags.has(UuidFlags::NEW_DATAGEN) {
             self.adopt(peer, vol, current, weak);
         } else if self.vols[vol].backing.is_none()
@@ -356,6 +357,20 @@ impl Resource {
         // A peer vouching for this node's data may have been waited for (A5).
         self.change_hard(|_| {});
         Ok(())
+    }
+
+    /// A peer that a node without disk shows as Consistent (A8) may have named the right
+    /// generation by now.
+    fn review_shown_disk(&mut self, peer: PeerIx, vol: VolIx) {
+        let Some(word) = self.peers[peer].devs[vol].last_word else { return };
+        let shown = self.st.peers[peer].devs[vol].disk;
+        if shown != DiskState::Consistent || word.disk() != Some(DiskState::UpToDate) {
+            return;
+        }
+        let disk = self.shown_peer_disk(peer, vol, DiskState::UpToDate, word);
+        if disk != shown {
+            self.change_hard(|st| st.peers[peer].devs[vol].disk = disk);
+        }
     }
 
     /// P_CURRENT_UUID: a peer without a disk names the generation it has seen.

@@ -284,9 +284,10 @@ impl Resource {
         }
     }
 
-    /// A node without disk shows a peer that turns UpToDate with another generation than it has
-    /// seen as Consistent only (A8).
-    fn shown_peer_disk(
+    /// A node without disk shows a peer that *turns* UpToDate with another generation than it has
+    /// seen as Consistent only (A8). One that is UpToDate already follows this node's
+    /// generations in the order of the stream, even if it has not said so yet.
+    pub(crate) fn shown_peer_disk(
         &mut self,
         peer: PeerIx,
         vol: usize,
@@ -304,7 +305,10 @@ impl Resource {
         ) {
             self.peers[peer].devs[vol].source_seen = true;
         }
-        if self.vols[vol].backing.is_some() || disk != DiskState::UpToDate {
+        if self.vols[vol].backing.is_some()
+            || disk != DiskState::UpToDate
+            || self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
+        {
             return disk;
         }
         let exposed = self.vols[vol].exposed;
