@@ -2,13 +2,48 @@
 //!
 //! Only the arguments are read here; everything else is the crate `engine`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use surfaces::cli;
+
+/// Where configuration is kept over a restart.
+const DEFAULT_STATE_DIR: &str = "/var/lib/ashlar";
 
 /// Arguments of `ashlar engine`.
 #[derive(clap::Args, Debug)]
-pub struct Args {}
+pub struct Args {
+    /// Directory where the engine keeps what it was told
+    #[arg(long, value_name = "DIRECTORY", default_value = DEFAULT_STATE_DIR)]
+    state_dir: PathBuf,
+    /// Most detailed lines of the log: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: engine::log::Level,
+    /// Worker threads [default: one per usable CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Memory for data in flight per worker thread, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(16..=65_536))]
+    buffers: u32,
+    /// Seconds that ending in peace may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    exit_timeout: u16,
+}
 
-/// Serves the control socket at `socket` until told to shut down.
-pub fn run(_args: &Args, socket: &Path) -> anyhow::Result<()> {
-    anyhow::bail!("can not serve {}: this build contains no engine", socket.display())
+/// Serves the control socket until told to shut down. With `--config` the resources of that file
+/// are brought up, too.
+pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
+    let absolute = |path: &Path| std::path::absolute(path);
+    let options = engine::Options {
+        socket: absolute(&common.socket)?,
+        state_dir: absolute(&args.state_dir)?,
+        config: common.config.clone(),
+        node: common.node.clone(),
+        log_level: args.log_level,
+        threads: args.threads.map(usize::from),
+        buffers: (args.buffers as usize) << 20,
+        exit_timeout: Duration::from_secs(args.exit_timeout.into()),
+    };
+    Ok(engine::run(&options)?)
 }

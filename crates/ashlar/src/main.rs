@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     let Cli { common, command } = Cli::parse();
     let result = match &command {
         Command::Operator(command) => return operator(command, &common),
-        Command::Engine(args) => engine::run(args, &common.socket),
+        Command::Engine(args) => engine::run(args, &common),
         Command::Man { directory } => docs::write_manual(Cli::command(), directory),
         Command::Completions { shell } => docs::write_completions(Cli::command(), *shell),
     };

@@ -1,1 +1,222 @@
-//! Placeholder header, replaced by the crate's first commit.
+//! The data-plane daemon: drives `replication` on `runtime`.
+//!
+//! - `shard`: a worker thread: resources, their disks and volumes. `transport`: connections.
+//! - `engine`: all shards and resources; `commands`: what operators ask; `control`: the socket
+//!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD.
+//! - `state`, `restore`: what is kept over a restart. `create_md`, `signature`: new metadata.
+//!
+//! Only this crate sees both `replication` and `runtime`, and it decides nothing about
+//! replication: it copies inputs in and carries outputs out.
+
+mod commands;
+mod control;
+mod create_md;
+mod digest;
+mod engine;
+mod exports;
+mod hub;
+pub mod log;
+mod random;
+mod restore;
+mod shard;
+mod signature;
+mod state;
+mod transport;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use runtime::Sender;
+use runtime::thread::{WorkerOptions, spawn, usable_cpus};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use vocab::{Refusal, StateError};
+
+use crate::engine::{Engine, Shutdown};
+use crate::hub::Hub;
+use crate::log::{Level, log};
+use crate::shard::Message;
+use crate::state::StateDir;
+
+/// How an engine is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where the control socket is.
+    pub socket: PathBuf,
+    /// Where configuration is kept over a restart.
+    pub state_dir: PathBuf,
+    /// A DRBD configuration file whose resources are brought up too.
+    pub config: Option<PathBuf>,
+    /// Name of this host in the configuration; the host name if `None`.
+    pub node: Option<String>,
+    /// Most detailed level of the log.
+    pub log_level: log::Level,
+    /// Worker threads; one per usable CPU if `None`.
+    pub threads: Option<usize>,
+    /// Memory for data in flight per thread, in bytes.
+    pub buffers: usize,
+    /// How long ending may take.
+    pub exit_timeout: Duration,
+}
+
+/// Why the engine did not start, in words for the operator.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartError(String);
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl From<String> for StartError {
+    fn from(text: String) -> StartError {
+        StartError(text)
+    }
+}
+
+/// Runs the engine in the foreground until it is told to end.
+///
+/// # Errors
+/// [`StartError`]; nothing was changed then.
+pub fn run(options: &Options) -> Result<(), StartError> {
+    log::set_level(options.log_level);
+    // Caught from here on, so that a signal during the start ends it in order, too.
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(|e| format!("can not catch signals: {e}"))?;
+    let state = StateDir::open(&options.state_dir)?;
+    let host = match &options.node {
+        Some(node) => node.clone(),
+        None => host_name()?,
+    };
+    let hub = Arc::new(Hub::default());
+    let shards = start_shards(options, &hub)?;
+    let (shutdown, wishes) = mpsc::channel();
+    let engine = Arc::new(Engine {
+        shards,
+        hub,
+        state,
+        resources: Mutex::new(BTreeMap::new()),
+        exports: Mutex::default(),
+        creating: Mutex::new(BTreeSet::new()),
+        host: host.clone(),
+        started: std::time::Instant::now(),
+        shutdown: shutdown.clone(),
+    });
+    introduce_shards(&engine)?;
+    let file = options.config.as_deref().map(|file| (file, host.as_str()));
+    let listener = control::listen(&options.socket)?;
+    engine.restore(file)?;
+    let server = engine.clone();
+    spawn_named("control", move || control::serve(server, listener))?;
+    spawn_named("signals", move || forward_signals(signals, &shutdown))?;
+    log!(Level::Info, "engine", "ready at {}", options.socket.display());
+    wait_for_the_end(&engine, &wishes);
+    wind_down(&engine, options.exit_timeout);
+    let _ = std::fs::remove_file(&options.socket);
+    log!(Level::Info, "engine", "ended");
+    Ok(())
+}
+
+fn spawn_named(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .map(drop)
+        .map_err(|e| StartError(format!("no thread could be started: {e}")))
+}
+
+fn host_name() -> Result<String, StartError> {
+    const PATH: &str = "/proc/sys/kernel/hostname";
+    let name = std::fs::read_to_string(PATH)
+        .map_err(|e| format!("{PATH}: can not be read: {e}; name this host with --node"))?;
+    Ok(name.trim().to_owned())
+}
+
+/// Starts the worker threads.
+fn start_shards(options: &Options, hub: &Arc<Hub>) -> Result<Vec<Sender<Message>>, StartError> {
+    let cpus = usable_cpus();
+    let count = options.threads.unwrap_or(cpus.len()).max(1);
+    let mut shards = Vec::new();
+    for nr in 0..count {
+        // More threads than CPUs share them as the scheduler likes.
+        let cpu = if count <= cpus.len() && count > 1 { Some(cpus[nr]) } else { None };
+        let worker = WorkerOptions {
+            name: format!("shard{nr}"),
+            cpu,
+            pool_bytes: options.buffers,
+            ..WorkerOptions::default()
+        };
+        let hub = hub.clone();
+        let handle = spawn(worker, move |worker| shard::run(worker, nr, hub))
+            .map_err(|e| StartError(e.to_string()))?;
+        shards.push(handle.sender.clone());
+    }
+    Ok(shards)
+}
+
+/// Tells every shard of the others, for clients that move.
+fn introduce_shards(engine: &Engine) -> Result<(), StartError> {
+    for shard in 0..engine.shards.len() {
+        let all = engine.shards.clone();
+        engine
+            .on(shard, move |shard| shard.peers = all)
+            .map_err(|_| StartError("a worker thread did not start".to_owned()))?;
+    }
+    Ok(())
+}
+
+/// Signals wish for an end like operators do, whether volumes are open or not.
+fn forward_signals(mut signals: Signals, shutdown: &mpsc::Sender<Shutdown>) {
+    for signal in signals.forever() {
+        if signal == SIGHUP {
+            continue;
+        }
+        let (answer, _) = mpsc::channel();
+        if shutdown.send(Shutdown { force: true, answer }).is_err() {
+            return;
+        }
+    }
+}
+
+/// Returns once a wish to end is granted.
+fn wait_for_the_end(engine: &Engine, wishes: &mpsc::Receiver<Shutdown>) {
+    for Shutdown { force, answer } in wishes {
+        let open = engine.openers();
+        if open == 0 || force {
+            log!(Level::Info, "engine", "ending");
+            let _ = answer.send(Ok(()));
+            return;
+        }
+        let detail = format!("{open} clients have volumes open; close them, or use --force");
+        let _ = answer.send(Err(Refusal::state(StateError::DeviceInUse, detail)));
+    }
+}
+
+/// Leaves in peace, or without after the given time.
+fn wind_down(engine: &Arc<Engine>, patience: Duration) {
+    let (done, ended) = mpsc::channel();
+    let worker = engine.clone();
+    let run = move || {
+        worker.wind_down();
+        let _ = done.send(());
+    };
+    let ended = spawn_named("end", run).is_ok() && ended.recv_timeout(patience).is_ok();
+    if !ended {
+        log!(
+            Level::Warn,
+            "engine",
+            "resources could not be left in peace within {} seconds; ending all the same, as a \
+             crash would",
+            patience.as_secs()
+        );
+    }
+    for shard in 0..engine.shards.len() {
+        let _ = engine.send(shard, Message::Stop);
+    }
+}

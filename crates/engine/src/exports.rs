@@ -1,0 +1,190 @@
+//! What is served over NBD, and where.
+//!
+//! Every shard's server knows every export; the first shard listens, and a client moves to the
+//! shard of the volume it asks for. All exports can be asked for at all listeners. Volume 0 has
+//! the name of its resource as well.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use codec::admin::{ExportStatus, FailureKind, Listen};
+use frontend::nbd::server::{Export, ListenerId, Parting, Place, TargetKey};
+use vocab::{ConfigError, Refusal, VolumeNr};
+
+use crate::engine::{Done, Engine, Stop, lock, not_kept};
+use crate::shard::Shard;
+use crate::state::StoredExport;
+
+/// The shard that listens.
+const LISTENING: usize = 0;
+
+/// Exports and listeners in use.
+#[derive(Default)]
+pub(crate) struct Exports {
+    by_name: BTreeMap<String, StoredExport>,
+    listeners: BTreeMap<Listen, ListenerId>,
+}
+
+/// The names an export is served under.
+fn names(name: &str, export: &StoredExport) -> Vec<String> {
+    let mut names = vec![name.to_owned()];
+    if export.volume == 0 && name == format!("{}/0", export.resource) {
+        names.push(export.resource.clone());
+    }
+    names
+}
+
+impl Engine {
+    /// Serves a volume.
+    pub(crate) fn export(
+        &self,
+        name: &str,
+        resource: &str,
+        volume: VolumeNr,
+        listen: &Listen,
+    ) -> Done {
+        let entry = self.entry(resource)?;
+        let id = entry.id;
+        let target = self.on(entry.shard, move |shard| shard.hosts.get_mut(id)?.target(volume))?;
+        let Some(target) = target else {
+            let detail = format!("resource {resource} has no volume {volume}");
+            return Err(Refusal::config(ConfigError::MinorInvalid, detail).into());
+        };
+        if name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
+            return Err(Stop::invalid("an export's name has 1 to 255 printable characters"));
+        }
+        let export = StoredExport {
+            resource: resource.to_owned(),
+            volume: volume.0,
+            listen: listen.clone(),
+        };
+        let mut exports = lock(&self.exports);
+        match exports.by_name.get(name) {
+            Some(there) if *there == export => return Ok(()),
+            Some(there) => {
+                let detail = format!(
+                    "`{name}` serves volume {} of {} already; choose another name, or unexport it",
+                    there.volume, there.resource
+                );
+                return Err(Refusal::config(ConfigError::Exists, detail).into());
+            }
+            None => {}
+        }
+        self.listen(&mut exports, listen)?;
+        for served in names(name, &export) {
+            // A name somebody chose goes before the one that comes for free.
+            if served == name || !exports.by_name.contains_key(&served) {
+                self.serve(&served, entry.shard, target, &export)?;
+            }
+        }
+        exports.by_name.insert(name.to_owned(), export);
+        self.state.put_exports(&exports.by_name).map_err(not_kept)
+    }
+
+    /// Makes sure that somebody listens there.
+    fn listen(&self, exports: &mut Exports, listen: &Listen) -> Done {
+        if exports.listeners.contains_key(listen) {
+            return Ok(());
+        }
+        let place = listen.clone();
+        let result = self.on(LISTENING, move |shard| {
+            let ring = &mut shard.io.ring;
+            match &place {
+                Listen::Tcp(address) => shard.nbd.listen_tcp(ring, *address).map(|(id, _)| id),
+                Listen::Unix(path) => shard.nbd.listen_unix(ring, Path::new(path)),
+            }
+        })?;
+        let id = result.map_err(|errno| {
+            let place = place_name(listen);
+            let text = format!("can not listen for NBD clients at {place}: {errno}");
+            Stop::failed(FailureKind::Io, text, "give another place with --listen")
+        })?;
+        exports.listeners.insert(listen.clone(), id);
+        Ok(())
+    }
+
+    fn serve(&self, name: &str, at: usize, target: TargetKey, export: &StoredExport) -> Done {
+        let description = format!("resource {} volume {}", export.resource, export.volume);
+        for shard in 0..self.shards.len() {
+            let place = if shard == at { Place::Here(target) } else { Place::Thread(at as u32) };
+            let export = Export { description: description.clone(), read_only: false, place };
+            let name = name.to_owned();
+            self.on(shard, move |shard| shard.nbd.set_export(name, export))?;
+        }
+        Ok(())
+    }
+
+    /// Stops serving. Clients are disconnected, once what is in flight has been answered.
+    pub(crate) fn unexport(&self, name: &str) -> Done {
+        let mut exports = lock(&self.exports);
+        let Some(export) = exports.by_name.remove(name) else {
+            let detail = format!("there is no export `{name}`");
+            return Err(Stop::invalid(detail));
+        };
+        for served in names(name, &export) {
+            if served == name || !exports.by_name.contains_key(&served) {
+                for shard in 0..self.shards.len() {
+                    let served = served.clone();
+                    self.on(shard, move |shard| {
+                        let Shard { nbd, io, volumes, .. } = shard;
+                        nbd.remove_export(&mut io.ring, volumes, &served, Parting::Gentle);
+                    })?;
+                }
+            }
+        }
+        if !exports.by_name.values().any(|other| other.listen == export.listen)
+            && let Some(id) = exports.listeners.remove(&export.listen)
+        {
+            self.on(LISTENING, move |shard| shard.nbd.close_listener(id))?;
+        }
+        self.state.put_exports(&exports.by_name).map_err(not_kept)
+    }
+
+    /// Names of the exports of a resource, or of one of its volumes.
+    pub(crate) fn exports_of(&self, resource: &str, volume: Option<VolumeNr>) -> Vec<String> {
+        let exports = lock(&self.exports);
+        let of = |export: &StoredExport| {
+            export.resource == resource && volume.is_none_or(|nr| nr.0 == export.volume)
+        };
+        exports.by_name.iter().filter(|(_, e)| of(e)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// All exports with their number of clients.
+    pub(crate) fn export_list(&self) -> Done<Vec<ExportStatus>> {
+        let mut clients: BTreeMap<String, u32> = BTreeMap::new();
+        for shard in 0..self.shards.len() {
+            let open: Vec<String> =
+                self.on(shard, |shard| shard.nbd.clients().filter_map(|c| c.export).collect())?;
+            for name in open {
+                *clients.entry(name).or_default() += 1;
+            }
+        }
+        let exports = lock(&self.exports);
+        let status = |(name, export): (&String, &StoredExport)| ExportStatus {
+            name: name.clone(),
+            resource: export.resource.clone(),
+            volume: VolumeNr(export.volume),
+            listen: export.listen.clone(),
+            clients: names(name, export).iter().filter_map(|n| clients.get(n)).sum(),
+        };
+        Ok(exports.by_name.iter().map(status).collect())
+    }
+
+    /// Stops listening and drops every client, for a shutdown.
+    pub(crate) fn stop_serving(&self) -> Done {
+        for shard in 0..self.shards.len() {
+            self.on(shard, |shard| {
+                let Shard { nbd, volumes, .. } = shard;
+                nbd.stop(volumes);
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn place_name(listen: &Listen) -> String {
+    match listen {
+        Listen::Tcp(address) => address.to_string(),
+        Listen::Unix(path) => path.clone(),
+    }
+}

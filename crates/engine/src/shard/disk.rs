@@ -1,0 +1,430 @@
+//! The local disk of a volume: data operations and metadata writes of the core, carried out.
+//!
+//! A job lives in [`Jobs`] from its submission until its last ring operation has completed. It
+//! holds what it needs of the disk, so a disk that the core gives up meanwhile stays open until
+//! the jobs on it have ended.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use codec::disk::{BLOCK_SIZE, Layout};
+use replication::io::{
+    DiskData, DiskError, DiskLimits, DiskOp, MetaBlock, MetaPlace, MetaWrite, OpId,
+};
+use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Payload};
+use vocab::{SECTOR_SIZE, Sector, VolumeNr};
+
+use super::attach::AttachJob;
+use super::io::Io;
+use super::token;
+use crate::digest::Algorithm;
+
+/// Bytes of one write of bitmap blocks.
+const RUN_MAX: usize = 256 << 10;
+/// Writes of bitmap blocks in flight for one metadata write.
+const RUNS_IN_FLIGHT: usize = 16;
+
+/// A disk in use.
+pub(crate) struct Disk {
+    pub(crate) data: DiskFile,
+    /// The metadata device; `None` if it is the data device.
+    pub(crate) meta: Option<DiskFile>,
+    pub(crate) layout: Layout,
+    pub(crate) limits: DiskLimits,
+}
+
+impl Disk {
+    /// The device that holds the metadata.
+    pub(crate) fn meta(&self) -> &DiskFile {
+        self.meta.as_ref().unwrap_or(&self.data)
+    }
+
+    fn place(&self, place: MetaPlace) -> u64 {
+        match place {
+            MetaPlace::Superblock => self.layout.superblock,
+            MetaPlace::ActivityLog(index) => self.layout.al_block(index),
+            MetaPlace::Bitmap(index) => self.layout.bitmap_block(index),
+        }
+    }
+}
+
+/// Whose job it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owner {
+    pub(crate) resource: u16,
+    pub(crate) volume: VolumeNr,
+    pub(crate) op: OpId,
+}
+
+/// What came of a job.
+pub(crate) enum Finished {
+    /// Tell the core, as `DiskDone`.
+    Disk(Owner, Result<DiskData, DiskError>),
+    /// Tell the core, as `MetaDone`.
+    Meta(Owner, Result<(), DiskError>),
+    /// A disk to be attached was read, or not.
+    Attach(Box<AttachJob>),
+}
+
+/// Jobs on disks, by token.
+#[derive(Default)]
+pub(crate) struct Jobs {
+    slots: Vec<Option<Job>>,
+    free: Vec<u32>,
+    /// Jobs that wait for memory.
+    starved: VecDeque<u32>,
+    /// Jobs that ended without an operation.
+    pub(crate) finished: Vec<Finished>,
+}
+
+enum Job {
+    Data(Owner, DataJob),
+    Meta(Owner, Box<MetaJob>),
+    Attach(Box<AttachJob>),
+}
+
+enum DataJob {
+    /// Waits for memory.
+    Unstarted(Rc<Disk>, DiskOp, Option<Algorithm>),
+    Read {
+        len: usize,
+        zeroes: bool,
+        digest: Option<Algorithm>,
+    },
+    Write,
+    /// Discard, zeroes, flush.
+    Plain,
+}
+
+impl Jobs {
+    fn insert(&mut self, job: Job) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[index as usize] = Some(job);
+        index
+    }
+
+    fn remove(&mut self, index: u32) -> Job {
+        let job = self.slots[index as usize].take().expect("a job ends once");
+        self.free.push(index);
+        job
+    }
+}
+
+/// The core's view of an error of the kernel. `discard` says that the operation is one a device
+/// may not support.
+fn disk_error(errno: Errno, optional: bool) -> DiskError {
+    match errno {
+        Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::ENOSYS if optional => DiskError::Unsupported,
+        Errno::ENOSPC => DiskError::NoSpace,
+        _ => DiskError::Io,
+    }
+}
+
+/// Starts a data operation. `digest` is the algorithm of `DiskOp::Digest`.
+pub(crate) fn start(
+    io: &mut Io,
+    owner: Owner,
+    disk: &Rc<Disk>,
+    op: DiskOp,
+    digest: Option<Algorithm>,
+) {
+    let job = DataJob::Unstarted(disk.clone(), op, digest);
+    let index = io.jobs.insert(Job::Data(owner, job));
+    start_data(io, index);
+}
+
+/// Submits a data operation, or puts it off until there is memory for it.
+fn start_data(io: &mut Io, index: u32) {
+    let Some(Job::Data(_, DataJob::Unstarted(disk, op, digest))) = &io.jobs.slots[index as usize]
+    else {
+        panic!("only a data operation that was not started is");
+    };
+    let (disk, op, digest) = (disk.clone(), *op, *digest);
+    let (data, token) = (&disk.data, token::disk(index));
+    let started = match op {
+        DiskOp::Read { range, .. } | DiskOp::Digest { range } => {
+            let len = range.len.bytes().0 as usize;
+            match io.pool.alloc(len) {
+                Ok(buf) => {
+                    data.read(&mut io.ring, token, range.start, buf);
+                    let zeroes = matches!(op, DiskOp::Read { detect_zeroes: true, .. });
+                    let wanted = matches!(op, DiskOp::Digest { .. });
+                    DataJob::Read { len, zeroes, digest: digest.filter(|_| wanted) }
+                }
+                Err(AllocError::Exhausted) => {
+                    io.jobs.starved.push_back(index);
+                    io.starved = true;
+                    return;
+                }
+                Err(AllocError::TooLarge) => {
+                    panic!("the core splits reads at 1 MiB, this one is {range}")
+                }
+            }
+        }
+        DiskOp::Write { range, buf, fua } => {
+            let buf = io.bufs.share(buf);
+            data.write(&mut io.ring, token, range.start, buf, fua);
+            DataJob::Write
+        }
+        DiskOp::Discard { range } => {
+            data.discard(&mut io.ring, token, range);
+            DataJob::Plain
+        }
+        DiskOp::Zeroes { range, unmap } => {
+            data.write_zeroes(&mut io.ring, token, range, !unmap);
+            DataJob::Plain
+        }
+        DiskOp::Flush => {
+            data.flush(&mut io.ring, token);
+            DataJob::Plain
+        }
+    };
+    if let Some(Job::Data(_, job)) = &mut io.jobs.slots[index as usize] {
+        *job = started;
+    }
+}
+
+/// Starts a metadata write.
+pub(crate) fn start_meta(io: &mut Io, owner: Owner, disk: &Rc<Disk>, write: MetaWrite) {
+    let job = MetaJob::new(disk.clone(), write);
+    let index = io.jobs.insert(Job::Meta(owner, Box::new(job)));
+    go_on(io, index, None);
+}
+
+/// Starts reading a disk that is to be attached.
+pub(crate) fn start_attach(io: &mut Io, job: AttachJob) {
+    let index = io.jobs.insert(Job::Attach(Box::new(job)));
+    go_on(io, index, None);
+}
+
+/// A ring operation of a job has completed.
+pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Finished> {
+    match &io.jobs.slots[index as usize] {
+        Some(Job::Data(..)) => {
+            let Job::Data(owner, job) = io.jobs.remove(index) else { unreachable!("seen above") };
+            Some(Finished::Disk(owner, data_result(io, job, done)))
+        }
+        Some(_) => {
+            go_on(io, index, Some(done));
+            io.jobs.finished.pop()
+        }
+        None => panic!("a job ends with its last operation"),
+    }
+}
+
+fn data_result(io: &mut Io, job: DataJob, done: Completed) -> Result<DiskData, DiskError> {
+    match job {
+        DataJob::Unstarted(..) => panic!("an operation completes after it was started"),
+        DataJob::Plain => match done.result {
+            Ok(_) => Ok(DiskData::None),
+            Err(errno) => Err(disk_error(errno, true)),
+        },
+        DataJob::Write => match done.result {
+            Ok(_) => Ok(DiskData::None),
+            Err(errno) => Err(disk_error(errno, false)),
+        },
+        DataJob::Read { len, zeroes, digest } => {
+            let read = done.result.map_err(|errno| disk_error(errno, false))?;
+            let Payload::Buf(buf) = done.payload else { panic!("a read gives its buffer back") };
+            if read as usize != len {
+                return Err(DiskError::Io);
+            }
+            if let Some(algorithm) = digest {
+                return Ok(DiskData::Digest(algorithm.of(&buf)));
+            }
+            let all_zero = zeroes && is_zero(&buf);
+            Ok(DiskData::Read { buf: io.bufs.insert(buf), all_zero })
+        }
+    }
+}
+
+/// Lets jobs that waited for memory try again.
+pub(crate) fn retry_starved(io: &mut Io) {
+    for _ in 0..io.jobs.starved.len() {
+        let Some(index) = io.jobs.starved.pop_front() else { return };
+        match io.jobs.slots[index as usize] {
+            Some(Job::Data(..)) => start_data(io, index),
+            Some(_) => go_on(io, index, None),
+            None => {}
+        }
+    }
+}
+
+/// What a job of several steps wants next.
+pub(crate) enum Step {
+    /// Its operations are under way.
+    Running,
+    /// It needs memory first.
+    Starved,
+    /// It has ended.
+    Ended,
+}
+
+/// Lets a job of several steps go on.
+fn go_on(io: &mut Io, index: u32, done: Option<Completed>) {
+    let mut job = io.jobs.slots[index as usize].take().expect("seen by the caller");
+    let step = match &mut job {
+        Job::Meta(_, job) => job.go_on(io, index, done),
+        Job::Attach(job) => job.go_on(io, index, done),
+        Job::Data(..) => panic!("data operations have one step"),
+    };
+    io.jobs.slots[index as usize] = Some(job);
+    match step {
+        Step::Running => {}
+        Step::Starved => {
+            io.jobs.starved.push_back(index);
+            io.starved = true;
+        }
+        Step::Ended => {
+            let finished = match io.jobs.remove(index) {
+                Job::Meta(owner, job) => Finished::Meta(owner, job.failed.map_or(Ok(()), Err)),
+                Job::Attach(job) => Finished::Attach(job),
+                Job::Data(..) => unreachable!("seen above"),
+            };
+            io.jobs.finished.push(finished);
+        }
+    }
+}
+
+/// True if all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(512).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// A metadata write in the order of [`MetaWrite`].
+struct MetaJob {
+    disk: Rc<Disk>,
+    stage: Stage,
+    /// Adjacent plain blocks as single writes, by byte position.
+    runs: VecDeque<(u64, Vec<MetaBlock>)>,
+    commit: Option<MetaBlock>,
+    flush: bool,
+    in_flight: usize,
+    failed: Option<DiskError>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    FlushData,
+    Plain,
+    FlushAll,
+    Commit,
+    Done,
+}
+
+impl MetaJob {
+    fn new(disk: Rc<Disk>, write: MetaWrite) -> MetaJob {
+        let MetaWrite { mut plain, commit, flush } = write;
+        plain.sort_by_key(|block| disk.place(block.place));
+        let mut runs: VecDeque<(u64, Vec<MetaBlock>)> = VecDeque::new();
+        for block in plain {
+            let at = disk.place(block.place);
+            match runs.back_mut() {
+                Some((start, run))
+                    if *start + (run.len() * BLOCK_SIZE) as u64 == at
+                        && run.len() * BLOCK_SIZE < RUN_MAX =>
+                {
+                    run.push(block);
+                }
+                _ => runs.push_back((at, vec![block])),
+            }
+        }
+        MetaJob { disk, stage: Stage::FlushData, runs, commit, flush, in_flight: 0, failed: None }
+            .begin()
+    }
+
+    fn begin(mut self) -> MetaJob {
+        if !self.flush || self.runs.is_empty() {
+            self.stage = Stage::Plain;
+        }
+        self
+    }
+
+    fn go_on(&mut self, io: &mut Io, index: u32, done: Option<Completed>) -> Step {
+        if let Some(done) = done {
+            self.in_flight -= 1;
+            if let Err(errno) = done.result {
+                self.failed = Some(disk_error(errno, false));
+            }
+            if self.stage == Stage::FlushData && self.in_flight == 0 {
+                self.stage = Stage::Plain;
+            }
+        } else if self.stage == Stage::FlushData {
+            self.disk.data.flush(&mut io.ring, token::disk(index));
+            self.in_flight = 1;
+            return Step::Running;
+        }
+        loop {
+            if self.failed.is_some() {
+                // What was meant to rely on the failed step must not be written.
+                self.stage = Stage::Done;
+            }
+            match self.stage {
+                Stage::Plain => {
+                    while self.in_flight < RUNS_IN_FLIGHT
+                        && let Some((at, run)) = self.runs.front()
+                    {
+                        let blocks = run.iter().map(|block| &block.bytes[..]);
+                        let Some(buf) = gather(io, run.len() * BLOCK_SIZE, blocks) else {
+                            return self.starved();
+                        };
+                        self.write(io, index, *at, buf, false);
+                        self.runs.pop_front();
+                        self.in_flight += 1;
+                    }
+                    if self.in_flight > 0 {
+                        return Step::Running;
+                    }
+                    self.stage = Stage::FlushAll;
+                    if self.flush && self.commit.is_some() {
+                        self.disk.data.flush(&mut io.ring, token::disk(index));
+                        self.in_flight += 1;
+                        if let Some(meta) = &self.disk.meta {
+                            meta.flush(&mut io.ring, token::disk(index));
+                            self.in_flight += 1;
+                        }
+                    }
+                }
+                Stage::FlushAll if self.in_flight == 0 => {
+                    let Some(commit) = &self.commit else {
+                        self.stage = Stage::Done;
+                        continue;
+                    };
+                    let Some(buf) = gather(io, BLOCK_SIZE, [&commit.bytes[..]].into_iter()) else {
+                        return self.starved();
+                    };
+                    let at = self.disk.place(commit.place);
+                    self.write(io, index, at, buf, self.flush);
+                    self.in_flight += 1;
+                    self.stage = Stage::Commit;
+                }
+                Stage::Commit if self.in_flight == 0 => self.stage = Stage::Done,
+                Stage::Done if self.in_flight == 0 => return Step::Ended,
+                _ => return Step::Running,
+            }
+        }
+    }
+
+    fn starved(&self) -> Step {
+        // A completion of its own lets it go on, too.
+        if self.in_flight > 0 { Step::Running } else { Step::Starved }
+    }
+
+    fn write(&self, io: &mut Io, index: u32, at: u64, buf: Buf, durable: bool) {
+        let sector = Sector(at / SECTOR_SIZE);
+        self.disk.meta().write(&mut io.ring, token::disk(index), sector, buf, durable);
+    }
+}
+
+/// Blocks as one buffer; `None` if there is no memory.
+fn gather<'a>(io: &Io, len: usize, blocks: impl Iterator<Item = &'a [u8]>) -> Option<Buf> {
+    let mut buf = io.meta_pool.alloc(len).ok()?;
+    let bytes = buf.as_mut_slice().expect("a new buffer is unique");
+    for (to, from) in bytes.chunks_mut(BLOCK_SIZE).zip(blocks) {
+        to.copy_from_slice(from);
+    }
+    Some(buf)
+}

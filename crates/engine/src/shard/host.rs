@@ -1,0 +1,518 @@
+//! A resource on its shard: the core, and what its outputs are carried out with.
+//!
+//! Every input goes through [`Host::feed`], which drains the outputs at once and in order. Nothing
+//! is decided here: an output names what is to be done, and this file does it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::mpsc;
+
+use codec::admin::{Note, PathStatus, ResourceStatus};
+use codec::config::{BackingConfig, PathConfig};
+use codec::wire::Stream;
+use frontend::nbd::server::TargetKey;
+use replication::config::ResourceConfig;
+use replication::io::{AdminCommand, DiskError, DiskOp, LinkLoss, LogLevel};
+use replication::{Input, Output, Resource};
+use runtime::{Completed, Conn};
+use vocab::options::NetOptions;
+use vocab::{ConfigError, Instant, NodeId, Refusal, VolumeNr};
+
+use super::attach::AttachJob;
+use super::disk::{self, Disk, Finished, Owner};
+use super::io::Io;
+use super::token::SocketOp;
+use super::volume::{Volumes, Wish};
+use crate::digest::Algorithm;
+use crate::log::{Level, log};
+use crate::transport::{Event, Link, LinkId, Next};
+
+/// Notes kept for `why`.
+const NOTES_MAX: usize = 200;
+
+/// Data queued for a peer beyond the kernel's buffers from which a connection counts as congested.
+const CONGESTED: usize = 4 << 20;
+
+/// Where the answer to an operator's wish goes.
+pub(crate) type Reply = mpsc::Sender<Result<(), Refusal>>;
+
+/// A resource.
+pub(crate) struct Host {
+    pub(crate) id: u16,
+    pub(crate) name: String,
+    node_id: NodeId,
+    core: Resource,
+    volumes: Vec<HostVolume>,
+    /// By node id.
+    links: BTreeMap<NodeId, Box<Link>>,
+    net: BTreeMap<NodeId, NetOptions>,
+    admin: BTreeMap<u64, Reply>,
+    last_admin: u64,
+    notes: VecDeque<(Instant, String, String)>,
+    /// States have changed since the last look.
+    pub(crate) changed: bool,
+    /// Links have something to send.
+    unflushed: bool,
+}
+
+struct HostVolume {
+    nr: VolumeNr,
+    target: TargetKey,
+    disk: Option<Rc<Disk>>,
+    /// Path of the disk in use.
+    path: Option<String>,
+    /// A disk is being read.
+    attaching: bool,
+}
+
+impl Host {
+    pub(crate) fn new(id: u16, config: ResourceConfig) -> Host {
+        let (name, node_id) = (config.name.clone(), config.node_id);
+        debug_assert!(config.volumes.is_empty() && config.peers.is_empty(), "added one by one");
+        Host {
+            id,
+            name,
+            node_id,
+            core: Resource::new(config, crate::random::seed()),
+            volumes: Vec::new(),
+            links: BTreeMap::new(),
+            net: BTreeMap::new(),
+            admin: BTreeMap::new(),
+            last_admin: 0,
+            notes: VecDeque::new(),
+            changed: true,
+            unflushed: false,
+        }
+    }
+
+    // ---- inputs --------------------------------------------------------------------------
+
+    /// Hands an input to the core and carries out what it wants done.
+    pub(crate) fn feed(&mut self, io: &mut Io, volumes: &mut Volumes, input: Input) {
+        self.core.handle(io.now(), input);
+        while let Some(output) = self.core.poll() {
+            self.carry_out(io, volumes, output);
+        }
+    }
+
+    /// What a volume wants.
+    pub(crate) fn wish(&mut self, io: &mut Io, volumes: &mut Volumes, nr: VolumeNr, wish: Wish) {
+        let input = match wish {
+            Wish::Open { opener, write } => Input::Open { volume: nr, opener, write },
+            Wish::Close { opener } => Input::Close { volume: nr, opener },
+            Wish::Request { id, op, range } => {
+                Input::Request(Wish::request(nr, id, op, range, &mut io.bufs))
+            }
+        };
+        self.feed(io, volumes, input);
+    }
+
+    /// An operator's wish. The answer goes to `reply`, now or later.
+    pub(crate) fn command(
+        &mut self,
+        io: &mut Io,
+        volumes: &mut Volumes,
+        command: AdminCommand,
+        reply: Reply,
+    ) {
+        self.last_admin += 1;
+        let id = self.last_admin;
+        self.admin.insert(id, reply);
+        self.feed(io, volumes, Input::Admin { id, command });
+    }
+
+    fn answer(&mut self, id: u64, result: Result<(), Refusal>) {
+        if let Some(reply) = self.admin.remove(&id) {
+            // Who asked may have gone away meanwhile.
+            let _ = reply.send(result);
+        }
+    }
+
+    /// A disk job has ended.
+    pub(crate) fn finished(&mut self, io: &mut Io, volumes: &mut Volumes, finished: Finished) {
+        match finished {
+            Finished::Disk(owner, result) => {
+                if let Err(error @ (DiskError::Io | DiskError::NoSpace)) = &result {
+                    let text = format!("an operation of the disk failed: {error:?}");
+                    self.note(io.now(), Level::Error, format!("volume {}", owner.volume), text);
+                }
+                self.feed(io, volumes, Input::DiskDone { op: owner.op, result });
+            }
+            Finished::Meta(owner, result) => {
+                self.feed(io, volumes, Input::MetaDone { op: owner.op, result });
+            }
+            Finished::Attach(job) => self.attach_read(io, volumes, *job),
+        }
+    }
+
+    /// An operation of a link's socket has completed.
+    pub(crate) fn link_completed(
+        &mut self,
+        io: &mut Io,
+        volumes: &mut Volumes,
+        node: NodeId,
+        (op, serial): (SocketOp, u32),
+        done: Completed,
+    ) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        let event = link.completed(io, op, serial, done);
+        self.link_event(io, volumes, node, event);
+    }
+
+    /// A peer has connected to one of the listeners.
+    pub(crate) fn accepted(&mut self, io: &mut Io, node: NodeId, conn: Conn) {
+        if let Some(link) = self.links.get_mut(&node) {
+            link.accepted(io, conn);
+        }
+    }
+
+    fn link_event(
+        &mut self,
+        io: &mut Io,
+        volumes: &mut Volumes,
+        node: NodeId,
+        event: Option<Event>,
+    ) {
+        match event {
+            None => {}
+            Some(Event::Up { tie_break }) => {
+                self.feed(io, volumes, Input::LinkUp { peer: node, tie_break });
+                // What arrived while the sockets were checked.
+                self.read(io, volumes, node, Stream::Data);
+                self.read(io, volumes, node, Stream::Control);
+            }
+            Some(Event::Readable(stream)) => self.read(io, volumes, node, stream),
+            Some(Event::Down(loss)) => {
+                self.feed(io, volumes, Input::LinkDown { peer: node, loss });
+            }
+        }
+    }
+
+    /// Feeds all packets that have arrived completely.
+    fn read(&mut self, io: &mut Io, volumes: &mut Volumes, node: NodeId, stream: Stream) {
+        while let Some(link) = self.links.get_mut(&node) {
+            match link.read(io, stream) {
+                Next::Packet(packet, payload) => {
+                    let payload = payload.map(|buf| io.bufs.insert(buf));
+                    self.feed(io, volumes, Input::Packet { peer: node, packet, payload });
+                }
+                Next::Nothing => return,
+                Next::Garbage => {
+                    let loss = LinkLoss::Garbage;
+                    return self.feed(io, volumes, Input::LinkDown { peer: node, loss });
+                }
+            }
+        }
+    }
+
+    /// Memory may be there again.
+    pub(crate) fn unstarve(&mut self, io: &mut Io, volumes: &mut Volumes) {
+        let nodes: Vec<NodeId> =
+            self.links.iter_mut().filter_map(|(n, l)| l.unstarve().then_some(*n)).collect();
+        for node in nodes {
+            self.read(io, volumes, node, Stream::Data);
+            self.read(io, volumes, node, Stream::Control);
+        }
+    }
+
+    // ---- time ----------------------------------------------------------------------------
+
+    /// When [`Host::timeout`] is wanted.
+    pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
+        let core = self.core.deadline().map(|(at, _)| at);
+        self.links.values().filter_map(|link| link.deadline(now)).chain(core).min()
+    }
+
+    /// Time has passed.
+    pub(crate) fn timeout(&mut self, io: &mut Io, volumes: &mut Volumes) {
+        let nodes: Vec<NodeId> = self.links.keys().copied().collect();
+        for node in nodes {
+            let event = self.links.get_mut(&node).and_then(|link| link.timeout(io));
+            self.link_event(io, volumes, node, event);
+        }
+        self.feed(io, volumes, Input::Timeout);
+    }
+
+    /// Ends a turn: what was queued for the peers leaves.
+    pub(crate) fn flush(&mut self, io: &mut Io) {
+        if std::mem::take(&mut self.unflushed) {
+            for link in self.links.values_mut() {
+                link.flush(io);
+            }
+        }
+    }
+
+    // ---- outputs -------------------------------------------------------------------------
+
+    fn carry_out(&mut self, io: &mut Io, volumes: &mut Volumes, output: Output) {
+        match output {
+            Output::Connect { peer } => {
+                if let Some(link) = self.links.get_mut(&peer) {
+                    link.connect(io);
+                }
+            }
+            Output::CloseLink { peer } => {
+                if let Some(link) = self.links.get_mut(&peer) {
+                    link.close(io);
+                }
+            }
+            Output::Send { peer, packet, payload } => {
+                let payload = payload.map(|id| io.bufs.share(id));
+                if let Some(link) = self.links.get_mut(&peer) {
+                    link.send(&packet, payload);
+                    self.unflushed = true;
+                }
+            }
+            Output::Disk { volume, op, io: disk_op } => {
+                let owner = Owner { resource: self.id, volume, op };
+                match self.disk_of(volume) {
+                    Some(disk) => {
+                        let digest = self.digest(&disk_op);
+                        disk::start(io, owner, &disk, disk_op, digest);
+                    }
+                    None => io.jobs.finished.push(Finished::Disk(owner, Err(DiskError::Io))),
+                }
+            }
+            Output::MetaWrite { volume, op, write } => {
+                let owner = Owner { resource: self.id, volume, op };
+                match self.disk_of(volume) {
+                    Some(disk) => disk::start_meta(io, owner, &disk, write),
+                    None => io.jobs.finished.push(Finished::Meta(owner, Err(DiskError::Io))),
+                }
+            }
+            Output::DiskReleased { volume } => {
+                if let Some(volume) = self.volume_mut(volume) {
+                    (volume.disk, volume.path) = (None, None);
+                }
+            }
+            Output::Complete { volume, id, result } => {
+                let target = self.volume_mut(volume).map(|v| v.target);
+                if let Some(target) = target.and_then(|key| volumes.get_mut(key)) {
+                    target.completed(id, result, &io.bufs);
+                }
+            }
+            Output::OpenDone { volume, opener, result } => {
+                if let Err(error) = &result {
+                    log!(Level::Info, format!("{}/{volume}", self.name), "not opened: {error:?}");
+                }
+                let target = self.volume_mut(volume).map(|v| v.target);
+                if let Some(target) = target.and_then(|key| volumes.get_mut(key)) {
+                    target.opened(opener, &result);
+                }
+            }
+            Output::Free(id) => io.bufs.free(id),
+            Output::AdminDone { id, result } => {
+                self.answer(id, result);
+            }
+            Output::StateChanged => self.changed = true,
+            Output::SizeChanged { volume, size } => {
+                let target = self.volume_mut(volume).map(|v| v.target);
+                if let Some(target) = target.and_then(|key| volumes.get_mut(key)) {
+                    target.set_size(size);
+                }
+                self.changed = true;
+            }
+            Output::Log(level, text) => {
+                let level = match level {
+                    LogLevel::Info => Level::Info,
+                    LogLevel::Warn => Level::Warn,
+                    LogLevel::Error => Level::Error,
+                };
+                self.note(io.now(), level, format!("resource {}", self.name), text);
+            }
+        }
+    }
+
+    fn volume_mut(&mut self, nr: VolumeNr) -> Option<&mut HostVolume> {
+        self.volumes.iter_mut().find(|v| v.nr == nr)
+    }
+
+    fn disk_of(&self, nr: VolumeNr) -> Option<Rc<Disk>> {
+        self.volumes.iter().find(|v| v.nr == nr)?.disk.clone()
+    }
+
+    /// The digest that `verify-alg` names. All connections of a resource that name one name the
+    /// same; that is checked when they are configured.
+    fn digest(&self, op: &DiskOp) -> Option<Algorithm> {
+        if !matches!(op, DiskOp::Digest { .. }) {
+            return None;
+        }
+        self.net.values().find_map(|net| Algorithm::named(&net.verify_alg))
+    }
+
+    fn note(&mut self, now: Instant, level: Level, object: String, text: String) {
+        log!(level, self.name, "{text}");
+        if self.notes.len() == NOTES_MAX {
+            self.notes.pop_front();
+        }
+        self.notes.push_back((now, object, text));
+    }
+
+    // ---- configuration -------------------------------------------------------------------
+
+    /// Adds a volume that the core has accepted.
+    pub(crate) fn add_volume(&mut self, volumes: &mut Volumes, nr: VolumeNr) -> TargetKey {
+        let target = volumes.insert(self.id, nr);
+        self.volumes.push(HostVolume { nr, target, disk: None, path: None, attaching: false });
+        target
+    }
+
+    /// Removes a volume that the core has removed.
+    pub(crate) fn remove_volume(&mut self, volumes: &mut Volumes, nr: VolumeNr) {
+        self.volumes.retain(|volume| {
+            if volume.nr == nr {
+                volumes.remove(volume.target);
+            }
+            volume.nr != nr
+        });
+    }
+
+    /// The target of a volume.
+    pub(crate) fn target(&self, nr: VolumeNr) -> Option<TargetKey> {
+        self.volumes.iter().find(|v| v.nr == nr).map(|v| v.target)
+    }
+
+    /// Adds a peer: before the core hears of it, so that it can never miss its link.
+    pub(crate) fn add_link(&mut self, node: NodeId, peer: &str, net: NetOptions) {
+        let id = LinkId { resource: self.id, node };
+        let label = format!("{}/{peer}", self.name);
+        self.links.insert(node, Box::new(Link::new(id, label, net.clone())));
+        self.net.insert(node, net);
+    }
+
+    pub(crate) fn remove_link(&mut self, io: &mut Io, node: NodeId) {
+        if let Some(mut link) = self.links.remove(&node) {
+            link.close(io);
+            link.drop_now(io);
+        }
+        self.net.remove(&node);
+    }
+
+    pub(crate) fn set_net(&mut self, node: NodeId, net: NetOptions) {
+        if let Some(link) = self.links.get_mut(&node) {
+            link.set_net(net.clone());
+            self.net.insert(node, net);
+        }
+    }
+
+    pub(crate) fn set_paths(&mut self, io: &mut Io, node: NodeId, paths: Vec<PathConfig>) {
+        if let Some(link) = self.links.get_mut(&node) {
+            link.set_paths(io, paths);
+        }
+        self.changed = true;
+    }
+
+    // ---- disks ---------------------------------------------------------------------------
+
+    /// Claims a disk and begins to read its metadata; the core hears of it afterwards.
+    pub(crate) fn attach(
+        &mut self,
+        io: &mut Io,
+        nr: VolumeNr,
+        backing: &BackingConfig,
+        reply: Reply,
+    ) {
+        let refused = |detail: String| Err(Refusal::config(ConfigError::DiskConfigured, detail));
+        let (resource, me) = (self.id, self.node_id);
+        let Some(volume) = self.volume_mut(nr) else {
+            let _ = reply.send(Err(ConfigError::MinorInvalid.into()));
+            return;
+        };
+        if volume.attaching || volume.disk.is_some() {
+            let detail = format!("volume {nr} has a disk, or is getting one; detach it first");
+            let _ = reply.send(refused(detail));
+            return;
+        }
+        self.last_admin += 1;
+        let admin = self.last_admin;
+        match AttachJob::open(resource, nr, me, admin, backing) {
+            Ok(job) => {
+                let volume = self.volume_mut(nr).expect("seen above");
+                volume.attaching = true;
+                volume.path = Some(backing.disk.clone());
+                self.admin.insert(admin, reply);
+                disk::start_attach(io, job);
+            }
+            Err(refusal) => _ = reply.send(Err(refusal)),
+        }
+    }
+
+    /// The metadata of a disk was read, or not.
+    fn attach_read(&mut self, io: &mut Io, volumes: &mut Volumes, job: AttachJob) {
+        let (nr, id) = (job.volume, job.admin);
+        let result = job.finish();
+        let Some(volume) = self.volume_mut(nr) else {
+            return self.answer(id, Err(ConfigError::MinorInvalid.into()));
+        };
+        volume.attaching = false;
+        let target = volume.target;
+        match result {
+            Ok((disk, image)) => {
+                if let Some(target) = volumes.get_mut(target) {
+                    target.set_block_size(disk.limits.logical_block_size);
+                }
+                self.volume_mut(nr).expect("seen above").disk = Some(disk);
+                let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
+                self.feed(io, volumes, Input::Admin { id, command });
+                // Refused at once: the core never had it.
+                if !self.admin.contains_key(&id) && !self.core_has_disk(nr) {
+                    let volume = self.volume_mut(nr).expect("seen above");
+                    (volume.disk, volume.path) = (None, None);
+                }
+            }
+            Err(refusal) => {
+                volume.path = None;
+                self.answer(id, Err(refusal));
+            }
+        }
+    }
+
+    fn core_has_disk(&self, nr: VolumeNr) -> bool {
+        let status = self.core.status();
+        let device = status.devices.iter().find(|device| device.volume == nr);
+        device.is_some_and(|device| device.disk_state > vocab::DiskState::Diskless)
+    }
+
+    // ---- what users see ------------------------------------------------------------------
+
+    /// The states, with what only the driver knows.
+    pub(crate) fn status(&self) -> ResourceStatus {
+        let mut status = self.core.status();
+        for device in &mut status.devices {
+            let volume = self.volumes.iter().find(|v| v.nr == device.volume);
+            device.backing_dev = volume.and_then(|v| v.path.clone());
+        }
+        for connection in &mut status.connections {
+            let Some(link) = self.links.get(&connection.peer_node_id) else { continue };
+            connection.congested = link.queued_bytes() > CONGESTED;
+            connection.paths = link
+                .paths()
+                .map(|(path, established)| PathStatus {
+                    this_host: path.local,
+                    remote_host: path.remote,
+                    established,
+                })
+                .collect();
+        }
+        status
+    }
+
+    /// What happened lately, and the core's own view of what is wrong.
+    pub(crate) fn why(&self, now: Instant) -> Vec<Note> {
+        let past = self.notes.iter().map(|(at, object, text)| Note {
+            age_seconds: now.since(*at).as_secs(),
+            object: object.clone(),
+            text: text.clone(),
+        });
+        let object = format!("resource {}", self.name);
+        let present = self.core.explain();
+        let present =
+            present.into_iter().map(|text| Note { age_seconds: 0, object: object.clone(), text });
+        past.chain(present).collect()
+    }
+
+    /// Openers of all volumes.
+    pub(crate) fn openers(&self, volumes: &mut Volumes) -> usize {
+        self.volumes.iter().filter_map(|v| volumes.get_mut(v.target).map(|t| t.openers())).sum()
+    }
+}

@@ -1,0 +1,449 @@
+//! Volumes as block devices: what front ends ask is queued for the core, what the core answers
+//! is queued for them.
+//!
+//! A volume here knows only its openers and requests. What may be done with it is the core's
+//! decision.
+
+use std::collections::BTreeMap;
+
+use frontend::nbd::server::{TargetKey, Targets};
+use replication::io::{BufId, IoError, OpenError, Request as CoreRequest, RequestOp};
+use runtime::{
+    BUF_MAX, Buf, Completion, Errno, Extent, Intent, Op, OpenerId, Request, Target, TargetInfo,
+};
+use vocab::{Bytes, SECTOR_SIZE, SectorRange, Sectors, VolumeNr};
+
+use super::bufs::Bufs;
+
+/// Largest discard or zeroing handed to the core as one: small enough for any peer (wire §2).
+const RANGE_MAX: u64 = 4 << 20;
+
+/// Something a volume wants of its core.
+pub(crate) enum Wish {
+    /// `Input::Open`.
+    Open { opener: u64, write: bool },
+    /// `Input::Close`.
+    Close { opener: u64 },
+    /// `Input::Request`; the buffer of a write comes along.
+    Request { id: u64, op: WishOp, range: SectorRange },
+}
+
+/// As `RequestOp`, before the buffer has its number.
+pub(crate) enum WishOp {
+    Read,
+    Write { buf: Buf, fua: bool },
+    Discard,
+    Zeroes { unmap: bool },
+    Flush,
+}
+
+impl Wish {
+    /// The request for the core.
+    pub(crate) fn request(
+        volume: VolumeNr,
+        id: u64,
+        op: WishOp,
+        range: SectorRange,
+        bufs: &mut Bufs,
+    ) -> CoreRequest {
+        let op = match op {
+            WishOp::Read => RequestOp::Read,
+            WishOp::Write { buf, fua } => RequestOp::Write { buf: bufs.insert(buf), fua },
+            WishOp::Discard => RequestOp::Discard,
+            WishOp::Zeroes { unmap } => RequestOp::Zeroes { unmap },
+            WishOp::Flush => RequestOp::Flush,
+        };
+        CoreRequest { volume, id, op, range }
+    }
+}
+
+/// The volumes of a shard, by key.
+#[derive(Default)]
+pub(crate) struct Volumes {
+    slots: Vec<Option<Volume>>,
+    touched: Vec<u32>,
+}
+
+impl Volumes {
+    /// Adds a volume. Keys are never reused, so a front end can not meet another volume under
+    /// an old key.
+    pub(crate) fn insert(&mut self, resource: u16, nr: VolumeNr) -> TargetKey {
+        let key = self.slots.len() as u32;
+        self.slots.push(Some(Volume::new(key, resource, nr)));
+        TargetKey(u64::from(key))
+    }
+
+    pub(crate) fn remove(&mut self, key: TargetKey) {
+        self.slots[key.0 as usize] = None;
+    }
+
+    pub(crate) fn get_mut(&mut self, key: TargetKey) -> Option<&mut Volume> {
+        let volume = self.slots.get_mut(key.0 as usize)?.as_mut()?;
+        if !std::mem::replace(&mut volume.touched, true) {
+            self.touched.push(volume.key);
+        }
+        Some(volume)
+    }
+
+    /// Takes the list of volumes that were used since the last call: they may have wishes for
+    /// their core, or completions for their front end.
+    pub(crate) fn take_touched(&mut self, into: &mut Vec<u32>) {
+        for key in &self.touched {
+            if let Some(volume) = &mut self.slots[*key as usize] {
+                volume.touched = false;
+            }
+        }
+        into.append(&mut self.touched);
+    }
+
+    /// Takes the wishes of a volume: its resource, its number, and them.
+    pub(crate) fn take_wishes(
+        &mut self,
+        key: u32,
+        into: &mut Vec<Wish>,
+    ) -> Option<(u16, VolumeNr)> {
+        let volume = self.slots[key as usize].as_mut()?;
+        into.append(&mut volume.wishes);
+        Some((volume.resource, volume.nr))
+    }
+
+    /// Takes the completions of a volume.
+    pub(crate) fn take_completions(&mut self, key: u32, into: &mut Vec<Completion>) {
+        if let Some(volume) = &mut self.slots[key as usize] {
+            into.append(&mut volume.completions);
+        }
+    }
+}
+
+impl Targets for Volumes {
+    fn target(&mut self, key: TargetKey) -> Option<&mut dyn Target> {
+        self.get_mut(key).map(|volume| volume as &mut dyn Target)
+    }
+}
+
+/// One volume.
+pub(crate) struct Volume {
+    key: u32,
+    /// Listed as touched.
+    touched: bool,
+    resource: u16,
+    nr: VolumeNr,
+    size: Sectors,
+    block_size: u32,
+    openers: BTreeMap<OpenerId, Opener>,
+    pending: Vec<Pending>,
+    free: Vec<u32>,
+    wishes: Vec<Wish>,
+    completions: Vec<Completion>,
+}
+
+struct Opener {
+    tag: u64,
+    state: OpenState,
+    /// Requests not completed by the core.
+    in_flight: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OpenState {
+    Opening,
+    Open,
+    /// The front end has closed it; nothing is delivered any more.
+    Closed {
+        answered: bool,
+    },
+}
+
+/// A request of a front end, or a part of one.
+#[derive(Clone, Copy)]
+enum Pending {
+    Free,
+    Whole {
+        opener: OpenerId,
+        tag: u64,
+    },
+    /// Several parts, and perhaps a flush, stand for one request.
+    Split {
+        opener: OpenerId,
+        tag: u64,
+        parts: u32,
+        flush: bool,
+        failed: Option<Errno>,
+    },
+    Part {
+        whole: u32,
+    },
+}
+
+impl Volume {
+    fn new(key: u32, resource: u16, nr: VolumeNr) -> Volume {
+        Volume {
+            key,
+            touched: false,
+            resource,
+            nr,
+            size: Sectors(0),
+            block_size: 512,
+            openers: BTreeMap::new(),
+            pending: Vec::new(),
+            free: Vec::new(),
+            wishes: Vec::new(),
+            completions: Vec::new(),
+        }
+    }
+
+    /// The size has changed.
+    pub(crate) fn set_size(&mut self, size: Sectors) {
+        self.size = size;
+    }
+
+    /// Requests must be multiples of this, in bytes.
+    pub(crate) fn set_block_size(&mut self, bytes: u32) {
+        self.block_size = bytes;
+    }
+
+    /// Openers that are open, being opened, or not done yet.
+    pub(crate) fn openers(&self) -> usize {
+        self.openers.len()
+    }
+
+    /// The core has answered an open.
+    pub(crate) fn opened(&mut self, opener: u64, result: &Result<(), OpenError>) {
+        let id = OpenerId(opener);
+        let Some(entry) = self.openers.get_mut(&id) else { return };
+        match entry.state {
+            OpenState::Opening => {
+                let tag = entry.tag;
+                let result = match result {
+                    Ok(()) => {
+                        entry.state = OpenState::Open;
+                        Ok(())
+                    }
+                    Err(error) => {
+                        self.openers.remove(&id);
+                        Err(open_errno(error))
+                    }
+                };
+                self.completions.push(Completion::new(id, tag, result));
+            }
+            OpenState::Closed { answered: false } => {
+                if result.is_ok() {
+                    self.wishes.push(Wish::Close { opener });
+                }
+                self.openers.remove(&id);
+            }
+            OpenState::Open | OpenState::Closed { answered: true } => {
+                panic!("the core answers an open once")
+            }
+        }
+    }
+
+    /// The core has completed a request.
+    pub(crate) fn completed(
+        &mut self,
+        id: u64,
+        result: Result<Option<BufId>, IoError>,
+        bufs: &Bufs,
+    ) {
+        let index = id as u32;
+        let pending = std::mem::replace(&mut self.pending[index as usize], Pending::Free);
+        self.free.push(index);
+        match pending {
+            Pending::Whole { opener, tag } => {
+                let (result, buf) = match result {
+                    Ok(buf) => (Ok(()), buf.map(|buf| bufs.share(buf))),
+                    Err(error) => (Err(io_errno(error)), None),
+                };
+                self.finish(opener, Completion { buf, ..Completion::new(opener, tag, result) });
+            }
+            Pending::Part { whole } => self.part_done(whole, result.map(|_| ())),
+            Pending::Free | Pending::Split { .. } => {
+                panic!("the core completes a request once, and only what it was given")
+            }
+        }
+    }
+
+    fn part_done(&mut self, index: u32, result: Result<(), IoError>) {
+        let Pending::Split { opener, tag, parts, flush, failed } =
+            &mut self.pending[index as usize]
+        else {
+            panic!("a request outlives its parts");
+        };
+        if let Err(error) = result {
+            failed.get_or_insert(io_errno(error));
+        }
+        *parts -= 1;
+        if *parts > 0 {
+            return;
+        }
+        if *flush && failed.is_none() {
+            (*flush, *parts) = (false, 1);
+            let id = self.add(Pending::Part { whole: index });
+            self.wish(id, WishOp::Flush, SectorRange::new(0, 0));
+            return;
+        }
+        let (opener, tag, result) = (*opener, *tag, failed.map_or(Ok(()), Err));
+        self.pending[index as usize] = Pending::Free;
+        self.free.push(index);
+        self.finish(opener, Completion::new(opener, tag, result));
+    }
+
+    /// Delivers an answer, unless its opener has closed.
+    fn finish(&mut self, opener: OpenerId, completion: Completion) {
+        let entry = self.openers.get_mut(&opener).expect("an opener outlives its requests");
+        entry.in_flight -= 1;
+        match entry.state {
+            OpenState::Closed { .. } => self.close_if_idle(opener),
+            OpenState::Opening | OpenState::Open => self.completions.push(completion),
+        }
+    }
+
+    fn close_if_idle(&mut self, opener: OpenerId) {
+        if self.openers.get(&opener).is_some_and(|entry| entry.in_flight == 0) {
+            self.openers.remove(&opener);
+            self.wishes.push(Wish::Close { opener: opener.0 });
+        }
+    }
+
+    fn add(&mut self, pending: Pending) -> u64 {
+        match self.free.pop() {
+            Some(index) => {
+                self.pending[index as usize] = pending;
+                u64::from(index)
+            }
+            None => {
+                self.pending.push(pending);
+                self.pending.len() as u64 - 1
+            }
+        }
+    }
+
+    fn wish(&mut self, id: u64, op: WishOp, range: SectorRange) {
+        self.wishes.push(Wish::Request { id, op, range });
+    }
+
+    /// A discard or zeroing, in parts that every peer takes, followed by a flush if it must be
+    /// durable when it completes.
+    fn submit_range(&mut self, request: &Request) {
+        let (opener, tag) = (request.opener, request.tag);
+        let end = request.offset + u64::from(request.len);
+        let parts = u64::from(request.len).div_ceil(RANGE_MAX) as u32;
+        let split = Pending::Split { opener, tag, parts, flush: request.fua, failed: None };
+        let whole = self.add(split) as u32;
+        let mut offset = request.offset;
+        while offset < end {
+            let len = RANGE_MAX.min(end - offset);
+            let op = match request.op {
+                Op::WriteZeroes { no_hole } => WishOp::Zeroes { unmap: !no_hole },
+                _ => WishOp::Discard,
+            };
+            let id = self.add(Pending::Part { whole });
+            self.wish(id, op, sectors(offset, len));
+            offset += len;
+        }
+    }
+}
+
+fn sectors(offset: u64, len: u64) -> SectorRange {
+    SectorRange::new(offset / SECTOR_SIZE, len / SECTOR_SIZE)
+}
+
+/// What a failed request looks like to applications.
+const fn io_errno(error: IoError) -> Errno {
+    match error {
+        IoError::Io => Errno::EIO,
+        IoError::NotPrimary => Errno::EROFS,
+        IoError::NoSpace => Errno::ENOSPC,
+        IoError::Invalid => Errno::EINVAL,
+        IoError::Unsupported => Errno::EOPNOTSUPP,
+    }
+}
+
+/// The numbers that opening DRBD's device gives (semantics §3.4).
+const fn open_errno(error: &OpenError) -> Errno {
+    match error {
+        OpenError::FailIo => Errno(libc::ENOTRECOVERABLE),
+        OpenError::PromotionRefused(_) => Errno::EROFS,
+        OpenError::NotPrimaryHere { .. } => Errno::EMEDIUMTYPE,
+        OpenError::NoData => Errno(libc::ENODATA),
+        OpenError::NoDevice => Errno::ENODEV,
+    }
+}
+
+impl Target for Volume {
+    fn info(&self) -> TargetInfo {
+        TargetInfo {
+            size: Bytes(self.size.0 * SECTOR_SIZE),
+            block_size_min: self.block_size,
+            block_size_preferred: 4096,
+            max_transfer: BUF_MAX as u32,
+            read_only: false,
+            can_trim: true,
+            can_zero: true,
+            can_flush: true,
+            can_fua: true,
+            multi_conn: true,
+            rotational: false,
+        }
+    }
+
+    fn open(&mut self, opener: OpenerId, intent: Intent, tag: u64) {
+        let entry = Opener { tag, state: OpenState::Opening, in_flight: 0 };
+        let before = self.openers.insert(opener, entry);
+        assert!(before.is_none(), "openers are unique");
+        self.wishes.push(Wish::Open { opener: opener.0, write: intent == Intent::Write });
+    }
+
+    fn close(&mut self, opener: OpenerId) {
+        let Some(entry) = self.openers.get_mut(&opener) else { return };
+        match entry.state {
+            OpenState::Opening => entry.state = OpenState::Closed { answered: false },
+            OpenState::Open => {
+                entry.state = OpenState::Closed { answered: true };
+                self.close_if_idle(opener);
+            }
+            OpenState::Closed { .. } => return,
+        }
+        self.completions.retain(|completion| completion.opener != opener);
+    }
+
+    fn submit(&mut self, request: Request) {
+        let (opener, tag) = (request.opener, request.tag);
+        let open = self.openers.get(&opener).is_some_and(|entry| entry.state == OpenState::Open);
+        let checked = if open { self.info().check(&request) } else { Err(Errno::EBADF) };
+        if let Err(errno) = checked {
+            let completion = Completion::new(opener, tag, Err(errno));
+            self.completions.push(Completion { buf: request.buf, ..completion });
+            return;
+        }
+        if request.op == Op::BlockStatus {
+            let extent = Extent { len: u64::from(request.len), hole: false, zero: false };
+            let completion = Completion::new(opener, tag, Ok(()));
+            self.completions.push(Completion { extents: Some(Box::new([extent])), ..completion });
+            return;
+        }
+        self.openers.get_mut(&opener).expect("seen above").in_flight += 1;
+        let range = sectors(request.offset, u64::from(request.len));
+        let op = match request.op {
+            // The data arrives in a buffer of its own, from the disk or from a peer; the one
+            // that came along goes back to the pool until then.
+            Op::Read => WishOp::Read,
+            Op::Write => {
+                let buf = request.buf.expect("a write that was checked has its data");
+                WishOp::Write { buf, fua: request.fua }
+            }
+            Op::Flush => WishOp::Flush,
+            Op::Trim | Op::WriteZeroes { .. } => return self.submit_range(&request),
+            Op::BlockStatus => unreachable!("answered above"),
+        };
+        let id = self.add(Pending::Whole { opener, tag });
+        self.wish(id, op, range);
+    }
+
+    /// Wishes leave at the end of the turn.
+    fn flush_submissions(&mut self) {}
+
+    fn poll_completions(&mut self, out: &mut Vec<Completion>) {
+        out.append(&mut self.completions);
+    }
+}

@@ -1,0 +1,433 @@
+//! Connections to peers: two TCP sockets each (wire §1).
+//!
+//! - `listen`: listening sockets; `stream`: one socket, bytes to packets and back.
+//! - `dance`: how two nodes that both listen and both connect end up with one pair of sockets.
+//! - This file: a [`Link`], from the core's wish to connect until the sockets are closed again.
+//!
+//! ```text
+//! Idle ──connect()──► dance ──Event::Up──► up ──Event::Down──► Idle
+//!   ▲                   │                   │
+//!   └────── close() ◄───┴───────────────────┘   (queued packets leave for at most a second)
+//! ```
+//!
+//! A link decides nothing about replication. It hands packets to its owner and tells when the
+//! sockets are there and when they are gone.
+
+mod dance;
+mod listen;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use codec::config::PathConfig;
+use codec::wire::{Agreed, Features, Packet, Stream, WireError};
+use replication::io::LinkLoss;
+use runtime::{Buf, Completed, Conn};
+use vocab::Instant;
+use vocab::options::NetOptions;
+
+use crate::log::{Level, log};
+use crate::shard::io::Io;
+use crate::shard::token::SocketOp;
+
+use dance::Dance;
+pub(crate) use listen::Listeners;
+pub(crate) use stream::LinkId;
+use stream::{Read, Socket};
+
+/// How long queued packets may take to leave before the sockets are closed.
+const PARTING: Duration = Duration::from_secs(1);
+/// When one socket has ended, how long the other may still deliver what is on its way.
+const LINGER: Duration = Duration::from_millis(200);
+
+/// Something the owner must know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Event {
+    /// Both sockets are up.
+    Up {
+        /// This node accepted the control socket.
+        tie_break: bool,
+    },
+    /// Bytes have arrived: read them with [`Link::read`].
+    Readable(Stream),
+    /// The sockets are gone.
+    Down(LinkLoss),
+}
+
+/// What [`Link::read`] found.
+pub(crate) enum Next {
+    /// A packet.
+    Packet(Packet, Option<Buf>),
+    /// Nothing more for the moment.
+    Nothing,
+    /// The stream can not go on; the sockets are closed.
+    Garbage,
+}
+
+/// The connection to one peer, as far as sockets go.
+pub(crate) struct Link {
+    id: LinkId,
+    /// `resource/peer`, for the log.
+    label: String,
+    net: NetOptions,
+    paths: Vec<PathConfig>,
+    state: State,
+    closing: Vec<Closing>,
+}
+
+enum State {
+    Idle,
+    Dancing(Box<Dance>),
+    Up(Box<Up>),
+}
+
+struct Up {
+    path: PathConfig,
+    data: Socket,
+    control: Socket,
+    own: Option<Features>,
+    agreed: Agreed,
+    /// One of the sockets has ended; report it then.
+    ended: Option<(Instant, LinkLoss)>,
+    /// Reading waits for memory.
+    starved: bool,
+}
+
+/// Sockets that are about to be closed.
+struct Closing {
+    sockets: [Socket; 2],
+    until: Instant,
+}
+
+impl Up {
+    fn socket(&mut self, stream: Stream) -> &mut Socket {
+        match stream {
+            Stream::Data => &mut self.data,
+            Stream::Control => &mut self.control,
+        }
+    }
+
+    fn stream_of(&self, serial: u32) -> Option<Stream> {
+        if self.data.serial == serial {
+            Some(Stream::Data)
+        } else if self.control.serial == serial {
+            Some(Stream::Control)
+        } else {
+            None
+        }
+    }
+
+    /// Takes note of an end. The other stream may have packets that were sent before it, such as
+    /// the reason for the end, so the report waits for that stream's end or a moment.
+    fn note_end(&mut self, now: Instant) {
+        let failed =
+            [&self.data, &self.control].into_iter().any(|s| matches!(s.ended, Some(Some(_))));
+        let loss = if failed { LinkLoss::Broken } else { LinkLoss::Closed };
+        let both = self.data.ended.is_some() && self.control.ended.is_some();
+        let at = match self.ended {
+            _ if both => now,
+            Some((at, _)) => at,
+            None => now + LINGER,
+        };
+        self.ended = Some((at, loss));
+    }
+
+    /// When the peer will have failed to take data for too long: a data socket may stall for
+    /// `timeout` `ko-count` times, a control socket not even once (wire §1.2).
+    fn stalled_at(&self, net: &NetOptions, now: Instant) -> Option<Instant> {
+        let data = (net.ko_count > 0 && !self.data.is_sent()).then(|| {
+            now + (net.timeout * net.ko_count).saturating_sub(self.data.conn.tx.stalled_for(now))
+        });
+        let control = (!self.control.is_sent())
+            .then(|| now + net.timeout.saturating_sub(self.control.conn.tx.stalled_for(now)));
+        [data, control].into_iter().flatten().min()
+    }
+}
+
+impl Link {
+    pub(crate) fn new(id: LinkId, label: String, net: NetOptions) -> Link {
+        Link { id, label, net, paths: Vec::new(), state: State::Idle, closing: Vec::new() }
+    }
+
+    /// The paths, and whether each is in use.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (PathConfig, bool)> {
+        let used = match &self.state {
+            State::Up(up) => Some(up.path),
+            _ => None,
+        };
+        self.paths.iter().map(move |path| (*path, used == Some(*path)))
+    }
+
+    /// Replaces the options. What concerns sockets applies from the next connection on.
+    pub(crate) fn set_net(&mut self, net: NetOptions) {
+        self.net = net;
+    }
+
+    /// Replaces the paths. A path in use stays in use.
+    pub(crate) fn set_paths(&mut self, io: &mut Io, paths: Vec<PathConfig>) {
+        self.paths = paths;
+        if let State::Dancing(_) = self.state {
+            // Begin anew, so that everything fits the new paths.
+            io.listeners.forget(self.id.resource, self.id.node);
+            self.connect(io);
+        }
+    }
+
+    /// Data waits in the socket's queue: the peer does not keep up.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        match &self.state {
+            State::Up(up) => up.data.conn.tx.queued_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Tries to reach the peer until [`Event::Up`] or [`Link::close`].
+    pub(crate) fn connect(&mut self, io: &mut Io) {
+        self.state = State::Dancing(Box::new(Dance::new(self.id, self.paths.clone())));
+        if let State::Dancing(dance) = &mut self.state {
+            dance.start(io, &self.net, &self.label);
+        }
+    }
+
+    /// Sends what is queued, then closes the sockets; or stops trying.
+    pub(crate) fn close(&mut self, io: &mut Io) {
+        io.listeners.forget(self.id.resource, self.id.node);
+        if let State::Up(up) = std::mem::replace(&mut self.state, State::Idle) {
+            let Up { data, control, .. } = *up;
+            let mut closing = Closing { sockets: [data, control], until: io.now() + PARTING };
+            for socket in &mut closing.sockets {
+                socket.flush(&mut io.ring);
+            }
+            self.closing.push(closing);
+            self.reap(io.now());
+        }
+    }
+
+    /// Closes the sockets at once.
+    pub(crate) fn drop_now(&mut self, io: &mut Io) {
+        io.listeners.forget(self.id.resource, self.id.node);
+        self.state = State::Idle;
+    }
+
+    fn reap(&mut self, now: Instant) {
+        self.closing.retain(|closing| {
+            let done = closing.sockets.iter().all(|s| s.is_sent() || s.ended.is_some());
+            !done && now < closing.until
+        });
+    }
+
+    /// The peer has connected to one of our listeners.
+    pub(crate) fn accepted(&mut self, io: &mut Io, conn: Conn) {
+        match &mut self.state {
+            State::Dancing(dance) => dance.accepted(io, &self.net, conn),
+            _ => log!(Level::Debug, self.label, "closed a connection that was not expected now"),
+        }
+    }
+
+    /// An operation of one of the sockets has completed.
+    pub(crate) fn completed(
+        &mut self,
+        io: &mut Io,
+        op: SocketOp,
+        serial: u32,
+        done: Completed,
+    ) -> Option<Event> {
+        let now = io.now();
+        match &mut self.state {
+            State::Up(up) if up.stream_of(serial).is_some() => {
+                let stream = up.stream_of(serial).expect("just looked");
+                let socket = up.socket(stream);
+                let alive = match op {
+                    SocketOp::Receive => socket.received(done),
+                    SocketOp::Send => socket.sent(done, now),
+                    SocketOp::Connect => true,
+                };
+                if !alive {
+                    up.note_end(now);
+                } else if op == SocketOp::Receive {
+                    return Some(Event::Readable(stream));
+                } else {
+                    socket.flush(&mut io.ring);
+                }
+                self.report_end(io)
+            }
+            State::Dancing(dance) if dance.owns(serial) => {
+                dance.completed(io, &self.net, &self.label, op, serial, done);
+                self.dance_done(io)
+            }
+            _ => {
+                for closing in &mut self.closing {
+                    let Some(socket) = closing.sockets.iter_mut().find(|s| s.serial == serial)
+                    else {
+                        continue;
+                    };
+                    // What still arrives is of no interest; what was queued still leaves.
+                    match op {
+                        SocketOp::Receive => _ = socket.received(done),
+                        SocketOp::Send => {
+                            if socket.sent(done, now) {
+                                socket.flush(&mut io.ring);
+                            }
+                        }
+                        SocketOp::Connect => {}
+                    }
+                    break;
+                }
+                self.reap(now);
+                None
+            }
+        }
+    }
+
+    /// Moves on if the dance has come to its end.
+    fn dance_done(&mut self, io: &mut Io) -> Option<Event> {
+        let State::Dancing(dance) = &mut self.state else { return None };
+        let (path, data, control) = dance.take_pair()?;
+        let tie_break = control.accepted;
+        io.listeners.forget(self.id.resource, self.id.node);
+        let up = Up {
+            path,
+            data,
+            control,
+            own: None,
+            agreed: Agreed::NOTHING,
+            ended: None,
+            starved: false,
+        };
+        self.state = State::Up(Box::new(up));
+        log!(Level::Debug, self.label, "both sockets are up ({} to {})", path.local, path.remote);
+        Some(Event::Up { tie_break })
+    }
+
+    fn report_end(&mut self, io: &mut Io) -> Option<Event> {
+        let State::Up(up) = &self.state else { return None };
+        let (at, loss) = up.ended?;
+        if io.now() < at {
+            return None;
+        }
+        log!(Level::Debug, self.label, "the sockets are gone ({loss:?})");
+        self.drop_now(io);
+        Some(Event::Down(loss))
+    }
+
+    /// The next packet of a stream, to be called until there is nothing.
+    pub(crate) fn read(&mut self, io: &mut Io, stream: Stream) -> Next {
+        let State::Up(up) = &mut self.state else { return Next::Nothing };
+        let agreed = up.agreed;
+        let socket = up.socket(stream);
+        match socket.read(stream, &agreed) {
+            Ok(Read::Packet(packet, payload)) => {
+                if let Packet::ConnectionFeatures(theirs) = &packet {
+                    up.agree(theirs);
+                }
+                log!(Level::Trace, self.label, "< {packet:?}");
+                Next::Packet(packet, payload)
+            }
+            Ok(Read::Wait) => {
+                socket.arm(&mut io.ring);
+                Next::Nothing
+            }
+            Ok(Read::Starved) => {
+                up.starved = true;
+                io.starved = true;
+                Next::Nothing
+            }
+            Err(error) => {
+                self.garbage(io, stream, &error);
+                Next::Garbage
+            }
+        }
+    }
+
+    fn garbage(&mut self, io: &mut Io, stream: Stream, error: &WireError) {
+        log!(
+            Level::Error,
+            self.label,
+            "connection closed: what the peer sent on the {stream} stream is not DRBD's \
+             protocol: {error}; check versions of both nodes and that no other program \
+             connects to this port"
+        );
+        self.drop_now(io);
+    }
+
+    /// Memory may be there again: the streams to read on.
+    pub(crate) fn unstarve(&mut self) -> bool {
+        match &mut self.state {
+            State::Up(up) => std::mem::take(&mut up.starved),
+            _ => false,
+        }
+    }
+
+    /// Queues a packet. Without sockets, or if the peer does not know it, it is dropped.
+    pub(crate) fn send(&mut self, packet: &Packet, payload: Option<Buf>) {
+        let State::Up(up) = &mut self.state else { return };
+        let agreed = match packet {
+            Packet::ConnectionFeatures(own) => {
+                up.own = Some(*own);
+                Agreed::NOTHING
+            }
+            _ => up.agreed,
+        };
+        if !packet.command().is_agreed(&agreed) {
+            log!(Level::Debug, self.label, "not sent, for it is not agreed: {packet:?}");
+            return;
+        }
+        log!(Level::Trace, self.label, "> {packet:?}");
+        up.socket(packet.stream()).queue(packet, payload, &agreed);
+    }
+
+    /// Ends a turn: everything queued leaves in one write per socket.
+    pub(crate) fn flush(&mut self, io: &mut Io) {
+        if let State::Up(up) = &mut self.state {
+            up.data.flush(&mut io.ring);
+            up.control.flush(&mut io.ring);
+        }
+    }
+
+    /// When [`Link::timeout`] is wanted.
+    pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
+        let state = match &self.state {
+            State::Idle => None,
+            State::Dancing(dance) => dance.deadline(),
+            State::Up(up) => [up.ended.map(|(at, _)| at), up.stalled_at(&self.net, now)]
+                .into_iter()
+                .flatten()
+                .min(),
+        };
+        let closing = self.closing.iter().map(|c| c.until);
+        closing.chain(state).min()
+    }
+
+    /// Time has passed.
+    pub(crate) fn timeout(&mut self, io: &mut Io) -> Option<Event> {
+        let now = io.now();
+        self.reap(now);
+        match &mut self.state {
+            State::Idle => None,
+            State::Dancing(dance) => {
+                dance.timeout(io, &self.net, &self.label);
+                self.dance_done(io)
+            }
+            State::Up(up) => {
+                if up.stalled_at(&self.net, now).is_some_and(|at| at <= now) {
+                    log!(Level::Warn, self.label, "the peer takes no data, connection closed");
+                    self.drop_now(io);
+                    return Some(Event::Down(LinkLoss::Stalled));
+                }
+                self.report_end(io)
+            }
+        }
+    }
+}
+
+impl Up {
+    /// What both sides have in common, from both features packets (wire §4.1 step 2).
+    fn agree(&mut self, theirs: &Features) {
+        let Some(own) = self.own else { return };
+        let max = |f: &Features| if f.protocol_max == 0 { f.protocol_min } else { f.protocol_max };
+        let version = max(theirs).min(max(&own));
+        self.agreed = Agreed::new(version, theirs.feature_flags & own.feature_flags);
+    }
+}
