@@ -13,7 +13,7 @@ use crate::activity_log::ActivityLog;
 use crate::bitmap::Bitmap;
 use crate::compare::{Decided, Start};
 use crate::generation::{BitmapUuid, Generations};
-use crate::io::{AttachImage, LogLevel};
+use crate::io::{AttachImage, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::meta::Backing;
 use crate::resource::{Resource, Work};
@@ -45,11 +45,15 @@ impl Resource {
         let running = self.st.role == Role::Primary || volume.exposed.is_real();
         volume.crashed_primary = crashed && !running;
         volume.lost_quorum = lost_quorum && !running;
-        volume.backing = Some(Box::new(backing));
         volume.intentional_diskless = false;
+        let mut backing = backing;
         if volume.size.0 == 0 {
+            // Users see a size from here on, so it is the one this disk has agreed to.
             volume.size = size;
+            backing.sb.effective_size = size;
+            self.out.push_back(Output::SizeChanged { volume: nr, size });
         }
+        volume.backing = Some(Box::new(backing));
         if self.members == self.me.mask()
             && !restored.is_empty()
             && self.st.connected().next().is_none()
@@ -397,5 +401,64 @@ impl Backing {
             DiskState::Negotiating | DiskState::Attaching => self.md_state() == DiskState::UpToDate,
             disk => disk > DiskState::Outdated,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ResourceConfig, VolumeConfig};
+    use crate::io::{AdminCommand, DiskLimits, Input, MetaPlace};
+    use codec::disk::{MdParams, Placement, zeroed_block};
+    use vocab::options::ResourceOptions;
+    use vocab::{Bytes, Instant, Minor, Sectors};
+
+    #[test]
+    fn a_new_disk_gives_the_volume_its_size_and_records_it() {
+        let nr = VolumeNr(0);
+        let disk = DiskOptions::default();
+        let volume = VolumeConfig { nr, minor: Minor(0), diskless: false, disk };
+        let mut resource = Resource::new(
+            ResourceConfig {
+                name: "r0".to_owned(),
+                node_id: NodeId::new(0).unwrap(),
+                options: ResourceOptions::default(),
+                volumes: vec![volume],
+                peers: Vec::new(),
+            },
+            1,
+        );
+        let (superblock, layout) =
+            Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();
+        let empty = al_format::empty_block();
+        let image = AttachImage {
+            capacity: layout.usable,
+            superblock: superblock.encode(),
+            activity_log: (0..superblock.al.blocks()).map(|_| empty.clone()).collect(),
+            bitmap: vec![(0, zeroed_block())],
+            limits: DiskLimits {
+                logical_block_size: 512,
+                physical_block_size: 4096,
+                discard_zeroes: true,
+                max_io: 1 << 20,
+            },
+        };
+        let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
+        resource.handle(Instant(1), Input::Admin { id: 1, command });
+        let (mut told, mut recorded) = (None, None);
+        while let Some(output) = resource.poll() {
+            match output {
+                Output::SizeChanged { volume, size } if volume == nr => told = Some(size),
+                Output::MetaWrite { write, .. } => {
+                    let block = write.commit.filter(|b| b.place == MetaPlace::Superblock);
+                    let written = block.map(|b| Superblock::decode(&b.bytes).unwrap());
+                    recorded = written.map(|sb| sb.effective_size);
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(told, Some(layout.usable));
+        assert_eq!(recorded, Some(layout.usable));
+        assert!(layout.usable > Sectors(0));
     }
 }
