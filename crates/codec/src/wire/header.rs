@@ -187,8 +187,10 @@ fn check(
         let (version, features) = (agreed.version, agreed.features);
         return Err(WireError::NotAgreed { command, version, features });
     }
+    // A ping may overtake the features, or be overtaken by them, on the other stream.
     let belated = header == HeaderVersion::V80 && agreed.version >= 100;
-    if belated && !matches!(command, Command::Ping | Command::PingAck) {
+    let early = header == HeaderVersion::V100 && agreed.version == 0;
+    if (belated || early) && !matches!(command, Command::Ping | Command::PingAck) {
         return Err(WireError::HeaderVersion { stream, agreed: agreed.version, found: header });
     }
     Ok(())

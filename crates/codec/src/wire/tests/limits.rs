@@ -134,6 +134,10 @@ fn a_stream_carries_the_header_version_that_is_agreed() {
     assert!(!ok(&late_ack, Stream::Control, 122) && ok(&late_ack, Stream::Control, 90));
     let early = decode_header(&v100, Stream::Data, &Agreed::NOTHING);
     assert!(matches!(early, Err(WireError::HeaderVersion { agreed: 0, .. })));
+    let greeting = hex("8620ec20 fffffff1 00000000 00000000");
+    assert!(
+        !ok(&greeting, Stream::Control, 0) && ok(&hex("83740267 fff10000"), Stream::Control, 0)
+    );
 }
 
 #[test]
