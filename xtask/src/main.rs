@@ -5,16 +5,28 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+mod compat;
 mod mutants;
 mod sim;
+mod test;
+mod tidy;
+mod workspace;
 
 const HELP: &str = "\
 cargo xtask <command>
+    test       install what the tests need, then run every check and test
     sim        run seeds of the simulator
     mutants    plant bugs in the core and see whether the simulator finds them
+    tidy       check what the compiler does not: arrows, licences, headers, links
+    compat     write the option tables of COMPAT.md anew
 Each command has --help.";
 
 fn main() -> ExitCode {
+    // Every command speaks of the tree, from wherever in it it is called.
+    if let Err(error) = std::env::set_current_dir(workspace::root()) {
+        eprintln!("xtask: {}: {error}", workspace::root().display());
+        return ExitCode::FAILURE;
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -28,8 +40,11 @@ fn run() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some((command, rest)) = arguments.split_first() else { bail!("{HELP}") };
     match command.as_str() {
+        "test" => test::main(rest),
         "sim" => sim::main(rest),
         "mutants" => mutants::main(rest),
+        "tidy" => tidy::main(rest),
+        "compat" => compat::main(rest),
         "--help" | "-h" | "help" => {
             println!("{HELP}");
             Ok(())

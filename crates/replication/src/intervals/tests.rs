@@ -1,4 +1,4 @@
-//! The tree against a list, the promises about order, stale slots and allocation, and a timing.
+//! The tree against a list, the promises about order, stale slots and allocation.
 
 use super::*;
 
@@ -113,31 +113,4 @@ fn the_tree_stays_shallow_for_sequential_writes() {
         depth
     };
     assert!((0..8000).map(depth).max() < Some(48));
-}
-
-/// `cargo test --release -p replication intervals -- --ignored --nocapture`
-#[test]
-#[ignore = "a measurement, not a check"]
-#[allow(clippy::disallowed_methods, reason = "this measures the structure, it is not the core")]
-fn measure_insert_query_remove() {
-    for in_flight in [64usize, 1024, 8000] {
-        let mut rng = Random(7);
-        let mut set = Intervals::with_capacity(in_flight + 1);
-        let volume = 1 << 31;
-        let mut slots: Vec<_> = (0..in_flight)
-            .map(|i| set.insert(rng.range(volume), Kind::LocalWrite, i as u64))
-            .collect();
-        let ranges: Vec<_> = (0..4096).map(|_| rng.range(volume)).collect();
-        let rounds = 2_000_000usize;
-        let begin = std::time::Instant::now();
-        let mut hits = 0u64;
-        for i in 0..rounds {
-            let range = ranges[i % ranges.len()];
-            hits += u64::from(set.first_conflict(range, |e| e.kind.is_write()).is_some());
-            let slot = set.insert(range, Kind::LocalWrite, i as u64);
-            set.remove(std::mem::replace(&mut slots[i % in_flight], slot));
-        }
-        let ns = begin.elapsed().as_nanos() as f64 / rounds as f64;
-        println!("{in_flight} in flight: {ns:.0} ns per query+insert+remove ({hits} hits)");
-    }
 }

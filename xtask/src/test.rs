@@ -1,0 +1,168 @@
+//! `cargo xtask test`: everything that has to pass, in one command.
+//!
+//! Sections run one after the other, cheapest first; one that fails does not keep the next from
+//! running. The last line adds them up: a check counts as one test, a simulated seed does not.
+
+mod fuzz;
+mod libtest;
+mod tools;
+
+use std::ops::AddAssign;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{sim, tidy, workspace};
+
+const HELP: &str = "\
+cargo xtask test [SECTION ...]
+    Installs what the tests need and runs all sections, or only those named:
+    tools      programs that the tests call, from the distribution's packages
+    format     rustfmt
+    tidy       arrows between crates, licences, headers, links
+    clippy     lints, as errors
+    tests      unit, interoperation and end-to-end tests of the workspace
+    sim        2,000 fixed seeds of the simulator
+    fuzz       each fuzz target for a few seconds, from its corpus
+    With CI set in the environment, a section that hangs is ended and fails.";
+
+/// What came of a section.
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+pub struct Outcome {
+    passed: u64,
+    failed: u64,
+    /// Could not run here; each has printed what it lacks.
+    skipped: u64,
+}
+
+impl Outcome {
+    /// One check that either holds or not.
+    fn of(good: bool) -> Outcome {
+        Outcome { passed: u64::from(good), failed: u64::from(!good), skipped: 0 }
+    }
+}
+
+impl AddAssign for Outcome {
+    fn add_assign(&mut self, other: Outcome) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// Seeds in the section `sim`.
+const SIM_SEEDS: u64 = 2_000;
+
+type Section = fn() -> Result<Outcome>;
+
+const SECTIONS: &[(&str, Section)] = &[
+    ("tools", tools::run),
+    ("format", format),
+    ("tidy", tidy),
+    ("clippy", clippy),
+    ("tests", libtest::run),
+    ("sim", simulate),
+    ("fuzz", fuzz::run),
+];
+
+/// The command.
+pub fn main(arguments: &[String]) -> Result<()> {
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        println!("{HELP}");
+        return Ok(());
+    }
+    for name in arguments {
+        if !SECTIONS.iter().any(|(section, _)| section == name) {
+            bail!("{name} is not a section\n{HELP}");
+        }
+    }
+    let begun = Instant::now();
+    let mut total = Outcome::default();
+    let mut summary = Vec::new();
+    for (name, section) in SECTIONS {
+        if !arguments.is_empty() && !arguments.iter().any(|argument| argument == name) {
+            continue;
+        }
+        println!("\n== {name}");
+        let section_begun = Instant::now();
+        let outcome = section().unwrap_or_else(|error| {
+            println!("{error:#}");
+            Outcome::of(false)
+        });
+        let verdict = if outcome.failed == 0 { "ok" } else { "FAILED" };
+        let seconds = section_begun.elapsed().as_secs_f64();
+        println!("-- {name}: {verdict} in {seconds:.0} s");
+        summary.push(format!("{name:<10} {verdict:<8} {seconds:>5.0} s"));
+        total += outcome;
+    }
+    println!("\n== summary");
+    for line in summary {
+        println!("{line}");
+    }
+    println!("total time {:.0} s", begun.elapsed().as_secs_f64());
+    let Outcome { passed, failed, skipped } = total;
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    if failed > 0 {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+fn format() -> Result<Outcome> {
+    let mut good = run(cargo(&["fmt", "--all", "--check"]), 2)?;
+    good &= run(cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]), 2)?;
+    Ok(Outcome::of(good))
+}
+
+fn tidy() -> Result<Outcome> {
+    let broken = tidy::run()? as u64;
+    Ok(Outcome { passed: tidy::rules() as u64 - broken, failed: broken, skipped: 0 })
+}
+
+fn clippy() -> Result<Outcome> {
+    let arguments =
+        ["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    Ok(Outcome::of(run(cargo(&arguments), 15)?))
+}
+
+/// The share of seeds that every change has to pass; campaigns are `cargo xtask sim`.
+fn simulate() -> Result<Outcome> {
+    sim::main(&["--seeds".to_owned(), SIM_SEEDS.to_string()])?;
+    Ok(Outcome::of(true))
+}
+
+/// `cargo` with these arguments, at the root.
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(arguments).current_dir(workspace::root());
+    command
+}
+
+/// Runs a command with its output on ours, for at most so many minutes. True if it succeeds.
+fn run(command: Command, minutes: u64) -> Result<bool> {
+    let mut command = limited(command, Duration::from_secs(60 * minutes));
+    let status = command.status().with_context(|| format!("{command:?} could not be started"))?;
+    Ok(status.success())
+}
+
+/// The command, ended with all that it started after `limit` where nobody is there to end it.
+/// With a person at the keyboard there is no limit: a signal of the terminal has to reach it.
+fn limited(command: Command, limit: Duration) -> Command {
+    if std::env::var_os("CI").is_none() {
+        return command;
+    }
+    let mut outer = Command::new("timeout");
+    outer.arg("--kill-after=30").arg(limit.as_secs().to_string());
+    outer.arg(command.get_program()).args(command.get_args());
+    if let Some(directory) = command.get_current_dir() {
+        outer.current_dir(directory);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer
+}
