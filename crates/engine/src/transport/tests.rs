@@ -1,1 +1,1 @@
-
+//! Links between two nodes on the loopback.
