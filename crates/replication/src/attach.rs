@@ -37,6 +37,10 @@ impl Resource {
         let backing = self.read_metadata(vol, image)?;
         self.check_attach(vol, &backing)?;
         let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);
+        let unclean = backing.sb.flags.contains(MdFlags::PRIMARY_IND) && !crashed;
+        for peer in &mut self.peers {
+            peer.devs[vol].together = false;
+        }
         let lost_quorum = backing.sb.flags.contains(MdFlags::PRIMARY_LOST_QUORUM);
         let size = backing.bitmap.size();
         let restored = backing.sb.members;
@@ -45,6 +49,7 @@ impl Resource {
         let running = self.st.role == Role::Primary || volume.exposed.is_real();
         volume.crashed_primary = crashed && !running;
         volume.lost_quorum = lost_quorum && !running;
+        volume.crashed_secondary = unclean && !running;
         volume.intentional_diskless = false;
         let mut backing = backing;
         if volume.size.0 == 0 {
@@ -328,6 +333,9 @@ impl Resource {
                 st.peers[*peer].devs[vol].repl = start.repl;
             }
         });
+        for peer in 0..self.peers.len() {
+            self.note_together(peer);
+        }
         self.attach_ended(vol, Ok(()));
         self.kick_all();
     }
@@ -365,6 +373,7 @@ impl Resource {
                     st.peers[peer].devs[vol].disk = real;
                     st.peers[peer].devs[vol].repl = start.repl;
                 });
+                self.note_together(peer);
             }
             Decided::Retry | Decided::Refuse(_) => {
                 // The peer comes to the same conclusion and gives its disk up again.

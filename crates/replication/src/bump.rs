@@ -232,7 +232,7 @@ impl Resource {
             .with_if(self.vols[vol].crashed_primary && !primary, UuidFlags::CRASHED_PRIMARY)
             .with_if(inconsistent, UuidFlags::INCONSISTENT)
             .with_if(stable, UuidFlags::STABLE)
-            .with_if(self.peers[peer].reconnect, UuidFlags::RECONNECT)
+            .with_if(self.peers[peer].devs[vol].together, UuidFlags::RECONNECT)
             .with_if(self.vols[vol].lost_quorum, UuidFlags::PRIMARY_LOST_QUORUM);
         let node_mask = if stable {
             let handshake_primary = primary && !self.st.is_connected(peer);

@@ -205,7 +205,7 @@ impl Resource {
                 self.vols[vol].exposed = uuids.current;
             }
         }
-        if start.clear_bits {
+        if start.clear_bits && !self.vols[vol].crashed_secondary {
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 backing.gens.set_bitmap(node, GenUuid::NONE);
                 if let Some(slot) = backing.slot_of(node) {

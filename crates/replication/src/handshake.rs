@@ -609,6 +609,7 @@ impl Resource {
             self.resend_or_forget(peer, &starts);
         }
         self.peers[peer].reconnect = true;
+        self.note_together(peer);
         self.peers[peer].discard_my_data = false;
         self.send_initial_dagtag(peer);
         for vol in 0..self.vols.len() {
@@ -618,6 +619,19 @@ impl Resource {
         }
         self.reconcile_pending(peer);
         self.kick_all();
+    }
+
+    /// Volumes whose disks are connected now may say so when they connect again.
+    pub(crate) fn note_together(&mut self, peer: PeerIx) {
+        for vol in 0..self.vols.len() {
+            let disk = self.st.peers[peer].devs[vol].disk;
+            let both = self.st.vols[vol].disk >= DiskState::Inconsistent
+                && disk >= DiskState::Inconsistent
+                && disk != DiskState::DUnknown;
+            if both && self.st.is_connected(peer) {
+                self.peers[peer].devs[vol].together = true;
+            }
+        }
     }
 
     /// L3 or L4: a peer is back and this node held writes for it.

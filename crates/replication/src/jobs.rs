@@ -95,9 +95,10 @@ impl Resource {
         self.twopc.next_job += 1;
         let patience = match kind {
             JobKind::Primary { .. } => self.opts.auto_promote_timeout + self.max_ping_timeout(),
-            JobKind::LostPeer | JobKind::PrimaryResume | JobKind::Connect(_) => {
-                Duration::from_secs(u64::from(u32::MAX))
-            }
+            JobKind::LostPeer
+            | JobKind::PrimaryResume
+            | JobKind::CatchUp { .. }
+            | JobKind::Connect(_) => Duration::from_secs(u64::from(u32::MAX)),
             _ => PATIENCE,
         };
         self.twopc.jobs.push(Job {
@@ -295,7 +296,7 @@ impl Resource {
             StateError::ConcurrentStChg | StateError::Timeout | StateError::InTransientState
         ) || (matches!(kind, JobKind::Primary { .. })
             && matches!(code, StateError::CwFailedByPeer | StateError::TwoPrimaries))
-            || matches!(kind, JobKind::LostPeer | JobKind::PrimaryResume);
+            || matches!(kind, JobKind::LostPeer | JobKind::PrimaryResume | JobKind::CatchUp { .. });
         if !transient || now >= job.deadline {
             return self.finish_job(id, Err(refusal));
         }
@@ -580,11 +581,23 @@ impl Resource {
 
     /// Asks for a resync, unless the reason has gone.
     fn start_catch_up(&mut self, id: u64, peer: PeerIx, vol: VolIx) -> Start {
-        let behind = matches!(self.st.vols[vol].disk, DiskState::Outdated | DiskState::Consistent);
-        if !behind || self.loss_settling() || self.handshake_running() {
+        let disk = self.st.vols[vol].disk;
+        let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
+        let differs = disk == DiskState::UpToDate && self.vols[vol].crashed_secondary;
+        if !(behind || differs) || !self.st.is_connected(peer) {
             return Start::Done(Ok(()));
         }
-        self.start_pair(id, Operation::ResyncAsTarget, peer, vol)
+        let busy = self.repl(peer, vol) != ReplState::Established
+            || self.st.is_target(vol)
+            || self.loss_settling()
+            || self.handshake_running();
+        if busy {
+            return Start::At(self.now + POLL * 4);
+        }
+        match self.st.role {
+            Role::Primary => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
+            _ => self.start_pair(id, Operation::ResyncAsTarget, peer, vol),
+        }
     }
 
     // --- after losing a peer ------------------------------------------------------------------

@@ -456,7 +456,8 @@ impl Resource {
     /// bits are on disk (metadata §5.2).
     pub(crate) fn review_primary_ind(&mut self, vol: VolIx) {
         let primary = self.st.role == Role::Primary || !self.st.primary_peers().is_empty();
-        let busy = self.log.len() > 0
+        let busy = self.vols[vol].crashed_secondary
+            || self.log.len() > 0
             || self.peers.iter().any(|p| p.recv.unacked.iter().any(|u| u.vol == vol))
             || self.peer_writes.iter().any(|(_, w)| w.vol == vol);
         let Some(backing) = &mut self.vols[vol].backing else { return };

@@ -86,6 +86,9 @@ pub(crate) struct Volume {
     pub bump_running: bool,
     /// Was Primary when it stopped (from metadata, or a failed disk).
     pub crashed_primary: bool,
+    /// Stopped as a Secondary while its Primary wrote: it may hold writes that others lack, and
+    /// lack some that it had not flushed. It is not simply equal to peers of its generation.
+    pub crashed_secondary: bool,
     pub lost_quorum: bool,
     /// Diskless Primary: the newest generation is not confirmed by its peers yet.
     pub unconfirmed: Option<Unconfirmed>,
@@ -240,6 +243,8 @@ pub(crate) struct PeerDevice {
     /// Sequence number of the last packet that carries one.
     pub seq: u32,
     pub uuids: Option<PeerUuids>,
+    /// This disk and the peer's have been connected since this one was attached (RECONNECT).
+    pub together: bool,
     /// They arrived after this node's disk began to negotiate.
     pub uuids_fresh: bool,
     /// The peer has shown itself as resync source or in a verify since it began.
@@ -498,6 +503,7 @@ impl Resource {
             bump_pending: false,
             bump_running: false,
             crashed_primary: false,
+            crashed_secondary: false,
             lost_quorum: false,
             unconfirmed: None,
             openers: Vec::new(),
@@ -652,6 +658,7 @@ impl PeerDevice {
             opts,
             seq: 0,
             uuids: None,
+            together: false,
             uuids_fresh: false,
             source_seen: false,
             sizes: None,

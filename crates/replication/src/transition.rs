@@ -383,29 +383,42 @@ impl Resource {
         self.work.push_back(Work::Resume);
     }
 
-    /// A disk that is not current, next to a stable UpToDate one of the same generation that
-    /// counts blocks as out of sync: no comparison of generations starts that resync (a Primary
-    /// without quorum wrote without starting a generation), so this node asks for it.
+    /// Resyncs that no comparison of generations starts, because both disks hold the same one:
+    ///
+    /// - a disk that is not current, next to a stable UpToDate one that counts blocks as out of
+    ///   sync (a Primary without quorum wrote without starting a generation);
+    /// - a disk that stopped while its Primary wrote, where nobody has written since: the blocks
+    ///   that were under write then may differ. A Primary is the source, else the other disk.
     fn want_catch_up(&mut self) {
         for vol in 0..self.vols.len() {
-            let disk = self.st.vols[vol].disk;
-            let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
-            if !behind || self.st.role == Role::Primary || self.st.is_target(vol) {
+            let Some(backing) = &self.vols[vol].backing else { continue };
+            let unclean = self.vols[vol].crashed_secondary;
+            let settled = (0..self.peers.len()).all(|p| backing.oos(self.peers[p].node) == 0);
+            if unclean && settled {
+                self.vols[vol].crashed_secondary = false;
+                self.review_primary_ind(vol);
                 continue;
             }
-            let Some(backing) = &self.vols[vol].backing else { continue };
-            let source = self.st.connected().find(|p| {
+            let disk = self.st.vols[vol].disk;
+            let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
+            let primary = self.st.role == Role::Primary;
+            let differs = unclean && disk == DiskState::UpToDate;
+            if !(behind && !primary || differs) || self.st.is_target(vol) {
+                continue;
+            }
+            let other = self.st.connected().find(|p| {
                 let dev = &self.st.peers[*p].devs[vol];
                 let uuids = self.peers[*p].devs[vol].uuids.as_ref();
+                let own = backing.oos(self.peers[*p].node);
                 dev.repl == ReplState::Established
                     && dev.disk == DiskState::UpToDate
                     && uuids.is_some_and(|u| {
-                        u.current.same(backing.gens.current())
-                            && u.flags.has(UuidFlags::STABLE)
-                            && (u.dirty_bits != 0 || backing.oos(self.peers[*p].node) != 0)
+                        let bits = own != 0 || (behind && u.dirty_bits != 0);
+                        let stable = primary || u.flags.has(UuidFlags::STABLE);
+                        u.current.same(backing.gens.current()) && stable && bits
                     })
             });
-            if let Some(peer) = source {
+            if let Some(peer) = other {
                 let kind = JobKind::CatchUp { vol, peer };
                 if !self.wants(&kind) {
                     self.want(kind, None);
