@@ -196,40 +196,23 @@ fn read(path: &Path) -> Result<SourceFile, String> {
     Ok(SourceFile { name: path.display().to_string(), text })
 }
 
-/// The files an `include` names: a path, or a pattern in its last part, as seen from the
-/// directory of the including file.
+/// The files an `include` names, as seen from the directory of the file that has it.
 fn include(from: &str, pattern: &str) -> Result<Vec<SourceFile>, String> {
-    let base = Path::new(from).parent().unwrap_or(Path::new("/"));
-    let pattern = base.join(pattern);
-    let name = pattern.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
-    if !name.contains(['*', '?']) {
-        return if pattern.exists() { Ok(vec![read(&pattern)?]) } else { Ok(Vec::new()) };
-    }
-    let directory = pattern.parent().unwrap_or(Path::new("/"));
-    let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
-    let mut paths: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| {
-            let file = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            path.is_file() && !file.starts_with('.') && matches(&name, file)
-        })
-        .collect();
-    paths.sort();
-    paths.iter().map(|path| read(path)).collect()
-}
-
-/// Shell patterns with `*` and `?`.
-fn matches(pattern: &str, name: &str) -> bool {
-    match (pattern.chars().next(), name.chars().next()) {
-        (None, None) => true,
-        (Some('*'), first) => {
-            matches(&pattern[1..], name)
-                || first.is_some_and(|c| matches(pattern, &name[c.len_utf8()..]))
+    let base = Path::new(from).parent().unwrap_or(Path::new(""));
+    // `join` keeps an absolute pattern as it is. Only what was written is one, not the directory.
+    let pattern = match Path::new(pattern).is_absolute() {
+        true => PathBuf::from(pattern),
+        false => PathBuf::from(glob::Pattern::escape(&base.to_string_lossy())).join(pattern),
+    };
+    let paths = glob::glob(&pattern.to_string_lossy()).map_err(|e| e.to_string())?;
+    let mut files = Vec::new();
+    for path in paths {
+        let path = path.map_err(|e| e.to_string())?;
+        if path.is_file() {
+            files.push(read(&path)?);
         }
-        (Some('?'), Some(c)) => matches(&pattern[1..], &name[c.len_utf8()..]),
-        (Some(p), Some(c)) if p == c => matches(&pattern[p.len_utf8()..], &name[c.len_utf8()..]),
-        _ => false,
     }
+    Ok(files)
 }
 
 /// Whether an address is assigned to this host: whether a socket can be bound to it.
@@ -240,21 +223,6 @@ fn is_local(ip: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns_match_as_in_a_shell() {
-        for (pattern, name, expected) in [
-            ("*.res", "r0.res", true),
-            ("*.res", "r0.conf", false),
-            ("r?.res", "r0.res", true),
-            ("r?.res", "r.res", false),
-            ("*", "", true),
-            ("a*b*c", "aXbYc", true),
-            ("a*b*c", "aXc", false),
-        ] {
-            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
-        }
-    }
 
     #[test]
     fn a_file_and_its_includes_are_this_nodes_view() {

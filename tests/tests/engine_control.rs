@@ -1,0 +1,130 @@
+//! What operators ask of an engine, and how it refuses.
+
+mod engine_support;
+
+use std::os::unix::fs::FileExt;
+
+use engine_support::nbd::Client;
+use engine_support::{Cluster, Setup, list, pattern};
+
+fn two() -> Setup {
+    Setup { nodes: vec!["alpha", "bravo"], ..Setup::default() }
+}
+
+#[test]
+fn metadata_and_file_systems_are_not_overwritten_by_accident() {
+    let mut cluster = Cluster::new(&two());
+    let alpha = &mut cluster.nodes[0];
+    alpha.start();
+    alpha.ok(&["create-md", "r0"]);
+    let (_, why) = alpha.fails(&["create-md", "r0"]);
+    assert!(why.contains("--force"), "{why}");
+    alpha.ok(&["create-md", "r0", "--force"]);
+    alpha.ok(&["up", "r0"]);
+    let (_, why) = alpha.fails(&["create-md", "r0", "--force"]);
+    assert!(why.contains("in use"), "{why}");
+    alpha.ok(&["down", "r0"]);
+    let disk = std::fs::File::options().write(true).open(cluster.disk(0, 0)).unwrap();
+    disk.write_all_at(b"XFSB\x00\x00\x10\x00", 0).unwrap();
+    disk.write_all_at(&(16u64 << 10).to_be_bytes(), 8).unwrap();
+    drop(disk);
+    let (_, why) = cluster.nodes[0].fails(&["create-md", "r0", "--force"]);
+    assert!(why.contains("XFS"), "{why}");
+}
+
+#[test]
+fn a_disk_without_metadata_is_refused_and_released() {
+    let mut cluster = Cluster::new(&two());
+    let alpha = &mut cluster.nodes[0];
+    alpha.start();
+    let (status, why) = alpha.fails(&["up", "r0"]);
+    assert!(why.contains("119") || why.contains("metadata"), "{status}: {why}");
+    alpha.ok(&["create-md", "r0"]);
+    alpha.ok(&["up", "r0"]);
+    assert_eq!(alpha.disk_state(0), "Inconsistent");
+}
+
+#[test]
+fn roles_are_refused_as_the_rules_say() {
+    let cluster = Cluster::up(&two());
+    let [alpha, bravo] = &cluster.nodes[..] else { panic!("two nodes") };
+    alpha.ok(&["primary", "r0"]);
+    let (status, why) = bravo.fails(&["primary", "r0"]);
+    assert_eq!(status, 11, "{why}");
+    let socket = alpha.export();
+    let mut client = Client::open(&socket, "r0/0").unwrap();
+    client.write(0, &pattern(1, 512)).unwrap();
+    let (status, why) = alpha.fails(&["secondary", "r0"]);
+    assert_eq!(status, 11, "{why}");
+    let (_, why) = alpha.fails(&["down", "r0"]);
+    assert!(why.contains("open"), "{why}");
+    let (_, why) = alpha.fails(&["shutdown"]);
+    assert!(why.contains("open"), "{why}");
+    // On the Secondary the volume can not be opened.
+    let socket = bravo.export();
+    assert!(Client::open(&socket, "r0/0").is_err());
+    client.close();
+    alpha.ok(&["secondary", "r0"]);
+    alpha.ok(&["down", "r0"]);
+    alpha.ok(&["down", "r0"]);
+    assert!(alpha.status().is_null());
+}
+
+#[test]
+fn a_lost_disk_is_replaced_by_the_peers() {
+    let cluster = Cluster::up(&two());
+    let alpha = &cluster.nodes[0];
+    let socket = alpha.export();
+    let mut client = Client::open(&socket, "r0/0").unwrap();
+    client.write(0, &pattern(1, 4096)).unwrap();
+    alpha.ok(&["detach", "r0/0"]);
+    assert_eq!(alpha.disk_state(0), "Diskless");
+    // Reads and writes go on over the peer.
+    assert_eq!(client.read(0, 4096).unwrap(), pattern(1, 4096));
+    client.write(8192, &pattern(2, 4096)).unwrap();
+    alpha.ok(&["attach", "r0/0"]);
+    cluster.wait("the disk is UpToDate again", |c| {
+        c.nodes[0].disk_state(0) == "UpToDate" && c.nodes[0].out_of_sync() == 0
+    });
+    client.close();
+    cluster.assert_equal(0, &[0, 1]);
+}
+
+#[test]
+fn events_tell_every_change_and_why_explains() {
+    let mut cluster = Cluster::up(&two());
+    let now = cluster.nodes[0].ok(&["events", "--now", "r0"]);
+    assert!(now.contains("exists resource name:r0 role:Secondary"), "{now}");
+    cluster.nodes[1].kill();
+    cluster.wait("the loss is noticed", |c| c.nodes[0].peer("bravo").0 == "Connecting");
+    let why = cluster.nodes[0].ok(&["why", "r0"]);
+    assert!(why.contains("bravo"), "{why}");
+}
+
+#[test]
+fn exports_come_and_go() {
+    let cluster = Cluster::up(&two());
+    let alpha = &cluster.nodes[0];
+    let socket = alpha.export();
+    let mut client = Client::open(&socket, "r0").unwrap();
+    client.write(0, &pattern(1, 512)).unwrap();
+    let exports: serde_json::Value =
+        serde_json::from_str(&alpha.ok(&["exports", "--json"])).unwrap();
+    assert_eq!(list(&exports)[0]["clients"], 1);
+    alpha.ok(&["unexport", "r0/0"]);
+    assert!(client.read(0, 512).is_err());
+    assert!(Client::open(&socket, "r0").is_err());
+    let (_, why) = alpha.fails(&["unexport", "r0/0"]);
+    assert!(why.contains("no export"), "{why}");
+    cluster.wait("the client is gone", |c| c.nodes[1].peer("alpha").1 == "Secondary");
+}
+
+#[test]
+fn shutdown_takes_everything_down_and_ends() {
+    let mut cluster = Cluster::up(&two());
+    cluster.nodes[0].ok(&["shutdown"]);
+    cluster.wait("bravo sees it leave", |c| c.nodes[1].peer("alpha").0 != "Connected");
+    assert!(cluster.nodes[0].ended());
+    cluster.nodes[0].start();
+    cluster.wait("alpha is there again", |c| c.nodes[1].peer("alpha").0 == "Connected");
+}

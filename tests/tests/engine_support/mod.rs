@@ -1,0 +1,405 @@
+//! Nodes as real processes: the `ashlar` binary on addresses of the loopback network, with files
+//! as disks, driven by the operator's commands and a small NBD client.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub mod nbd;
+
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Size of the disks unless a test says otherwise.
+pub const DISK: u64 = 64 << 20;
+
+const MIB: u64 = 1 << 20;
+
+/// The binary under test, built once per test process.
+fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        if let Some(path) = std::env::var_os("ASHLAR_BINARY") {
+            return PathBuf::from(path);
+        }
+        let test = std::env::current_exe().unwrap();
+        let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/test");
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        cargo.args(["build", "--quiet", "-p", "ashlar"]);
+        match profile.file_name().and_then(|n| n.to_str()) {
+            Some("debug") | None => {}
+            Some(name) => _ = cargo.args(["--profile", name]),
+        }
+        assert!(cargo.status().unwrap().success(), "the binary can be built");
+        profile.join("ashlar")
+    })
+}
+
+/// Options of a cluster.
+#[derive(Clone)]
+pub struct Setup {
+    /// Names of the nodes; node ids are their positions.
+    pub nodes: Vec<&'static str>,
+    /// Nodes without a disk.
+    pub clients: Vec<&'static str>,
+    pub volumes: u16,
+    pub disk: u64,
+    /// More sections of the resource.
+    pub sections: String,
+    /// More arguments of the engine.
+    pub engine: Vec<&'static str>,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            nodes: vec!["alpha", "bravo", "charlie"],
+            clients: Vec::new(),
+            volumes: 1,
+            disk: DISK,
+            sections: String::new(),
+            engine: Vec::new(),
+        }
+    }
+}
+
+/// Some nodes with the resource `r0`.
+pub struct Cluster {
+    pub nodes: Vec<Node>,
+    directory: tempfile::TempDir,
+}
+
+/// A loopback network for each cluster, so that tests can run at the same time.
+fn network() -> [u8; 3] {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let pid = std::process::id();
+    [127, 16 + (pid % 200) as u8, NEXT.fetch_add(1, Ordering::Relaxed)]
+}
+
+impl Cluster {
+    /// Nodes that are not started.
+    pub fn new(setup: &Setup) -> Cluster {
+        let directory = tempfile::Builder::new().prefix("ashlar").tempdir().unwrap();
+        let [a, b, c] = network();
+        let mut config = String::from("resource r0 {\n");
+        for (id, node) in setup.nodes.iter().enumerate() {
+            let address = Ipv4Addr::new(a, b, c, id as u8 + 1);
+            config += &format!("  on {node} {{ node-id {id}; address {address}:7000;\n");
+            for nr in 0..setup.volumes {
+                let path = directory.path().join(format!("{node}-{nr}.img"));
+                let disk = if setup.clients.contains(node) {
+                    "none".to_owned()
+                } else {
+                    File::create(&path).unwrap().set_len(setup.disk).unwrap();
+                    path.display().to_string()
+                };
+                config += &format!(
+                    "    volume {nr} {{ device minor {nr}; disk {disk}; meta-disk internal; }}\n"
+                );
+            }
+            config += "  }\n";
+        }
+        config += &format!("  connection-mesh {{ hosts {}; }}\n", setup.nodes.join(" "));
+        config += &format!("{}\n}}\n", setup.sections);
+        let file = directory.path().join("drbd.conf");
+        fs::write(&file, config).unwrap();
+        let nodes = setup.nodes.iter().map(|name| {
+            let directory = directory.path().join(name);
+            fs::create_dir(&directory).unwrap();
+            let args = setup.engine.iter().map(|arg| (*arg).to_owned()).collect();
+            Node { name, directory, config: file.clone(), args, child: None }
+        });
+        Cluster { nodes: nodes.collect(), directory }
+    }
+
+    /// Nodes that run, are connected, and have equal disks without an initial resync.
+    pub fn up(setup: &Setup) -> Cluster {
+        let mut cluster = Cluster::new(setup);
+        for node in &mut cluster.nodes {
+            node.start();
+            if !setup.clients.contains(&node.name) {
+                node.ok(&["create-md", "r0"]);
+            }
+            node.ok(&["up", "r0"]);
+        }
+        cluster.wait_connected();
+        for nr in 0..setup.volumes {
+            cluster.nodes[0].ok(&["new-current-uuid", "--clear-bitmap", &format!("r0/{nr}")]);
+        }
+        cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
+        cluster
+    }
+
+    pub fn wait_connected(&self) {
+        self.wait("all nodes are connected", |c| c.nodes.iter().all(Node::is_connected));
+    }
+
+    /// Every disk of every running node is UpToDate, and no peer is known to be anything else.
+    pub fn all_up_to_date(&self) -> bool {
+        self.nodes.iter().filter(|n| n.is_running()).all(|node| {
+            let status = node.status();
+            let disks = list(&status["devices"]).iter().map(|d| &d["disk-state"]);
+            disks.into_iter().all(|d| d == "UpToDate" || d == "Diskless")
+        })
+    }
+
+    /// Waits until something holds, and fails the test with everybody's status otherwise.
+    pub fn wait(&self, what: &str, mut condition: impl FnMut(&Cluster) -> bool) {
+        let start = Instant::now();
+        while !condition(self) {
+            assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Prints status and log of every node.
+    pub fn show(&self) {
+        for node in &self.nodes {
+            println!("==== {} ====", node.name);
+            if node.is_running() {
+                println!("{}", text(&node.cli(&["status", "-vv", "-s"]).stdout));
+            }
+            let log = fs::read_to_string(node.directory.join("log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            println!("{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+        }
+    }
+
+    /// A disk's data area of a volume, without its metadata.
+    pub fn disk(&self, node: usize, nr: u16) -> PathBuf {
+        self.directory.path().join(format!("{}-{nr}.img", self.nodes[node].name))
+    }
+
+    /// The first bytes of a disk.
+    pub fn content(&self, node: usize, nr: u16, len: u64) -> Vec<u8> {
+        let mut bytes = fs::read(self.disk(node, nr)).unwrap();
+        bytes.truncate(len as usize);
+        bytes
+    }
+
+    /// Fails unless all disks of the volume begin with the same bytes.
+    pub fn assert_equal(&self, nr: u16, nodes: &[usize]) {
+        let len = fs::metadata(self.disk(nodes[0], nr)).unwrap().len() - 2 * MIB;
+        let first = self.content(nodes[0], nr, len);
+        for node in &nodes[1..] {
+            let other = self.content(*node, nr, len);
+            let differs = first.iter().zip(&other).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "disks of nodes {} and {node} differ", nodes[0]);
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.show();
+        }
+    }
+}
+
+/// A node.
+pub struct Node {
+    pub name: &'static str,
+    pub directory: PathBuf,
+    config: PathBuf,
+    /// More arguments of the engine.
+    pub args: Vec<String>,
+    child: Option<Child>,
+}
+
+impl Node {
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("sock")
+    }
+
+    /// Starts the engine and waits until it serves commands.
+    pub fn start(&mut self) {
+        assert!(self.child.is_none(), "{} runs", self.name);
+        let log =
+            File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
+        let child = Command::new(binary())
+            .arg("engine")
+            .arg("--socket")
+            .arg(self.socket())
+            .arg("--state-dir")
+            .arg(self.directory.join("state"))
+            .args(["--node", self.name, "--threads", "1", "--log-level", "debug"])
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        self.ok(&["info", "--wait-engine", "30"]);
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Ends the process at once, as a crash would.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Ends the process in peace and returns whether it ended well.
+    pub fn stop(&mut self) -> bool {
+        self.signal(libc::SIGTERM);
+        self.ended()
+    }
+
+    /// Waits for a process that is ending by itself.
+    pub fn ended(&mut self) -> bool {
+        let mut child = self.child.take().expect("it was started");
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status.success();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        false
+    }
+
+    /// Sends a signal, such as SIGSTOP.
+    pub fn signal(&self, signal: i32) {
+        let status = Command::new("kill")
+            .arg(format!("-{signal}"))
+            .arg(self.pid().to_string())
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+
+    /// Runs an operator's command.
+    pub fn cli(&self, args: &[&str]) -> Output {
+        Command::new("timeout")
+            .arg("60")
+            .arg(binary())
+            .arg("--socket")
+            .arg(self.socket())
+            .args(["--node", self.name, "--timeout", "30", "--config"])
+            .arg(&self.config)
+            .args(args)
+            .output()
+            .unwrap()
+    }
+
+    /// A command that must succeed; returns what it printed.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let output = self.cli(args);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{}: {args:?}: {}\n{out}{err}", self.name, output.status);
+        out
+    }
+
+    /// A command that must fail; returns its exit status and what it complained of.
+    pub fn fails(&self, args: &[&str]) -> (i32, String) {
+        let output = self.cli(args);
+        let err = text(&output.stderr);
+        assert!(!output.status.success(), "{}: {args:?} succeeded", self.name);
+        (output.status.code().unwrap_or(-1), err)
+    }
+
+    /// The status of `r0`.
+    pub fn status(&self) -> Value {
+        let all: Value = serde_json::from_str(&self.ok(&["status", "--json"])).unwrap();
+        list(&all).iter().find(|r| r["name"] == "r0").cloned().unwrap_or(Value::Null)
+    }
+
+    /// State of the node's own disk.
+    pub fn disk_state(&self, nr: usize) -> String {
+        word(&self.status()["devices"][nr]["disk-state"])
+    }
+
+    /// The state towards a peer: connection, its role, replication, its disk.
+    pub fn peer(&self, name: &str) -> (String, String, String, String) {
+        let status = self.status();
+        let peer = list(&status["connections"]).iter().find(|c| c["name"] == name);
+        let peer = peer.expect("the peer is configured");
+        let device = &peer["peer_devices"][0];
+        (
+            word(&peer["connection-state"]),
+            word(&peer["peer-role"]),
+            word(&device["replication-state"]),
+            word(&device["peer-disk-state"]),
+        )
+    }
+
+    pub fn is_connected(&self) -> bool {
+        let status = self.status();
+        list(&status["connections"]).iter().all(|c| c["connection-state"] == "Connected")
+    }
+
+    /// Blocks marked out-of-sync towards all peers, in KiB.
+    pub fn out_of_sync(&self) -> u64 {
+        let status = self.status();
+        let devices = list(&status["connections"]).iter().flat_map(|c| list(&c["peer_devices"]));
+        devices.map(|d| d["out-of-sync"].as_u64().unwrap()).sum()
+    }
+
+    /// Serves volume 0 and returns the socket.
+    pub fn export(&self) -> PathBuf {
+        let socket = self.directory.join("nbd");
+        self.ok(&["export", "r0/0", "--listen", &socket.display().to_string()]);
+        socket
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Ended or not, it must not outlive the test.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// An array, or nothing.
+pub fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
