@@ -315,10 +315,23 @@ impl Resource {
         });
         let state = match (target, neighbour) {
             (true, _) => md.min(DiskState::Outdated),
+            (false, true) if self.unclean_towards_peers(vol) => DiskState::Consistent,
             (false, true) => DiskState::UpToDate,
             (false, false) => self.attached_state(vol, md),
         };
         self.attach_settled(vol, state, starts);
+    }
+
+    /// This disk stopped while its Primary wrote, and what was under write is not settled with
+    /// the peers that are connected.
+    pub(crate) fn unclean_towards_peers(&self, vol: VolIx) -> bool {
+        let Some(backing) = &self.vols[vol].backing else { return false };
+        let owed = |p: PeerIx| {
+            let disk = self.st.peers[p].devs[vol].disk;
+            let with_disk = disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
+            with_disk && backing.oos(self.peers[p].node) != 0
+        };
+        self.vols[vol].crashed_secondary && self.st.connected().any(owed)
     }
 
     fn attach_settled(&mut self, vol: VolIx, state: DiskState, starts: Vec<(PeerIx, Start)>) {
@@ -337,6 +350,7 @@ impl Resource {
             self.note_together(peer);
         }
         self.attach_ended(vol, Ok(()));
+        self.hold_released();
         self.kick_all();
     }
 

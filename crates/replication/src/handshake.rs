@@ -599,6 +599,7 @@ impl Resource {
                 }
             }
         });
+        self.doubt_unclean();
         let text = format!("{}: connected to {}", self.name, self.peers[peer].name);
         self.log(LogLevel::Info, text);
         for vol in 0..self.vols.len() {
@@ -619,6 +620,24 @@ impl Resource {
         }
         self.reconcile_pending(peer);
         self.kick_all();
+    }
+
+    /// A disk that stopped under writes is not known to be current next to another one.
+    fn doubt_unclean(&mut self) {
+        let vols: Vec<VolIx> = (0..self.vols.len())
+            .filter(|v| {
+                self.st.vols[*v].disk == DiskState::UpToDate
+                    && self.st.role == Role::Secondary
+                    && self.unclean_towards_peers(*v)
+            })
+            .collect();
+        if !vols.is_empty() {
+            self.change_hard(|st| {
+                for vol in vols {
+                    st.vols[vol].disk = DiskState::Consistent;
+                }
+            });
+        }
     }
 
     /// Volumes whose disks are connected now may say so when they connect again.

@@ -441,6 +441,10 @@ impl Resource {
     // --- connections ----------------------------------------------------------------------
 
     fn start_connect(&mut self, id: u64, peer: PeerIx) -> Start {
+        if self.vols.iter().any(|v| v.bump_running) {
+            // This node's identifiers are about to change.
+            return Start::At(self.now + POLL);
+        }
         if self.handshake_wants_twopc(peer) {
             let (role, node) = (self.st.role, self.peers[peer].node);
             self.start_twopc(id, Operation::Connect(role), Some(node), None);
@@ -608,7 +612,7 @@ impl Resource {
         }
         if self.st.connected().next().is_none() {
             self.members = self.me.mask();
-            self.become_up_to_date(vocab::NodeMask::EMPTY);
+            self.become_up_to_date(true);
             for vol in 0..self.vols.len() {
                 self.md_changed_now(vol);
             }

@@ -388,8 +388,10 @@ impl Resource {
     }
 
     /// No capable Primary is out there: what is Consistent is the newest data.
-    pub(crate) fn become_up_to_date(&mut self, primaries: NodeMask) {
-        let _ = primaries;
+    ///
+    /// A disk that stopped under writes takes this from a transaction of its own only: of several
+    /// such disks one becomes the source of the others.
+    pub(crate) fn become_up_to_date(&mut self, own: bool) {
         if self.loss_settling() {
             return;
         }
@@ -405,7 +407,8 @@ impl Resource {
                         is_generation(c) && !c.same(backing.gens.current())
                     })
             });
-            if self.st.vols[vol].disk == DiskState::Consistent && !other_generation {
+            let doubtful = !own && self.unclean_towards_peers(vol);
+            if self.st.vols[vol].disk == DiskState::Consistent && !other_generation && !doubtful {
                 vols.push(vol);
             }
         }

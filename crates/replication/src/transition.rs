@@ -138,7 +138,7 @@ impl Resource {
     /// The better disk state that a stable neighbour with the same data vouches for (A5).
     fn adopt_from_neighbour(&self, new: &State, vol: VolIx) -> Option<DiskState> {
         let backing = self.vols[vol].backing.as_ref()?;
-        if new.is_target(vol) {
+        if new.is_target(vol) || self.unclean_towards_peers(vol) {
             return None;
         }
         new.connected()
@@ -533,6 +533,10 @@ impl Resource {
                 continue;
             }
             for vol in 0..self.vols.len() {
+                if self.st.vols[vol].disk == DiskState::Negotiating {
+                    // Shown once, behind the sizes and identifiers it is about.
+                    continue;
+                }
                 let word = self.state_word(peer, vol);
                 if self.peers[peer].devs[vol].last_sent != Some(word) {
                     self.peers[peer].devs[vol].last_sent = Some(word);

@@ -282,6 +282,17 @@ impl Resource {
         if let (Operation::Attach | Operation::Detach, true) = (held.op, self.handshake_running()) {
             return Err(StateError::InTransientState.into());
         }
+        if let (Operation::Attach, Some(vol)) = (held.op, held.vol) {
+            // The disk that comes back missed what is being written: that has to be on record
+            // before the generations are compared.
+            if self.st.role == Role::Primary && self.bump_blocks(vol) {
+                let owed = self.log.iter().any(|w| w.vol == vol);
+                if owed {
+                    self.start_bump(vol);
+                    return Err(StateError::InTransientState.into());
+                }
+            }
+        }
         let target_is_me = held.target == Some(self.me);
         if held.op == Operation::Verify && target_is_me {
             self.check_verify(initiator, held.vol)?;
@@ -673,7 +684,7 @@ impl Resource {
                 }
             });
         } else if held.op == Operation::Empty {
-            self.become_up_to_date(info.primary);
+            self.become_up_to_date(held.job.is_some());
         }
         if held.op == Operation::Empty
             && self.st.role == Role::Primary
