@@ -41,6 +41,16 @@ pub(crate) struct Handshake {
     pub then: AfterLoss,
     /// The lost Primary that this peer was told about.
     pub told_loss: Option<NodeId>,
+    /// This node has concluded that the two can not work together, and said so.
+    pub refused: bool,
+}
+
+impl Handshake {
+    /// This end has come to refuse the connection. The other end has come to the same from the
+    /// same inputs, but its word may be lost with the link.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.refused || self.decided.iter().any(|d| matches!(d, Some(Decided::Refuse(_))))
+    }
 }
 
 /// Where a connection goes after its loss.
@@ -566,6 +576,7 @@ impl Resource {
         let decided = std::mem::take(&mut self.peers[peer].hs.decided);
         self.peers[peer].hs.phase = Phase::Done;
         self.peers[peer].hs.deadline = None;
+        self.peers[peer].hs.refused = false;
         let frozen = self.has_frozen_parts(self.peers[peer].node);
         let starts: Vec<_> = decided
             .into_iter()
@@ -686,6 +697,7 @@ impl Resource {
         let hs = &mut self.peers[peer].hs;
         if hs.phase == Phase::Exchanging {
             hs.phase = Phase::Ready;
+            hs.refused = hs.has_refused();
             hs.decided.clear();
             hs.deadline = Some(self.now + self.opts.twopc_timeout);
             // What waited for the handshake goes on.

@@ -32,6 +32,8 @@ impl Resource {
         let node = self.peers[peer].node;
         self.close_link(peer);
         self.peers[peer].retry_at = None;
+        let refused = self.peers[peer].hs.has_refused();
+        let then = if refused { AfterLoss::StandAlone } else { then };
         if then == AfterLoss::StandAlone {
             self.peers[peer].hs.then = then;
         }

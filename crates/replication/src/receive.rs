@@ -264,6 +264,7 @@ impl Resource {
                 self.vols[vol].conflict_wait.push_back(WaitingOn::Peer(key));
                 return;
             }
+            self.verify_sees_write(vol, range);
             let interval = self.vols[vol].claim(range, Owner::Peer(peer, key));
             self.peer_writes[key].interval = Some(interval);
         }

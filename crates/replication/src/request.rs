@@ -324,6 +324,7 @@ impl Resource {
         let decisions = self.decide_all(vol);
         self.dagtag.0 += request.range.len.0;
         let seq = self.log.seqs().end;
+        self.verify_sees_write(vol, request.range);
         let interval = self.vols[vol].claim(request.range, Owner::Local(seq));
         let mut write = Write {
             vol,

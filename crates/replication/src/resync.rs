@@ -462,6 +462,7 @@ impl Resource {
                 Ok(dep) => dep,
                 Err(()) => break,
             };
+            self.verify_sees_write(vol, range);
             let key = self.vols[vol].claim(range, Owner::ResyncTarget(peer));
             let resync = self.resync_mut(peer, vol);
             let id = resync.next_id;

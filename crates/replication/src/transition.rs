@@ -455,8 +455,8 @@ impl Resource {
         // A lost peer that seemed Inconsistent still does (A3). Outside of a resync it may have
         // become UpToDate without this node knowing yet, and has been written to.
         let lost_peer = old.peers.iter().zip(&self.st.peers).any(|(was, is)| {
-            let mirrored = was.devs[vol].repl == ReplState::Established
-                && is.devs[vol].repl == ReplState::Off;
+            let mirrored =
+                was.devs[vol].repl == ReplState::Established && is.devs[vol].repl == ReplState::Off;
             had(was.devs[vol].disk) && (!had(is.devs[vol].disk) || mirrored)
         });
         let fresh_gap = old.peers.iter().zip(&self.st.peers).enumerate().any(|(p, (was, is))| {

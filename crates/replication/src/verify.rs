@@ -38,6 +38,8 @@ struct Request {
     range: SectorRange,
     key: Option<Slot>,
     theirs: Option<Vec<u8>>,
+    /// The block was written since the request was sent: its digests can not be compared.
+    written: bool,
 }
 
 impl Resource {
@@ -123,7 +125,7 @@ impl Resource {
             }
             let id = verify.next_id;
             verify.next_id += 1;
-            verify.requests.insert(id, Request { range, key: None, theirs: None });
+            verify.requests.insert(id, Request { range, key: None, theirs: None, written: false });
             let dep = self.verify_dep();
             let block_id = Resource::block_id(IdKind::Verify, id);
             self.send(peer, Packet::OvDagtagReq(nr, RsReq { range, block_id, dep }));
@@ -157,9 +159,11 @@ impl Resource {
         let vol = self.vol_ix(nr).ok_or("a verify reply names an unknown volume")?;
         let id = self.verify_request(peer, vol, reply.block_id, reply.range)?;
         let range = reply.range;
-        let busy = self.vols[vol]
-            .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)))
-            .is_some();
+        let verify = self.peers[peer].devs[vol].verify.as_ref().expect("found above");
+        let busy = verify.requests[&id].written
+            || self.vols[vol]
+                .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)))
+                .is_some();
         // A reply taken after writes that have not arrived here can not be compared.
         let behind = u8::try_from(reply.dep.node_id)
             .ok()
@@ -180,6 +184,16 @@ impl Resource {
         let op = self.op(Op::VerifyDigest(peer, vol, id));
         self.out.push_back(Output::Disk { volume: nr, op, io: DiskOp::Digest { range } });
         Ok(())
+    }
+
+    /// A range is about to be written: verify requests that compare it compare nothing.
+    pub(crate) fn verify_sees_write(&mut self, vol: VolIx, range: SectorRange) {
+        for peer in &mut self.peers {
+            let Some(verify) = &mut peer.devs[vol].verify else { continue };
+            for request in verify.requests.values_mut() {
+                request.written |= request.range.overlaps(range);
+            }
+        }
     }
 
     fn verify_request(
@@ -212,12 +226,7 @@ impl Resource {
             Ok(DiskData::Digest(_)) => OvResult::OutOfSync,
             _ => OvResult::OutOfSync,
         };
-        // A write that came in while the digests were taken makes them incomparable.
-        let written = self.vols[vol]
-            .conflict(range, |o| {
-                matches!(o, Owner::Local(_) | Owner::Peer(..) | Owner::ResyncTarget(_))
-            })
-            .is_some();
+        let written = request.written;
         let outcome = if written && result.is_ok() { OvResult::Skipped } else { outcome };
         self.verify_result(peer, vol, id, outcome);
         if result.is_err() {
