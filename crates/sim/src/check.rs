@@ -137,6 +137,7 @@ impl World {
             return self.violate("6", message);
         }
         let mut holders = 0;
+        let mut all_there = true;
         let mut must_hold = vec![(node, view.volumes[volume].disk == DiskState::UpToDate, true)];
         for (peer, p) in view.peers.iter().enumerate() {
             let Some(p) = p else { continue };
@@ -145,7 +146,10 @@ impl World {
             must_hold.push((peer, up_to_date, self.plan.acks_are_replicated()));
         }
         for (location, up_to_date, strict) in must_hold {
-            if !up_to_date {
+            // A node that has just died may have lost again what it had acknowledged.
+            let there = location == node || self.net.linked(node, location);
+            all_there &= there;
+            if !up_to_date || !there {
                 continue;
             }
             let Some(drive) = self.nodes[location].drive(volume) else { continue };
@@ -173,7 +177,7 @@ impl World {
                 }
             }
         }
-        if holders == 0 && self.plan.acks_are_replicated() {
+        if holders == 0 && all_there && self.plan.acks_are_replicated() {
             let message =
                 self.describe(&format!("n{node} acknowledges {} that nobody has", write.range));
             return self.violate("2", message);
@@ -213,7 +217,7 @@ impl World {
             let up_to_date = p.as_ref().is_some_and(|p| {
                 p.conn == ConnState::Connected && p.devices[volume].disk == DiskState::UpToDate
             });
-            if up_to_date && self.plan.acks_are_replicated() {
+            if up_to_date && self.plan.acks_are_replicated() && self.net.linked(node, peer) {
                 locations.push(peer);
             }
         }
