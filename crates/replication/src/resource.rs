@@ -44,6 +44,8 @@ pub struct Resource {
     pub(crate) peers: Vec<Peer>,
     /// Nodes that took part in the last committed cluster-wide change this node knows of.
     pub(crate) members: NodeMask,
+    /// Capable Primaries beyond direct reach, by the last committed transaction.
+    pub(crate) far_primaries: NodeMask,
     /// Sectors this node has written as Primary.
     pub(crate) dagtag: Dagtag,
     /// Promoted by command: the last close does not demote.
@@ -396,6 +398,7 @@ impl Resource {
             vols: Vec::new(),
             peers: Vec::new(),
             members: config.node_id.mask(),
+            far_primaries: NodeMask::EMPTY,
             dagtag: Dagtag(0),
             explicit_primary: false,
             demoting: false,

@@ -138,7 +138,9 @@ impl Resource {
     /// The better disk state that a stable neighbour with the same data vouches for (A5).
     fn adopt_from_neighbour(&self, new: &State, vol: VolIx) -> Option<DiskState> {
         let backing = self.vols[vol].backing.as_ref()?;
-        if new.is_target(vol) || self.unclean_towards_peers(vol) {
+        // A Primary that this node can not hear writes on: nobody near knows that it stopped.
+        let unheard = self.far_primaries.minus(new.connected_mask());
+        if new.is_target(vol) || self.unclean_towards_peers(vol) || !unheard.is_empty() {
             return None;
         }
         new.connected()

@@ -674,7 +674,12 @@ impl Resource {
     /// What every participant concludes from a committed transaction (semantics §2.6, §2.9).
     fn after_commit(&mut self, held: &Held, info: CommitInfo) {
         let direct = self.st.connected_mask().with(self.me);
-        let far_primary = !info.primary.minus(direct).is_empty() && !info.primary_incapable;
+        let far = match info.primary_incapable {
+            true => NodeMask::EMPTY,
+            false => info.primary.minus(direct),
+        };
+        self.far_primaries = far;
+        let far_primary = !far.is_empty();
         if far_primary && self.st.role != Role::Primary {
             self.change_hard(|st| {
                 for vol in &mut st.vols {
