@@ -138,7 +138,7 @@ options! {
         /// Order and persist writes with flushes.
         "disk-flushes" disk_flushes: bool = "yes", YES_NO;
         /// Order writes by draining the queue.
-        "disk-drain" disk_drain: bool = "yes", YES_NO;
+        "disk-drain" disk_drain: bool = "yes", YES_NO, Honoured::DefaultOnly("an epoch is always executed before the next one starts");
         /// Flush the device that holds the metadata.
         "md-flushes" md_flushes: bool = "yes", YES_NO;
         /// Resync only after the volume with this minor.
@@ -148,7 +148,7 @@ options! {
         /// Keep the activity log.
         "al-updates" al_updates: bool = "yes", YES_NO, Honoured::DefaultOnly("without an activity log a crash costs a full resync");
         /// Treat discards as zeroing where they are aligned.
-        "discard-zeroes-if-aligned" discard_zeroes_if_aligned: bool = "yes", YES_NO;
+        "discard-zeroes-if-aligned" discard_zeroes_if_aligned: bool = "yes", YES_NO, Honoured::DefaultOnly("discards are passed on whatever their alignment");
         /// Do not use WRITE SAME.
         "disable-write-same" disable_write_same: bool = "no", YES_NO, Honoured::DefaultOnly("WRITE SAME is never used");
         /// Give a silent backing device up after so long; 0 is never.
@@ -207,7 +207,7 @@ options! {
         "ping-timeout" ping_timeout: Duration = "5", num(1, 300, Unit::DeciSeconds);
         /// Digest that protects data on the wire.
         "data-integrity-alg" data_integrity_alg: String = "", TEXT, Honoured::DefaultOnly("digests of data on the wire are not implemented");
-        /// Gather small packets into full segments.
+        /// Gather small packets; what is queued leaves together and at once, whichever is set.
         "tcp-cork" tcp_cork: bool = "yes", YES_NO;
         /// A congested connection under protocol A.
         "on-congestion" on_congestion: OnCongestion = "block", Kind::Choice(OnCongestion::WORDS), Honoured::DefaultOnly(NO_AHEAD);
@@ -281,11 +281,11 @@ options! {
         /// Fastest resync; 0 is unlimited.
         "c-max-rate" c_max_rate: KibPerSecond = "102400k", num(0, 4_194_304, Unit::KibPerSecond);
         /// Resync rate that application I/O may not push below; 0 is off.
-        "c-min-rate" c_min_rate: KibPerSecond = "250k", num(0, 4_194_304, Unit::KibPerSecond);
+        "c-min-rate" c_min_rate: KibPerSecond = "250k", num(0, 4_194_304, Unit::KibPerSecond), Honoured::DefaultOnly("a resync does not slow down for I/O of users; limit it with c-max-rate");
         /// Keep a bitmap slot for the peer; `no` if it is diskless by intent.
         "bitmap" bitmap: bool = "yes", YES_NO;
         /// Resync although the peer is not replicated to; needs a feature this program does not negotiate.
-        "resync-without-replication" resync_without_replication: bool = "yes", YES_NO;
+        "resync-without-replication" resync_without_replication: bool = "yes", YES_NO, Honoured::DefaultOnly("the feature is not negotiated, so there is nothing to turn off");
         /// A diskless peer may break ties of quorum.
         "peer-tiebreaker" peer_tiebreaker: bool = "yes", YES_NO;
     }
