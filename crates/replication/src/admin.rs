@@ -138,6 +138,7 @@ impl Resource {
                     return Err(Refusal::config(ConfigError::NetConfigured, detail));
                 }
                 self.peers[peer].net = *options;
+                self.tell_net_options(peer);
                 Ok(Answer::Now)
             }
             AdminCommand::DiskOptions(nr, options) => {

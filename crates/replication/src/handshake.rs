@@ -171,6 +171,20 @@ impl Resource {
         }
     }
 
+    /// Options have changed while connected: the peer is told what it was told when connecting
+    /// (wire §4.2 "P_SYNC_PARAM89").
+    pub(crate) fn tell_net_options(&mut self, peer: PeerIx) {
+        if !self.st.is_connected(peer) {
+            return;
+        }
+        let update = Packet::ProtocolUpdate(Box::new(self.protocol_packet(peer)));
+        self.send(peer, update);
+        for vol in 0..self.vols.len() {
+            let param = Box::new(self.sync_param(peer, vol));
+            self.send(peer, Packet::SyncParam(self.vols[vol].nr, param));
+        }
+    }
+
     /// P_PROTOCOL: the parameters must fit (wire §4.1).
     pub(crate) fn protocol(
         &mut self,

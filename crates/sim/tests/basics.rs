@@ -4,7 +4,7 @@ use replication::io::AdminCommand;
 use sim::Op;
 use sim::plan::{Plan, Start};
 use sim::scenario::scenario;
-use vocab::options::{OnNoQuorum, Quorum};
+use vocab::options::{NetOptions, OnNoQuorum, Quorum};
 use vocab::{ConnState, DiskState, ReplState, SectorRange, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -326,6 +326,26 @@ fn a_verify_beside_writes_reports_nothing() {
         w.wait("the verify ends", |w| w.device(0, 1).repl == ReplState::Established);
         w.expect("nothing is out of sync", |w| w.device(0, 1).out_of_sync == 0);
         w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_verify_uses_an_algorithm_that_was_set_while_connected() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.net.verify_alg = String::new();
+    let net = NetOptions { verify_alg: "crc32c".to_owned(), ..plan.net.clone() };
+    scenario(plan, |w| {
+        w.form();
+        let peer = sim::plan::node_id(1);
+        let verify = AdminCommand::Verify { peer, volume: V0, start: Some(0), stop: None };
+        w.refused(0, verify.clone());
+        w.granted(0, AdminCommand::NetOptions(peer, Box::new(net.clone())));
+        w.refused(0, verify.clone());
+        w.granted(1, AdminCommand::NetOptions(sim::plan::node_id(0), Box::new(net.clone())));
+        w.run_seconds(1);
+        w.granted(0, verify);
+        w.wait("the verify ends", |w| w.device(0, 1).repl == ReplState::Established);
         w.settle();
     });
 }
