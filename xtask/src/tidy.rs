@@ -6,6 +6,7 @@
 mod arrows;
 mod dependencies;
 mod licence;
+mod options;
 mod rust;
 mod text;
 
@@ -126,6 +127,7 @@ const RULES: &[(&str, Rule)] = &[
     ("no paths of one machine", text::machine_paths),
     ("links in Markdown lead somewhere", text::links),
     ("COMPAT.md lists every option", compat_tables),
+    ("options that take effect are read", options::read),
 ];
 
 /// The command.

@@ -44,6 +44,8 @@ pub struct Metadata {
     pub packages: Vec<Package>,
     /// Ids of the members.
     pub workspace_members: Vec<String>,
+    /// Where cargo builds.
+    pub target_directory: PathBuf,
 }
 
 /// One package.

@@ -11,20 +11,28 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{Outcome, cargo, limited};
-use crate::workspace;
+use crate::workspace::{self, Metadata};
 
 /// The section.
 pub fn run() -> Result<Outcome> {
+    // The end-to-end tests start the program itself. Built with the whole workspace, it shares
+    // every dependency with the tests.
+    let target = Metadata::of(&workspace::root().join("Cargo.toml"))?.target_directory;
+    let build = cargo(&["build", "--quiet", "--locked", "--workspace", "--bins"]);
+    if !super::run(build, 15)? {
+        return Ok(Outcome::of(false));
+    }
     let command =
         cargo(&["test", "--locked", "--workspace", "--no-fail-fast", "--", "--show-output"]);
     let mut command = limited(command, Duration::from_secs(25 * 60));
+    command.env("ASHLAR_BINARY", target.join("debug").join("ashlar"));
     // One pipe for both, so that cargo's headings and the runners' lines keep their order.
     let (reader, writer) = std::io::pipe().context("no pipe")?;
     command.stdout(writer.try_clone().context("no second end of the pipe")?).stderr(writer);
     let mut child = command.spawn().context("cargo could not be started")?;
     // It holds the writing ends, and the pipe would never end.
     drop(command);
-    let log = workspace::root().join("target").join("test.log");
+    let log = target.join("test.log");
     let mut log = File::create(&log).with_context(|| log.display().to_string())?;
     let mut reading = Reading::default();
     let mut begun = Instant::now();
