@@ -1,5 +1,7 @@
 //! What operators ask of an engine, and how it refuses.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
 mod engine_support;
 
 use std::os::unix::fs::FileExt;

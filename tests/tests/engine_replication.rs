@@ -1,5 +1,7 @@
 //! Three real engines replicate, lose members, and get them back.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
 mod engine_support;
 
 use std::time::{Duration, Instant};

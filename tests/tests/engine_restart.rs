@@ -1,5 +1,7 @@
 //! What an engine was told survives its end, in peace or not.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
 mod engine_support;
 
 use engine_support::nbd::Client;
