@@ -1,1 +1,344 @@
-//! Links between two nodes on the loopback.
+//! Two links in one thread find each other over loopback, whoever comes first and whatever
+//! crosses, and lose each other again.
+
+use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use codec::wire::{BlockId, Data, DataFlags, Features, feature};
+use runtime::{BufPool, Ring};
+use vocab::{NodeId, SectorRange, VolumeNr};
+
+use super::*;
+use crate::shard::token::{self, Purpose};
+
+/// One end, with what it was told.
+struct End {
+    link: Link,
+    events: Vec<Event>,
+    packets: VecDeque<(Packet, Option<Vec<u8>>)>,
+    /// Read what arrives.
+    reading: bool,
+}
+
+struct World {
+    io: Io,
+    ends: [End; 2],
+}
+
+fn net() -> NetOptions {
+    NetOptions {
+        connect_int: Duration::from_millis(400),
+        ping_timeout: Duration::from_millis(50),
+        timeout: Duration::from_millis(300),
+        ko_count: 2,
+        ..NetOptions::default()
+    }
+}
+
+fn node(id: u8) -> NodeId {
+    NodeId::new(id).unwrap()
+}
+
+/// Addresses no other test uses; the first end's is the smaller one.
+fn addresses() -> [SocketAddr; 2] {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let (pid, nr) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    [1, 2].map(|host| {
+        let ip = Ipv4Addr::new(127, 1 + (pid % 15) as u8, nr, host);
+        SocketAddr::new(ip.into(), 7000)
+    })
+}
+
+impl World {
+    fn new() -> (World, [SocketAddr; 2]) {
+        let pool = BufPool::new(32 << 20).unwrap();
+        let mut io = Io::new(Ring::with_entries(64).unwrap(), pool).unwrap();
+        let addresses = addresses();
+        let ends = [0u8, 1].map(|me| {
+            let id = LinkId { resource: u16::from(me), node: node(1 - me) };
+            let mut link = Link::new(id, format!("end{me}"), net());
+            let (local, remote) = (addresses[usize::from(me)], addresses[usize::from(1 - me)]);
+            link.set_paths(&mut io, vec![PathConfig { local, remote }]);
+            End { link, events: Vec::new(), packets: VecDeque::new(), reading: true }
+        });
+        (World { io, ends }, addresses)
+    }
+
+    fn connected() -> World {
+        let (mut world, _) = World::new();
+        world.connect(0);
+        world.connect(1);
+        world.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
+        world
+    }
+
+    fn connect(&mut self, end: usize) {
+        self.ends[end].link.connect(&mut self.io);
+    }
+
+    fn close(&mut self, end: usize) {
+        self.ends[end].link.close(&mut self.io);
+    }
+
+    fn send(&mut self, end: usize, packet: &Packet, payload: Option<Buf>) {
+        self.ends[end].link.send(packet, payload);
+        self.ends[end].link.flush(&mut self.io);
+    }
+
+    /// Features from both sides, so that everything may be sent.
+    fn agree(&mut self) {
+        for end in [0, 1] {
+            let features = Features {
+                protocol_min: 118,
+                feature_flags: feature::OURS,
+                protocol_max: 122,
+                sender_node_id: end as u32,
+                receiver_node_id: 1 - end as u32,
+            };
+            self.send(end, &Packet::ConnectionFeatures(features), None);
+        }
+        self.run("features arrived", |w| w.ends.iter().all(|e| !e.packets.is_empty()));
+        self.ends.iter_mut().for_each(|e| e.packets.clear());
+    }
+
+    fn event(&mut self, end: usize, event: Option<Event>) {
+        let Some(event) = event else { return };
+        let streams = match event {
+            Event::Readable(stream) => vec![stream],
+            _ => {
+                self.ends[end].events.push(event);
+                vec![Stream::Data, Stream::Control]
+            }
+        };
+        for stream in streams {
+            self.read(end, stream);
+        }
+    }
+
+    fn read(&mut self, end: usize, stream: Stream) {
+        let end = &mut self.ends[end];
+        while end.reading {
+            match end.link.read(&mut self.io, stream) {
+                Next::Packet(packet, payload) => {
+                    end.packets.push_back((packet, payload.map(|buf| buf.to_vec())));
+                }
+                Next::Nothing => return,
+                Next::Garbage => return end.events.push(Event::Down(LinkLoss::Garbage)),
+            }
+        }
+    }
+
+    /// Turns until a condition holds.
+    fn run(&mut self, what: &str, mut until: impl FnMut(&World) -> bool) {
+        let start = runtime::clock::now();
+        let mut events = Vec::new();
+        while !until(self) {
+            let now = runtime::clock::now();
+            assert!(now.since(start) < Duration::from_secs(20), "waited in vain until {what}");
+            let links = self.ends.iter().filter_map(|e| e.link.deadline(now));
+            let deadline = links.min().unwrap_or(now + Duration::from_millis(50));
+            let deadline = deadline.min(now + Duration::from_millis(50));
+            self.io.ring.wait(Some(deadline), &mut events).unwrap();
+            for done in events.drain(..) {
+                match token::purpose(done.token) {
+                    Purpose::Link(link) => {
+                        let end = usize::from(link.resource);
+                        let io = &mut self.io;
+                        let event = self.ends[end].link.completed(io, link.op, link.serial, done);
+                        self.event(end, event);
+                    }
+                    Purpose::Listener(index) => {
+                        let Io { listeners, ring, pool, .. } = &mut self.io;
+                        if let Some((who, conn)) = listeners.accepted(ring, index, done, pool) {
+                            let end = &mut self.ends[usize::from(who.resource)];
+                            end.link.accepted(&mut self.io, conn);
+                        }
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            for end in [0, 1] {
+                if self.ends[end].link.deadline(self.io.now()).is_some_and(|at| at <= self.io.now())
+                {
+                    let event = self.ends[end].link.timeout(&mut self.io);
+                    self.event(end, event);
+                }
+            }
+        }
+    }
+}
+
+fn tie_breaks(world: &World) -> Vec<bool> {
+    let up = |end: &End| match end.events.first() {
+        Some(Event::Up { tie_break }) => *tie_break,
+        other => panic!("{other:?}"),
+    };
+    world.ends.iter().map(up).collect()
+}
+
+#[test]
+fn two_that_start_together_have_one_tie_break_between_them() {
+    for _ in 0..5 {
+        let world = World::connected();
+        // The greater address opens data and accepts control (wire §1.1).
+        assert_eq!(tie_breaks(&world), [false, true]);
+    }
+}
+
+#[test]
+fn one_that_comes_later_is_not_kept_waiting() {
+    for (first, second) in [(0, 1), (1, 0)] {
+        let (mut world, _) = World::new();
+        for end in &mut world.ends {
+            end.link.set_net(NetOptions { connect_int: Duration::from_secs(10), ..net() });
+        }
+        world.connect(first);
+        let start = runtime::clock::now();
+        world.run("the first has tried", |_| {
+            runtime::clock::now().since(start) > Duration::from_millis(100)
+        });
+        world.connect(second);
+        world.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
+        assert!(runtime::clock::now().since(start) < Duration::from_secs(5));
+        let tie_breaks = tie_breaks(&world);
+        assert_ne!(tie_breaks[0], tie_breaks[1]);
+    }
+}
+
+#[test]
+fn packets_arrive_in_order_with_their_data() {
+    let mut world = World::connected();
+    world.agree();
+    let mut expected = Vec::new();
+    for i in 0..200u64 {
+        let len = 512 * (1 + i as usize % 40);
+        let bytes: Vec<u8> = (0..len).map(|b| (b as u64 ^ i) as u8).collect();
+        let data = Data {
+            range: SectorRange::new(i * 64, len as u64 / 512),
+            block_id: BlockId(i + 1),
+            seq: i as u32,
+            flags: DataFlags::SEND_WRITE_ACK,
+        };
+        let packet = Packet::Data(VolumeNr(0), data);
+        let buf = world.io.pool.copy_from(&bytes).unwrap();
+        world.ends[0].link.send(&packet, Some(buf));
+        expected.push((packet, Some(bytes)));
+    }
+    world.ends[0].link.flush(&mut world.io);
+    world.send(1, &Packet::Ping, None);
+    world.run("all arrived", |w| w.ends[1].packets.len() == 200 && !w.ends[0].packets.is_empty());
+    assert!(world.ends[1].packets.iter().eq(&expected));
+    assert_eq!(world.ends[0].packets[0], (Packet::Ping, None));
+}
+
+#[test]
+fn what_was_said_before_the_end_is_heard_before_it() {
+    for _ in 0..5 {
+        let mut world = World::connected();
+        world.agree();
+        world.ends[0].link.send(&Packet::Disconnect, None);
+        world.close(0);
+        world.run("the other end knows", |w| w.ends[1].events.len() == 2);
+        assert_eq!(world.ends[1].packets, [(Packet::Disconnect, None)]);
+        assert!(matches!(
+            world.ends[1].events[1],
+            Event::Down(LinkLoss::Closed | LinkLoss::Broken)
+        ));
+        assert_eq!(world.ends[0].events.len(), 1, "whoever closes is not told");
+        // And both can connect again.
+        world.connect(0);
+        world.connect(1);
+        world.run("both are up again", |w| {
+            matches!(w.ends[0].events.last(), Some(Event::Up { .. }))
+                && matches!(w.ends[1].events.last(), Some(Event::Up { .. }))
+                && w.ends[1].events.len() == 3
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_takes_no_data_is_given_up() {
+    let mut world = World::connected();
+    world.agree();
+    world.ends[1].reading = false;
+    let buf = world.io.pool.alloc_zeroed(1 << 20).unwrap();
+    let start = runtime::clock::now();
+    for i in 0..20u64 {
+        let range = SectorRange::new(i * 2048, 2048);
+        let flags = DataFlags::SEND_WRITE_ACK;
+        let data = Data { range, block_id: BlockId(i + 1), seq: 0, flags };
+        let packet = Packet::Data(VolumeNr(0), data);
+        world.ends[0].link.send(&packet, Some(buf.clone()));
+    }
+    world.ends[0].link.flush(&mut world.io);
+    world.run("it is given up", |w| w.ends[0].events.len() == 2);
+    assert_eq!(world.ends[0].events[1], Event::Down(LinkLoss::Stalled));
+    // Timeout times ko-count, for the data stream.
+    assert!(runtime::clock::now().since(start) >= Duration::from_millis(550));
+}
+
+#[test]
+fn bytes_that_are_no_packet_end_the_connection() {
+    let mut world = World::connected();
+    world.agree();
+    let up = match &mut world.ends[0].link.state {
+        State::Up(up) => up,
+        _ => panic!("it is up"),
+    };
+    up.data.conn.tx.push_bytes(b"GET / HTTP/1.1\r\n");
+    world.ends[0].link.flush(&mut world.io);
+    world.run("it is noticed", |w| w.ends[1].events.len() == 2);
+    assert_eq!(world.ends[1].events[1], Event::Down(LinkLoss::Garbage));
+}
+
+#[test]
+fn strangers_and_silent_callers_do_not_disturb() {
+    let (mut world, addresses) = World::new();
+    world.connect(0);
+    // Somebody from the peer's address, who is no DRBD; one who says nothing; one from elsewhere.
+    let from = |ip: Ipv4Addr| {
+        use std::os::fd::OwnedFd;
+        let socket =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::new(ip.into(), 0).into()).unwrap();
+        socket.connect(&addresses[0].into()).unwrap();
+        TcpStream::from(OwnedFd::from(socket))
+    };
+    let SocketAddr::V4(peer) = addresses[1] else { panic!("an IPv4 address") };
+    let mut browser = from(*peer.ip());
+    browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let _silent = from(*peer.ip());
+    let mut stranger = from(Ipv4Addr::new(127, 0, 0, 1));
+    let start = runtime::clock::now();
+    world.run("they are sent away", |_| {
+        runtime::clock::now().since(start) > Duration::from_millis(300)
+    });
+    for socket in [&mut browser, &mut stranger] {
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        assert!(matches!(socket.read(&mut [0; 8]), Ok(0) | Err(_)));
+    }
+    assert!(world.ends[0].events.is_empty());
+    world.connect(1);
+    world.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
+}
+
+#[test]
+fn the_second_path_is_taken_if_the_first_is_dead() {
+    let (mut world, addresses) = World::new();
+    let [dead, _] = self::addresses();
+    let paths = |me: usize| {
+        let live = PathConfig { local: addresses[me], remote: addresses[1 - me] };
+        // Nobody has the remote address of the first path.
+        let first = PathConfig { local: addresses[me], remote: dead };
+        vec![first, live]
+    };
+    for end in [0, 1] {
+        world.ends[end].link.set_paths(&mut world.io, paths(end));
+    }
+    world.connect(0);
+    world.connect(1);
+    world.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
+}
