@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, pattern};
+use engine_support::{Cluster, Setup, elapsed, pattern};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 2048;
@@ -31,45 +31,65 @@ impl Random {
     }
 }
 
-/// What each block may hold.
+/// What each block may hold, and what happened to it.
 struct Model {
     /// Versions that a read may show; 0 is what was there in the beginning.
     possible: Vec<BTreeSet<u64>>,
+    history: Vec<Vec<String>>,
     last: u64,
 }
 
 impl Model {
     fn new() -> Model {
-        Model { possible: vec![BTreeSet::from([0]); BLOCKS as usize], last: 0 }
+        let possible = vec![BTreeSet::from([0]); BLOCKS as usize];
+        Model { possible, history: vec![Vec::new(); BLOCKS as usize], last: 0 }
     }
 
-    fn begin(&mut self, block: u64) -> u64 {
+    fn note(&mut self, block: u64, what: &str) {
+        let line = format!("{:9.3} {what}", elapsed().as_secs_f64());
+        self.history[block as usize].push(line);
+    }
+
+    fn begin(&mut self, block: u64, node: usize) -> u64 {
         self.last += 1;
         self.possible[block as usize].insert(self.last);
+        self.note(block, &format!("write {} on node {node}", self.last));
         self.last
     }
 
-    fn acknowledged(&mut self, block: u64, version: u64) {
-        self.possible[block as usize] = BTreeSet::from([version]);
+    fn ended(&mut self, block: u64, version: u64, result: &std::io::Result<()>) {
+        self.note(block, &format!("write {version} ended: {result:?}"));
+        if result.is_ok() {
+            self.possible[block as usize] = BTreeSet::from([version]);
+        }
     }
 
     /// A read shows one of the possible versions, and from then on only that one.
-    fn observed(&mut self, block: u64, content: &[u8]) {
+    fn observed(&mut self, block: u64, content: &[u8], node: usize) {
+        let found = u64::from_le_bytes(content[..8].try_into().unwrap());
+        assert!(content == version_bytes(block, found), "block {block} is torn");
+        self.note(block, &format!("read {found} on node {node}"));
         let possible = &mut self.possible[block as usize];
-        let version = possible.iter().copied().find(|v| content == version_bytes(block, *v));
-        let Some(version) = version else {
-            let stamp = u64::from_le_bytes(content[..8].try_into().unwrap());
-            panic!("block {block} holds stamp {stamp:#x}, expected one of {possible:?}");
-        };
-        *possible = BTreeSet::from([version]);
+        if !possible.contains(&found) {
+            let possible = possible.clone();
+            let history = self.history[block as usize].join("\n");
+            panic!(
+                "{:.3}: block {block} holds version {found}, expected {possible:?}:\n{history}",
+                elapsed().as_secs_f64()
+            );
+        }
+        *possible = BTreeSet::from([found]);
     }
 }
 
+/// The version, then bytes that follow from it.
 fn version_bytes(block: u64, version: u64) -> Vec<u8> {
-    match version {
-        0 => vec![0; BLOCK],
-        _ => pattern(version << 16 | block, BLOCK),
+    if version == 0 {
+        return vec![0; BLOCK];
     }
+    let mut bytes = pattern(version << 16 | block, BLOCK);
+    bytes[..8].copy_from_slice(&version.to_le_bytes());
+    bytes
 }
 
 /// Writes and checks through whichever node lets it, until told to stop.
@@ -82,8 +102,8 @@ fn client(
 ) {
     let mut random = Random(seed);
     while !stop.load(Ordering::Relaxed) {
-        let socket = &sockets[random.below(sockets.len() as u64) as usize];
-        let Ok(mut client) = Client::open(socket, "r0/0") else {
+        let node = random.below(sockets.len() as u64) as usize;
+        let Ok(mut client) = Client::open(&sockets[node], "r0/0") else {
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -95,19 +115,18 @@ fn client(
             let mut model = model.lock().unwrap();
             if turn < 20 || random.below(4) == 0 {
                 match client.read(block * BLOCK as u64, BLOCK) {
-                    Ok(content) => model.observed(block, &content),
+                    Ok(content) => model.observed(block, &content, node),
                     Err(_) => break,
                 }
                 continue;
             }
-            let version = model.begin(block);
-            match client.write(block * BLOCK as u64, &version_bytes(block, version)) {
-                Ok(()) => {
-                    model.acknowledged(block, version);
-                    acknowledged.fetch_add(1, Ordering::Relaxed);
-                }
-                Err(_) => break,
+            let version = model.begin(block, node);
+            let result = client.write(block * BLOCK as u64, &version_bytes(block, version));
+            model.ended(block, version, &result);
+            if result.is_err() {
+                break;
             }
+            acknowledged.fetch_add(1, Ordering::Relaxed);
         }
         client.close();
     }
@@ -118,6 +137,7 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 #[test]
+#[ignore = "long and random: run it with --ignored, as long as you like"]
 fn no_acknowledged_write_is_ever_lost() {
     let seed = number("ASHLAR_CHAOS_SEED", u64::from(std::process::id()) | 1);
     let duration = Duration::from_secs(number("ASHLAR_CHAOS_SECONDS", 15));
@@ -147,26 +167,26 @@ fn no_acknowledged_write_is_ever_lost() {
         let name = cluster.nodes[node].name;
         match random.below(8) {
             0..=3 => {
-                println!("{:?} kill {name} for {pause:?}", start.elapsed());
+                println!("{:?} kill {name} for {pause:?}", elapsed());
                 cluster.nodes[node].kill();
                 std::thread::sleep(pause);
                 cluster.nodes[node].start();
             }
             4 => {
-                println!("{:?} freeze {name} for {pause:?}", start.elapsed());
+                println!("{:?} freeze {name} for {pause:?}", elapsed());
                 cluster.nodes[node].signal(libc::SIGSTOP);
                 std::thread::sleep(pause);
                 cluster.nodes[node].signal(libc::SIGCONT);
             }
             5 => {
-                println!("{:?} stop {name} for {pause:?}", start.elapsed());
+                println!("{:?} stop {name} for {pause:?}", elapsed());
                 assert!(cluster.nodes[node].stop());
                 std::thread::sleep(pause);
                 cluster.nodes[node].start();
             }
             _ => {
                 let peer = cluster.nodes[(node + 1) % 3].name;
-                println!("{:?} cut {name} from {peer} for {pause:?}", start.elapsed());
+                println!("{:?} cut {name} from {peer} for {pause:?}", elapsed());
                 let connection = format!("r0:{peer}");
                 cluster.nodes[node].ok(&["disconnect", &connection, "--force"]);
                 std::thread::sleep(pause);
@@ -190,7 +210,7 @@ fn no_acknowledged_write_is_ever_lost() {
     let mut model = model.lock().unwrap();
     for block in 0..BLOCKS {
         let content = client.read(block * BLOCK as u64, BLOCK).unwrap();
-        model.observed(block, &content);
+        model.observed(block, &content, 0);
     }
     client.close();
     cluster.assert_equal(0, &[0, 1, 2]);

@@ -7,6 +7,7 @@
 pub mod nbd;
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -23,6 +24,9 @@ pub const PATIENCE: Duration = Duration::from_secs(40);
 pub const DISK: u64 = 64 << 20;
 
 const MIB: u64 = 1 << 20;
+
+/// Last lines of each log that a failed test shows.
+const LOG_SHOWN: usize = 120;
 
 /// The binary under test, built once per test process.
 fn binary() -> &'static Path {
@@ -170,7 +174,7 @@ impl Cluster {
             }
             let log = fs::read_to_string(node.directory.join("log")).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
-            println!("{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+            println!("{}", lines[lines.len().saturating_sub(LOG_SHOWN)..].join("\n"));
         }
     }
 
@@ -226,7 +230,7 @@ impl Node {
         assert!(self.child.is_none(), "{} runs", self.name);
         let log =
             File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
-        let child = Command::new(binary())
+        let mut child = Command::new(binary())
             .arg("engine")
             .arg("--socket")
             .arg(self.socket())
@@ -235,10 +239,11 @@ impl Node {
             .args(["--node", self.name, "--threads", "1", "--log-level", "debug"])
             .args(&self.args)
             .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || copy_log(lines, log));
         self.child = Some(child);
         self.ok(&["info", "--wait-engine", "30"]);
     }
@@ -376,6 +381,19 @@ impl Drop for Node {
             let _ = child.wait();
         }
     }
+}
+
+/// Copies the lines of an engine's log, with the time since the test began.
+fn copy_log(lines: impl BufRead, mut log: File) {
+    for line in lines.lines().map_while(Result::ok) {
+        let _ = writeln!(log, "{:9.3} {line}", elapsed().as_secs_f64());
+    }
+}
+
+/// Time since the first call.
+pub fn elapsed() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
 }
 
 /// An array, or nothing.

@@ -4,6 +4,7 @@
 //! is decided here: an output names what is to be done, and this file does it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::rc::Rc;
 use std::sync::mpsc;
 
@@ -24,7 +25,7 @@ use super::io::Io;
 use super::token::SocketOp;
 use super::volume::{Volumes, Wish};
 use crate::digest::Algorithm;
-use crate::log::{Level, log};
+use crate::log::{self, Level, log};
 use crate::transport::{Event, Link, LinkId, Next};
 
 /// Notes kept for `why`.
@@ -89,8 +90,14 @@ impl Host {
 
     /// Hands an input to the core and carries out what it wants done.
     pub(crate) fn feed(&mut self, io: &mut Io, volumes: &mut Volumes, input: Input) {
+        if log::enabled(Level::Trace) {
+            trace(&self.name, "<-", &Brief(&input));
+        }
         self.core.handle(io.now(), input);
         while let Some(output) = self.core.poll() {
+            if log::enabled(Level::Trace) {
+                trace(&self.name, "->", &Brief(&output));
+            }
             self.carry_out(io, volumes, output);
         }
     }
@@ -514,5 +521,38 @@ impl Host {
     /// Openers of all volumes.
     pub(crate) fn openers(&self, volumes: &mut Volumes) -> usize {
         self.volumes.iter().filter_map(|v| volumes.get_mut(v.target).map(|t| t.openers())).sum()
+    }
+}
+
+/// A line of the trace from which a run of the core can be retold: what went in, what came out.
+fn trace(name: &str, direction: &str, what: &dyn fmt::Display) {
+    log!(Level::Trace, name, "core {direction} {what}");
+}
+
+/// An input or output without the bytes of metadata blocks.
+struct Brief<'a, T>(&'a T);
+
+impl fmt::Display for Brief<'_, Input> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Input::Admin { id, command: AdminCommand::Attach { volume, image } } => {
+                let blocks = image.bitmap.len();
+                write!(f, "Admin {{ id: {id}, Attach {volume}, {blocks} blocks of bitmap }}")
+            }
+            input => write!(f, "{input:?}"),
+        }
+    }
+}
+
+impl fmt::Display for Brief<'_, Output> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Output::MetaWrite { volume, op, write } => {
+                let plain: Vec<_> = write.plain.iter().map(|block| block.place).collect();
+                let commit = write.commit.as_ref().map(|block| block.place);
+                write!(f, "MetaWrite {{ {volume}, {op:?}, plain: {plain:?}, commit: {commit:?} }}")
+            }
+            output => write!(f, "{output:?}"),
+        }
     }
 }
