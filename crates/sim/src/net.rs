@@ -16,6 +16,9 @@ use replication::io::LinkLoss;
 use crate::content::Data;
 use crate::rng::Rng;
 
+/// How long a driver waits for the end of one stream after that of the other, in nanoseconds.
+const LINGER: u64 = 200_000_000;
+
 /// Index of a node of the world (equal to its node id).
 pub type NodeIx = usize;
 
@@ -95,6 +98,8 @@ struct Link {
     lanes: [[Lane; 2]; 2],
     /// End that accepted the control socket.
     tie_break: usize,
+    /// By receiving end and stream: the end of the stream has arrived.
+    ended: [[bool; 2]; 2],
     /// By end, the features it has sent, and those it has received.
     features: [(Option<Features>, Option<Features>); 2],
 }
@@ -278,6 +283,7 @@ impl Net {
             up_at,
             lanes,
             tie_break: self.rng.below(2) as usize,
+            ended: [[false; 2]; 2],
             features: [(None, None); 2],
         });
         (0..2).map(|end| (up_at[end], NetEvent::Up { pair, link: id, end })).collect()
@@ -401,6 +407,25 @@ impl Net {
         let next = lane.queue.front().map(|next| (next.at.max(now), again));
         lane.scheduled = next.is_some();
         (parcel, next)
+    }
+
+    /// The end of a stream has arrived. The other stream may have packets that were sent before
+    /// it, so the driver waits for that stream's end or a moment. Returns when to look again, or
+    /// `None` if both streams have ended.
+    pub fn stream_ended(
+        &mut self,
+        now: u64,
+        pair: usize,
+        id: u64,
+        end: usize,
+        stream: usize,
+    ) -> Scheduled {
+        let link = self.pairs[pair].link.as_mut().filter(|l| l.id == id)?;
+        link.ended[end][stream] = true;
+        if link.ended[end] == [true; 2] {
+            return None;
+        }
+        Some((now + LINGER, NetEvent::Down { pair, link: id, end, loss: LinkLoss::Closed }))
     }
 
     /// Carries out an [`NetEvent::Down`]: whether the end is to be told.

@@ -545,7 +545,10 @@ impl World {
                 let nodes = self.net.nodes_of(pair);
                 let (node, peer) = (nodes[end], node_id(nodes[1 - end]));
                 let Some(packet) = parcel.packet else {
-                    self.link_down(pair, link, end, LinkLoss::Closed);
+                    match self.net.stream_ended(now, pair, link, end, stream) {
+                        None => self.link_down(pair, link, end, LinkLoss::Closed),
+                        later => self.schedule_net(later),
+                    }
                     return;
                 };
                 let origin = match packet {
