@@ -642,12 +642,14 @@ impl Resource {
             primary_incapable: request.flags & TWOPC_PRI_INCAPABLE != 0,
         };
         self.forward(&held, PrepareOrEnd::Commit(info));
-        if let Some(reachable) = info.reachable {
-            let quorate = self.st.vols.iter().all(|v| v.real_quorum)
-                || self.st.connected().any(|p| self.st.peers[p].devs.iter().any(|d| d.peer_quorum));
-            if quorate && reachable.contains(self.me) {
-                self.members = reachable;
-            }
+        let was_quorate = self.sees_quorum();
+        if was_quorate {
+            self.join_members(info);
+        }
+        if let (Operation::Connect(_), Some(target)) = (held.op, held.target) {
+            // Whatever the quorum: these two have met, and one may be what the other lacks.
+            self.members.insert(held.initiator);
+            self.members.insert(target);
         }
         let target_is_me = held.target == Some(self.me);
         let initiator = self.peer_ix(held.initiator);
@@ -667,8 +669,24 @@ impl Resource {
             }
             _ => {}
         }
+        if !was_quorate && self.sees_quorum() {
+            self.join_members(info);
+        }
         self.after_commit(&held, info);
         Ok(())
+    }
+
+    /// This node or a connected neighbour has quorum.
+    fn sees_quorum(&self) -> bool {
+        self.st.vols.iter().all(|v| v.real_quorum)
+            || self.st.connected().any(|p| self.st.peers[p].devs.iter().any(|d| d.peer_quorum))
+    }
+
+    /// Who took part in a committed transaction is a member (semantics §2.9).
+    fn join_members(&mut self, info: CommitInfo) {
+        if let Some(reachable) = info.reachable.filter(|r| r.contains(self.me)) {
+            self.members = reachable;
+        }
     }
 
     /// What every participant concludes from a committed transaction (semantics §2.6, §2.9).
