@@ -130,7 +130,11 @@ impl Resource {
             }
             outcome => Decided::Start(Start {
                 repl: outcome.repl_state().unwrap_or(ReplState::Established),
-                clear_bits: outcome == Outcome::NoSync(Bits::Clear),
+                // A disk that is not current may have missed writes of the same generation: the
+                // bits tell which, until it has caught up.
+                clear_bits: outcome == Outcome::NoSync(Bits::Clear)
+                    && me.disk >= DiskState::UpToDate
+                    && them.disk >= DiskState::UpToDate,
                 preparations: resolution.preparations,
                 ..Start::default()
             }),
