@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use codec::wire::{self, BlockAck, BlockId, ConfirmStable, DataFlags, Packet};
-use vocab::{Dagtag, DiskState, NodeMask, ReplState, SectorRange, Sectors, VolumeNr};
+use vocab::{Dagtag, DiskState, NodeId, NodeMask, ReplState, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
 use crate::io::{BufId, DiskError, DiskOp, Output};
@@ -65,6 +65,8 @@ pub(crate) struct Unacked {
     confirmed: bool,
     /// Holds activity log references.
     al: bool,
+    /// Nodes whose bitmap exchange counted this write already.
+    covered: NodeMask,
 }
 
 /// A received write that is executed.
@@ -189,6 +191,7 @@ impl Resource {
             ok: None,
             confirmed: false,
             al: false,
+            covered: NodeMask::EMPTY,
         });
         let may_start = ordinal == recv.first_epoch;
         let interval = None;
@@ -586,6 +589,9 @@ impl Resource {
                     }
                     continue;
                 }
+                if !failed && node.is_some_and(|n| entry.covered.contains(n)) {
+                    continue;
+                }
                 backing.bitmap.set_range(slot, range);
                 tell.extend(node);
             }
@@ -600,6 +606,19 @@ impl Resource {
         }
         if entry.al {
             self.al_end(vol, range);
+        }
+    }
+
+    /// Writes of other peers without a peer-ack become bits towards `node`, which may lack them:
+    /// the bitmap exchange that starts covers them, whatever their peer-ack says later.
+    pub(crate) fn cover_unacked(&mut self, vol: VolIx, node: NodeId) {
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let Some(slot) = backing.slot_of(node) else { return };
+        for peer in self.peers.iter_mut().filter(|p| p.node != node) {
+            for entry in peer.recv.unacked.iter_mut().filter(|u| u.vol == vol) {
+                backing.bitmap.set_range(slot, entry.range);
+                entry.covered = entry.covered.with(node);
+            }
         }
     }
 

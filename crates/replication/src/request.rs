@@ -742,7 +742,6 @@ impl Resource {
             let Some(waiting) = self.vols[vol].conflict_wait.pop_front() else { break };
             self.retry_waiting(vol, waiting);
         }
-        self.resync_range_free(vol);
     }
 
     fn retry_waiting(&mut self, vol: VolIx, waiting: WaitingOn) {

@@ -183,6 +183,7 @@ impl Resource {
                 self.resync_mut(peer, vol).sent = false;
                 let node = self.peers[peer].node;
                 self.mark_unfinished(vol, node);
+                self.cover_unacked(vol, node);
                 self.send_bitmap(peer, vol);
                 self.exchange_progress(peer, vol);
             }
@@ -685,11 +686,6 @@ impl Resource {
                 resync.next_turn.get_or_insert(now);
             }
         }
-    }
-
-    /// A range is free again: targets that skipped it try it on their next turn.
-    pub(crate) fn resync_range_free(&mut self, vol: VolIx) {
-        let _ = vol;
     }
 
     fn finish_if_done(&mut self, peer: PeerIx, vol: VolIx) {
