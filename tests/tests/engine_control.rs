@@ -130,3 +130,50 @@ fn shutdown_takes_everything_down_and_ends() {
     cluster.nodes[0].start();
     cluster.wait("alpha is there again", |c| c.nodes[1].peer("alpha").0 == "Connected");
 }
+
+#[test]
+fn a_client_of_another_thread_is_handed_over() {
+    // The first resource lives on the first thread, which listens; the second on the second.
+    let resources = "resource r1 { device minor 10; meta-disk internal;
+            on alpha { node-id 0; disk DIR/r1.img; address NET.1:7001; }
+            on bravo { node-id 1; disk none; address NET.2:7001; } }";
+    let setup = Setup { resources: resources.to_owned(), ..two() };
+    let mut cluster = Cluster::new(&setup);
+    let disk = cluster.disk(0, 0).with_file_name("r1.img");
+    std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let alpha = &mut cluster.nodes[0];
+    alpha.start();
+    for name in ["r0", "r1"] {
+        alpha.ok(&["create-md", name]);
+        alpha.ok(&["up", name]);
+    }
+    alpha.ok(&["new-current-uuid", "--clear-bitmap", "r1/0"]);
+    let socket = alpha.directory.join("nbd");
+    alpha.ok(&["export", "r1/0", "--listen", &socket.display().to_string()]);
+    let mut client = Client::open(&socket, "r1").unwrap();
+    client.write(0, &pattern(1, 64 << 10)).unwrap();
+    assert_eq!(client.read(0, 64 << 10).unwrap(), pattern(1, 64 << 10));
+    client.close();
+}
+
+#[test]
+fn subscribers_hear_of_changes_as_they_happen() {
+    use std::io::{BufRead, BufReader};
+    let cluster = Cluster::up(&two());
+    let alpha = &cluster.nodes[0];
+    let mut events = alpha.follow(&["events", "r0"]);
+    let mut lines = BufReader::new(events.stdout.take().unwrap()).lines();
+    let mut until = |what: &str| {
+        let found = lines.by_ref().map_while(Result::ok).find(|line| line.contains(what));
+        assert!(found.is_some(), "heard of {what}");
+    };
+    until("exists -");
+    alpha.ok(&["primary", "r0"]);
+    until("change resource name:r0 role:Primary");
+    alpha.ok(&["secondary", "r0"]);
+    until("role:Secondary");
+    alpha.ok(&["disconnect", "r0:bravo"]);
+    until("connection:StandAlone");
+    events.kill().unwrap();
+    events.wait().unwrap();
+}

@@ -4,12 +4,13 @@
 //! its own answer. Every call is answered before its deadline; a command that takes longer goes
 //! on, and its result is then in the log and in the state.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -110,10 +111,16 @@ impl Drop for Slot {
 }
 
 /// The writing side of a connection, shared by its calls.
-type Writer = Arc<Mutex<UnixStream>>;
+type Writer = Arc<Answers>;
+
+struct Answers {
+    stream: Mutex<UnixStream>,
+    /// The client has closed its end.
+    gone: AtomicBool,
+}
 
 fn write(writer: &Writer, line: &Line) -> io::Result<()> {
-    lock(writer).write_all(&encode_line(line))
+    lock(&writer.stream).write_all(&encode_line(line))
 }
 
 fn connection(
@@ -122,7 +129,19 @@ fn connection(
     mut stream: UnixStream,
 ) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_PATIENCE))?;
-    let writer: Writer = Arc::new(Mutex::new(stream.try_clone()?));
+    let answers = Answers { stream: Mutex::new(stream.try_clone()?), gone: AtomicBool::new(false) };
+    let writer = Arc::new(answers);
+    let result = read_calls(engine, calls, &mut stream, &writer);
+    writer.gone.store(true, Ordering::Release);
+    result
+}
+
+fn read_calls(
+    engine: &Arc<Engine>,
+    calls: &Arc<AtomicUsize>,
+    stream: &mut UnixStream,
+    writer: &Writer,
+) -> io::Result<()> {
     let mut lines = Lines::new(MAX_CALL);
     let mut chunk = vec![0; 16 << 10];
     loop {
@@ -135,11 +154,11 @@ fn connection(
             let call = match Call::decode(&line) {
                 Ok(call) => call,
                 Err(reply) => {
-                    write(&writer, &Line::Reply(reply))?;
+                    write(writer, &Line::Reply(reply))?;
                     continue;
                 }
             };
-            take_call(engine, calls, &writer, call)?;
+            take_call(engine, calls, writer, call)?;
         }
     }
 }
@@ -261,21 +280,14 @@ fn send_events(
         write(writer, &Line::Event(event))?;
     }
     write(writer, &Line::Event(Event::Current))?;
+    // A subscriber to states alone is looked after now and then, to notice that it has gone.
     let interval = statistics_ms.map(|ms| Duration::from_millis(u64::from(ms).max(100)));
-    let mut sent = std::collections::BTreeMap::new();
+    let patience = interval.unwrap_or(Duration::from_secs(5));
+    let mut next = Instant::now() + patience;
+    let mut sent = BTreeMap::new();
     loop {
-        let Some(events) = subscriber.take(interval.unwrap_or(Duration::from_secs(5))) else {
-            return Ok(());
-        };
-        if events.is_empty() {
-            if is_gone(writer) {
-                return Ok(());
-            }
-            if interval.is_some() {
-                snapshot();
-            }
-            continue;
-        }
+        let left = next.saturating_duration_since(Instant::now());
+        let Some(events) = subscriber.take(left) else { return Ok(()) };
         for event in events {
             // Snapshots taken for statistics are news only while numbers move.
             if let Event::Resource(status) = &event
@@ -285,14 +297,14 @@ fn send_events(
             }
             write(writer, &Line::Event(event))?;
         }
-        if interval.is_some() {
-            thread::sleep(interval.unwrap_or_default());
-            snapshot();
+        if writer.gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + patience;
+            if interval.is_some() {
+                snapshot();
+            }
         }
     }
-}
-
-/// True if the client has closed its end. Its reader thread shuts the socket down then.
-fn is_gone(writer: &Writer) -> bool {
-    lock(writer).peer_addr().is_err() || lock(writer).write(&[]).is_err()
 }

@@ -59,8 +59,8 @@ pub struct Setup {
     pub disk: u64,
     /// More sections of the resource.
     pub sections: String,
-    /// More arguments of the engine.
-    pub engine: Vec<&'static str>,
+    /// More resources; `DIR` and `NET` stand for the directory and the network of the cluster.
+    pub resources: String,
 }
 
 impl Default for Setup {
@@ -71,7 +71,7 @@ impl Default for Setup {
             volumes: 1,
             disk: DISK,
             sections: String::new(),
-            engine: Vec::new(),
+            resources: String::new(),
         }
     }
 }
@@ -114,13 +114,15 @@ impl Cluster {
         }
         config += &format!("  connection-mesh {{ hosts {}; }}\n", setup.nodes.join(" "));
         config += &format!("{}\n}}\n", setup.sections);
+        let network = format!("{a}.{b}.{c}");
+        let path = directory.path().display().to_string();
+        config += &setup.resources.replace("DIR", &path).replace("NET", &network);
         let file = directory.path().join("drbd.conf");
         fs::write(&file, config).unwrap();
         let nodes = setup.nodes.iter().map(|name| {
             let directory = directory.path().join(name);
             fs::create_dir(&directory).unwrap();
-            let args = setup.engine.iter().map(|arg| (*arg).to_owned()).collect();
-            Node { name, directory, config: file.clone(), args, child: None }
+            Node { name, directory, config: file.clone(), args: Vec::new(), child: None }
         });
         Cluster { nodes: nodes.collect(), directory }
     }
@@ -206,6 +208,10 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.show();
+            if std::env::var_os("ASHLAR_KEEP").is_some() {
+                self.directory.disable_cleanup(true);
+                println!("kept: {}", self.directory.path().display());
+            }
         }
     }
 }
@@ -236,7 +242,7 @@ impl Node {
             .arg(self.socket())
             .arg("--state-dir")
             .arg(self.directory.join("state"))
-            .args(["--node", self.name, "--threads", "1", "--log-level", "debug"])
+            .args(["--node", self.name, "--threads", "2", "--log-level", &log_level()])
             .args(&self.args)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -294,18 +300,22 @@ impl Node {
         assert!(status.success());
     }
 
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(binary()).arg("--socket").arg(self.socket());
+        command.args(["--node", self.name, "--timeout", "30", "--config"]);
+        command.arg(&self.config).args(args);
+        command
+    }
+
     /// Runs an operator's command.
     pub fn cli(&self, args: &[&str]) -> Output {
-        Command::new("timeout")
-            .arg("60")
-            .arg(binary())
-            .arg("--socket")
-            .arg(self.socket())
-            .args(["--node", self.name, "--timeout", "30", "--config"])
-            .arg(&self.config)
-            .args(args)
-            .output()
-            .unwrap()
+        self.command(args).output().unwrap()
+    }
+
+    /// Starts an operator's command that goes on, with its output as a pipe.
+    pub fn follow(&self, args: &[&str]) -> Child {
+        self.command(args).stdout(Stdio::piped()).spawn().unwrap()
     }
 
     /// A command that must succeed; returns what it printed.
@@ -381,6 +391,11 @@ impl Drop for Node {
             let _ = child.wait();
         }
     }
+}
+
+/// `ASHLAR_ENGINE_LOG=trace` shows every packet, and what goes into the core and comes out.
+fn log_level() -> String {
+    std::env::var("ASHLAR_ENGINE_LOG").unwrap_or_else(|_| "debug".to_owned())
 }
 
 /// Copies the lines of an engine's log, with the time since the test began.
