@@ -179,7 +179,7 @@ impl fmt::Display for SuperblockError {
                 "metadata of version v07 (DRBD 0.7) is not supported; convert it with DRBD's tools",
             ),
             SuperblockError::Version08 => {
-                f.write_str("metadata has version v08; convert it to v09 with create-md")
+                f.write_str("metadata has version v08; convert it to v09 with drbdadm create-md")
             }
             SuperblockError::Version09 => f.write_str("metadata has version v09, not v08"),
             SuperblockError::NotClean => {
