@@ -297,7 +297,11 @@ impl Resource {
                 self.prepare_start(peer, vol, &start);
                 self.change_hard(|st| st.peers[peer].devs[vol].repl = start.repl);
             }
-            Decided::Start(start) => self.prepare_start(peer, vol, &start),
+            Decided::Start(start) => {
+                // What the loss of a Primary has left as bits, its reconciliation depends on.
+                let clear_bits = start.clear_bits && !self.loss_settling();
+                self.prepare_start(peer, vol, &Start { clear_bits, ..start });
+            }
             Decided::Retry | Decided::Refuse(_) => {}
         }
     }
