@@ -651,10 +651,6 @@ impl Resource {
             self.members.insert(held.initiator);
             self.members.insert(target);
         }
-        if let (Operation::Connect(_), Some(target)) = (held.op, held.target) {
-            // Also without quorum: whoever was connected to is missed when it goes.
-            self.members = self.members.with(held.initiator).with(target);
-        }
         let target_is_me = held.target == Some(self.me);
         let initiator = self.peer_ix(held.initiator);
         match (held.op, initiator, target_is_me) {
