@@ -1,8 +1,10 @@
 //! The binary: one program for the operator's commands and for the engine they talk to.
 //!
 //! - The operator's commands are those of `surfaces::cli`.
-//! - `engine`: the daemon. - `man`, `completions`: files made from the command line's declaration.
+//! - `engine`: the daemon. `demo`: a cluster on this machine, to see it work.
+//! - `man`, `completions`: files made from the command line's declaration.
 
+mod demo;
 mod docs;
 mod engine;
 
@@ -30,6 +32,9 @@ enum Command {
     Operator(cli::Command),
     /// Run the engine in the foreground
     Engine(engine::Args),
+    /// Show replication, failures and recovery on this machine, in half a minute
+    #[command(after_long_help = demo::HELP)]
+    Demo(demo::Args),
     /// Write a manual page per command into a directory
     Man {
         /// The directory; created if needed
@@ -47,6 +52,7 @@ fn main() -> ExitCode {
     let result = match &command {
         Command::Operator(command) => return operator(command, &common),
         Command::Engine(args) => engine::run(args, &common),
+        Command::Demo(args) => return demo::run(args, common.json),
         Command::Man { directory } => docs::write_manual(Cli::command(), directory),
         Command::Completions { shell } => docs::write_completions(Cli::command(), *shell),
     };
