@@ -587,7 +587,9 @@ impl Resource {
     fn start_catch_up(&mut self, id: u64, peer: PeerIx, vol: VolIx) -> Start {
         let disk = self.st.vols[vol].disk;
         let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
-        let differs = disk == DiskState::UpToDate && self.vols[vol].crashed_secondary;
+        let crashed = self.vols[vol].crashed_primary;
+        let unclean = self.vols[vol].crashed_secondary;
+        let differs = disk == DiskState::UpToDate && (unclean || crashed);
         if !(behind || differs) || !self.st.is_connected(peer) {
             return Start::Done(Ok(()));
         }
@@ -600,6 +602,7 @@ impl Resource {
         }
         match self.st.role {
             Role::Primary => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
+            _ if crashed && !behind => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
             _ => self.start_pair(id, Operation::ResyncAsTarget, peer, vol),
         }
     }

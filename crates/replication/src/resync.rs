@@ -788,8 +788,17 @@ impl Resource {
         let volume = &mut self.vols[vol];
         let Some(backing) = volume.backing.as_mut() else { return };
         let finish = backing.gens.finish_target(&situation, start, &source, &currents);
+        // The generation tells who else is in sync, unless it had told nothing to begin with: after
+        // a crash, disks of the same generation differ in what was under write.
+        let same = start.same(source.current);
+        let inherits = same && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
+        let in_sync = match inherits {
+            true => finish.in_sync.and(node.mask()),
+            false => finish.in_sync,
+        };
+        volume.crashed_primary |= inherits;
         // Where another resync to this node is agreed, that one decides about its bits.
-        for n in finish.in_sync.minus(targets).iter() {
+        for n in in_sync.minus(targets).iter() {
             if let Some(slot) = backing.slot_of(n) {
                 backing.bitmap.clear_all(slot);
             }

@@ -390,7 +390,8 @@ impl Resource {
     /// - a disk that is not current, next to a stable UpToDate one that counts blocks as out of
     ///   sync (a Primary without quorum wrote without starting a generation);
     /// - a disk that stopped while its Primary wrote, where nobody has written since: the blocks
-    ///   that were under write then may differ. A Primary is the source, else the other disk.
+    ///   that were under write then may differ. A Primary is the source, else the other disk;
+    /// - a disk that holds what a crashed Primary wrote last, which is the source.
     fn want_catch_up(&mut self) {
         for vol in 0..self.vols.len() {
             let Some(backing) = &self.vols[vol].backing else { continue };
@@ -404,7 +405,8 @@ impl Resource {
             let disk = self.st.vols[vol].disk;
             let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
             let primary = self.st.role == Role::Primary;
-            let differs = unclean && disk == DiskState::UpToDate;
+            let crashed = self.vols[vol].crashed_primary;
+            let differs = (unclean || crashed) && disk == DiskState::UpToDate;
             if !(behind && !primary || differs) || self.st.is_target(vol) {
                 continue;
             }
@@ -437,7 +439,18 @@ impl Resource {
             if let Some(backing) = &self.vols[vol].backing {
                 self.vols[vol].exposed = backing.gens.current();
             }
-            if peer_up_to_date && self.vols[vol].crashed_primary {
+            // Another disk may still lack what was under write at the crash. One with a Primary
+            // has nothing to tell it any more.
+            let told = self.vols[vol].backing.as_ref().is_none_or(|backing| {
+                (0..self.peers.len())
+                    .filter(|p| self.peer_has_bitmap(*p, vol))
+                    .all(|p| backing.oos(self.peers[p].node) == 0)
+            });
+            let follows = self.st.connected().any(|p| {
+                self.st.peers[p].role == Role::Primary
+                    && self.st.peers[p].devs[vol].disk == DiskState::UpToDate
+            });
+            if self.vols[vol].crashed_primary && (follows || peer_up_to_date && told) {
                 self.vols[vol].crashed_primary = false;
                 self.md_changed_now(vol);
             }
