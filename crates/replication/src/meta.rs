@@ -349,6 +349,12 @@ impl Resource {
         if state.disk >= DiskState::Inconsistent {
             flags.set(MdFlags::CONSISTENT, state.disk > DiskState::Inconsistent);
             flags.set(MdFlags::WAS_UP_TO_DATE, state.disk > DiskState::Outdated);
+        } else if state.disk == DiskState::Detaching {
+            // From here on a Primary writes without this disk (semantics §1.6).
+            let primary = self.st.role == Role::Primary || !self.st.primary_peers().is_empty();
+            if primary && self.has_data(&self.st, vol) {
+                flags.set(MdFlags::WAS_UP_TO_DATE, false);
+            }
         }
         flags.set(MdFlags::PRIMARY_IND, backing.primary_ind);
         let crashed = self.st.role == Role::Primary || volume.crashed_primary;
@@ -380,14 +386,16 @@ impl Resource {
         sb
     }
 
-    /// Keeps what the superblock says about peers, so that it survives a lost connection.
-    pub(crate) fn note_peer_flags(&mut self, vol: VolIx) {
+    /// Keeps what the superblock says about the disk, so that it survives a detach, and about
+    /// peers, so that it survives a lost connection.
+    pub(crate) fn note_md_flags(&mut self, vol: VolIx) {
         if self.vols[vol].backing.is_none() {
             return;
         }
-        let peers = self.superblock(vol).peers;
+        let sb = self.superblock(vol);
         let backing = self.vols[vol].backing.as_mut().expect("looked at above");
-        for (slot, new) in backing.sb.peers.iter_mut().zip(&peers) {
+        backing.sb.flags = sb.flags;
+        for (slot, new) in backing.sb.peers.iter_mut().zip(&sb.peers) {
             slot.flags = new.flags;
         }
     }

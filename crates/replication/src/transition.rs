@@ -362,7 +362,7 @@ impl Resource {
         }
         self.after_quorum_change(&old);
         for vol in 0..self.vols.len() {
-            self.note_peer_flags(vol);
+            self.note_md_flags(vol);
             self.review_primary_ind(vol);
             let durable = |st: &State| {
                 let disks: Vec<DiskState> = st.peers.iter().map(|p| p.devs[vol].disk).collect();
