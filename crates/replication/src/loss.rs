@@ -15,6 +15,7 @@ use crate::generation::is_generation;
 use crate::handshake::{AfterLoss, Phase};
 use crate::io::{LogLevel, Output};
 use crate::jobs::JobKind;
+use crate::request::Local;
 use crate::resource::{Link, Op, Resource, Work};
 use crate::state::PeerIx;
 
@@ -457,7 +458,7 @@ impl Resource {
 
     /// The disk is read or written for someone right now.
     pub(crate) fn disk_busy(&self, vol: usize) -> bool {
-        let writes = self.log.iter().any(|w| w.vol == vol && !w.completed);
+        let writes = self.log.iter().any(|w| w.vol == vol && w.local == Local::Pending);
         let ops = self.ops.iter().any(|(_, op)| match *op {
             Op::Write(seq) => self.log.get(seq).is_some_and(|w| w.vol == vol),
             Op::Read(key) => self.reads.get(key).is_some_and(|r| r.vol == vol),

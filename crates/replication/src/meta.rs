@@ -451,6 +451,8 @@ impl Resource {
         for (_, work) in backing.meta.waiters {
             self.work.push_back(work);
         }
+        let queued = std::mem::take(&mut self.vols[vol].al_queued);
+        self.vols[vol].al_wait.extend(queued);
         self.forget_al(vol);
         self.change_hard(|st| st.vols[vol].disk = DiskState::Diskless);
         self.abort_local(vol);
