@@ -12,7 +12,9 @@ use vocab::{
 
 use crate::generation::{Adoption, Neighbour, Situation, UNKNOWN, is_generation, weak_nodes};
 use crate::io::LogLevel;
-use crate::resource::{PeerUuids, Resource, SentUuids, Unconfirmed, Work};
+use crate::meta::Backing;
+use crate::request::Write;
+use crate::resource::{NewGeneration, PeerUuids, Resource, SentUuids, Unconfirmed, Work};
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
@@ -71,14 +73,15 @@ impl Resource {
             return;
         }
         if self.vols[vol].backing.is_some() && self.st.vols[vol].disk == DiskState::UpToDate {
-            self.bump_disk(vol, NodeMask::EMPTY);
+            self.bump_disk(vol, NodeMask::EMPTY, false);
         } else {
             self.bump_exposed(vol);
         }
     }
 
-    /// BUMP on a node with an UpToDate disk.
-    pub(crate) fn bump_disk(&mut self, vol: VolIx, never_synced: NodeMask) {
+    /// BUMP on a node with an UpToDate disk. Peers hear of the generation once it is durable
+    /// here: one that only they had would look like a split brain after a crash of this node.
+    pub(crate) fn bump_disk(&mut self, vol: VolIx, never_synced: NodeMask, forced: bool) {
         let situation = self.situation(vol);
         let rng = &mut self.rng;
         let volume = &mut self.vols[vol];
@@ -87,7 +90,11 @@ impl Resource {
         volume.bump_pending = false;
         let Some(new) = new else {
             // Nobody misses anything: the generation goes on, written by a Primary now.
-            volume.exposed = backing.gens.current();
+            let previous = backing.gens.current();
+            volume.exposed = previous;
+            if forced {
+                volume.bump_announce = Some(NewGeneration { previous, never_synced, forced });
+            }
             self.persist(vol, Work::BumpDone(vol));
             return;
         };
@@ -97,12 +104,30 @@ impl Resource {
             self.name, volume.nr, new.current, new.behind
         );
         self.log(LogLevel::Info, text);
+        let announce = NewGeneration { previous: new.previous, never_synced, forced };
+        self.vols[vol].bump_announce = Some(announce);
         self.close_epoch();
         self.persist(vol, Work::BumpDone(vol));
-        let weak = weak_nodes(&situation).or(never_synced);
+    }
+
+    /// The generation is durable: peers take it before any write that belongs to it.
+    fn announce_generation(&mut self, vol: VolIx) {
+        let Some(new) = self.vols[vol].bump_announce.take() else { return };
+        if self.vols[vol].backing.is_none() {
+            // Lost with the disk. What follows starts from the generation that peers know.
+            self.vols[vol].exposed = new.previous;
+            return;
+        }
+        let weak = weak_nodes(&self.situation(vol)).or(new.never_synced);
         for peer in 0..self.peers.len() {
-            if self.st.is_connected(peer) {
-                self.send_uuids(peer, vol, UuidFlags::NEW_DATAGEN, weak);
+            if !self.st.is_connected(peer) {
+                continue;
+            }
+            self.send_uuids(peer, vol, UuidFlags::NEW_DATAGEN, weak);
+            if new.forced {
+                // They may have to resync from here.
+                self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);
+                self.work.push_back(Work::Recompare(peer, vol));
             }
         }
     }
@@ -113,8 +138,10 @@ impl Resource {
         let unconfirmed = self.vols[vol].unconfirmed.as_ref();
         if let Some(first_epoch) = unconfirmed.map(|u| u.first_epoch).filter(|_| suspend) {
             // One unconfirmed generation at a time (semantics §4.3 rule 2): the next one waits
-            // until its peers have confirmed what was written in this one, if anything was.
-            if self.log.iter().any(|w| w.vol == vol && w.epoch >= first_epoch) {
+            // until its peers have confirmed what was written in this one, if anything was. A
+            // peer that is gone never will; its loss may be what asks for this generation.
+            let owes = |w: &Write| self.st.connected().any(|p| !self.part_is_done(w, p));
+            if self.log.iter().any(|w| w.vol == vol && w.epoch >= first_epoch && owes(w)) {
                 self.vols[vol].bump_running = false;
                 return;
             }
@@ -164,6 +191,7 @@ impl Resource {
 
     /// The new generation is durable, or none was needed: writes go on.
     pub(crate) fn bump_done(&mut self, vol: VolIx) {
+        self.announce_generation(vol);
         // A peer lost meanwhile leaves the mark set: another generation follows.
         self.vols[vol].bump_running = false;
         self.work.push_back(Work::Kick(vol));
@@ -190,16 +218,7 @@ impl Resource {
                 .map(|(peer, _)| peer.node)
                 .collect();
             self.vols[vol].bump_running = true;
-            self.bump_disk(vol, never_synced);
-        }
-        // Peers re-evaluate: they may have to resync from here.
-        for peer in 0..self.peers.len() {
-            for vol in 0..self.vols.len() {
-                if self.st.is_connected(peer) {
-                    self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);
-                    self.work.push_back(Work::Recompare(peer, vol));
-                }
-            }
+            self.bump_disk(vol, never_synced, true);
         }
     }
 
@@ -213,7 +232,7 @@ impl Resource {
         weak: NodeMask,
     ) {
         let nr = self.vols[vol].nr;
-        let Some(backing) = self.vols[vol].backing.as_ref() else {
+        let Some(backing) = self.shown_backing(vol) else {
             let exposed = self.vols[vol].exposed;
             let handshake = !self.st.is_connected(peer);
             let weak = if handshake { weak } else { NodeMask::EMPTY };
@@ -290,6 +309,13 @@ impl Resource {
         }
     }
 
+    /// The metadata of a disk that peers are told about: not while it is only being read, and no
+    /// longer once it is being given up.
+    pub(crate) fn shown_backing(&self, vol: VolIx) -> Option<&Backing> {
+        let disk = self.st.vols[vol].disk;
+        self.vols[vol].backing.as_deref().filter(|_| disk >= DiskState::Negotiating)
+    }
+
     /// The generation this node presents: always its own.
     ///
     /// DRBD presents that of its source while it is a resync target, so that third nodes count
@@ -297,7 +323,7 @@ impl Resource {
     /// generation every pair is complete by itself, in whatever order they run: a block received
     /// from one source is out of sync towards all others until they have been asked, too.
     pub(crate) fn presented(&self, vol: VolIx) -> GenUuid {
-        match &self.vols[vol].backing {
+        match self.shown_backing(vol) {
             Some(backing) => backing.gens.current(),
             None => self.vols[vol].exposed,
         }

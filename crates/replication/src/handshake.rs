@@ -460,7 +460,7 @@ impl Resource {
         }
         let word = self.peers[peer].devs[vol].last_word.expect("the set is complete");
         let peer_disk = self.real_peer_disk(peer, vol, word);
-        let has_disk = self.vols[vol].backing.is_some();
+        let has_disk = self.shown_backing(vol).is_some();
         let peer_has_disk = peer_disk >= DiskState::Inconsistent;
         if peer_has_disk && !self.peer_has_bitmap(peer, vol) {
             let nr = self.vols[vol].nr;
@@ -576,7 +576,7 @@ impl Resource {
     /// (invariant 23).
     pub(crate) fn sent_changed(&self, peer: PeerIx, vol: VolIx) -> bool {
         let Some(sent) = &self.peers[peer].devs[vol].sent_uuids else { return true };
-        match &self.vols[vol].backing {
+        match self.shown_backing(vol) {
             Some(backing) => {
                 let to = self.peers[peer].node;
                 sent.current != backing.gens.current() || sent.bitmap != backing.bitmap_uuid(to)

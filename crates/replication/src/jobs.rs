@@ -446,6 +446,9 @@ impl Resource {
             return Start::At(self.now + POLL);
         }
         if self.handshake_wants_twopc(peer) {
+            if self.vols.iter().any(|v| v.bump_running) {
+                return Start::At(self.now + POLL);
+            }
             let (role, node) = (self.st.role, self.peers[peer].node);
             self.start_twopc(id, Operation::Connect(role), Some(node), None);
             return Start::Running;

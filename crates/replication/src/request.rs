@@ -646,7 +646,7 @@ impl Resource {
         })
     }
 
-    fn part_is_done(&self, write: &Write, peer: PeerIx) -> bool {
+    pub(crate) fn part_is_done(&self, write: &Write, peer: PeerIx) -> bool {
         let send = &self.peers[peer].send;
         match write.parts[self.peers[peer].node.index()] {
             Part::None | Part::OutOfSync | Part::Neg | Part::Lost | Part::Stable => true,

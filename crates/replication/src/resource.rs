@@ -86,6 +86,8 @@ pub(crate) struct Volume {
     pub bump_pending: bool,
     /// A ping round or metadata write of the bump runs.
     pub bump_running: bool,
+    /// A generation of this disk that is being made durable; peers hear of it afterwards.
+    pub bump_announce: Option<NewGeneration>,
     /// Was Primary when it stopped (from metadata, or a failed disk).
     pub crashed_primary: bool,
     /// Stopped as a Secondary while its Primary wrote: it may hold writes that others lack, and
@@ -109,6 +111,16 @@ pub(crate) struct Volume {
     pub reads_in_flight: u32,
     pub round_robin: u32,
     pub stats: VolumeStats,
+}
+
+/// A generation that this node has started and not told its peers yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewGeneration {
+    pub previous: GenUuid,
+    /// Connected nodes that never had the data: they miss the start of it.
+    pub never_synced: NodeMask,
+    /// The data was forced UpToDate: peers compare again.
+    pub forced: bool,
 }
 
 /// A diskless Primary's generation that peers have not confirmed (semantics §4.3).
@@ -505,6 +517,7 @@ impl Resource {
             exposed: GenUuid::NONE,
             bump_pending: false,
             bump_running: false,
+            bump_announce: None,
             crashed_primary: false,
             crashed_secondary: false,
             lost_quorum: false,
