@@ -218,6 +218,13 @@ impl Resource {
         }
     }
 
+    /// A disk of this node or of a peer negotiates: one at a time (semantics §1.9).
+    pub(crate) fn negotiating(&self) -> bool {
+        let negotiates = |disk: DiskState| disk == DiskState::Negotiating;
+        self.st.vols.iter().any(|v| negotiates(v.disk))
+            || self.st.connected().any(|p| self.st.peers[p].devs.iter().any(|d| negotiates(d.disk)))
+    }
+
     /// The cluster knows: show the peers what this disk holds, and wait for theirs.
     pub(crate) fn attach_negotiate(&mut self, vol: VolIx) {
         let waiting: NodeMask = self
@@ -233,6 +240,8 @@ impl Resource {
         backing.negotiating = Some(waiting);
         for peer in 0..self.peers.len() {
             self.peers[peer].devs[vol].uuids_fresh = false;
+            // Left over from the disk before this one.
+            self.peers[peer].devs[vol].resync = None;
         }
         self.change_hard(|st| st.vols[vol].disk = DiskState::Negotiating);
         let nr = self.vols[vol].nr;
@@ -362,6 +371,18 @@ impl Resource {
         word: StateWord,
         role: Role,
     ) -> Result<(), &'static str> {
+        let shown = self.st.peers[peer].devs[vol].disk;
+        if !std::mem::take(&mut self.peers[peer].devs[vol].uuids_attaching) {
+            // Its identifiers are still to come, or have been compared already.
+            let settled = shown >= DiskState::Inconsistent && shown != DiskState::DUnknown;
+            self.change_hard(|st| {
+                st.peers[peer].role = role;
+                if !settled {
+                    st.peers[peer].devs[vol].disk = DiskState::Negotiating;
+                }
+            });
+            return Ok(());
+        }
         let real = self.real_peer_disk(peer, vol, word);
         self.change_hard(|st| {
             st.peers[peer].role = role;

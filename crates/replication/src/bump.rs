@@ -245,7 +245,8 @@ impl Resource {
         let primary = self.st.role == Role::Primary;
         let disk = self.st.vols[vol].disk;
         let inconsistent = disk == DiskState::Inconsistent
-            || (disk == DiskState::Negotiating && !backing.md_consistent());
+            || (matches!(disk, DiskState::Attaching | DiskState::Negotiating)
+                && !backing.md_consistent());
         let mut flags = extra
             .with_if(self.peers[peer].discard_my_data, UuidFlags::DISCARD_MY_DATA)
             .with_if(self.vols[vol].crashed_primary && !primary, UuidFlags::CRASHED_PRIMARY)
@@ -358,6 +359,8 @@ impl Resource {
         if !self.st.is_connected(peer) {
             return Ok(());
         }
+        let shown = self.st.peers[peer].devs[vol].disk;
+        self.peers[peer].devs[vol].uuids_attaching |= shown < DiskState::Inconsistent;
         self.review_shown_disk(peer, vol);
         if flags.has(UuidFlags::NEW_DATAGEN) {
             self.adopt(peer, vol, current, weak);

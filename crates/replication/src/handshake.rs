@@ -110,6 +110,7 @@ impl Resource {
             dev.last_sent = None;
             dev.last_word = None;
             dev.uuids = None;
+            dev.uuids_attaching = false;
             dev.sent_uuids = None;
             dev.bitmap_in = 0;
         }

@@ -497,7 +497,7 @@ impl Resource {
         if self.job_mut(id).is_some_and(|j| j.step == NEGOTIATING) {
             return Start::Running;
         }
-        if self.handshake_running() {
+        if self.handshake_running() || self.negotiating() {
             return Start::At(self.now + POLL);
         }
         let with_disk = |p: PeerIx| {

@@ -261,6 +261,8 @@ pub(crate) struct PeerDevice {
     pub together: bool,
     /// They arrived after this node's disk began to negotiate.
     pub uuids_fresh: bool,
+    /// They are those of a disk that the peer is attaching, and were not compared yet.
+    pub uuids_attaching: bool,
     /// The peer has shown itself as resync source or in a verify since it began.
     pub source_seen: bool,
     pub sizes: Option<Sizes>,
@@ -676,6 +678,7 @@ impl PeerDevice {
             uuids: None,
             together: false,
             uuids_fresh: false,
+            uuids_attaching: false,
             source_seen: false,
             sizes: None,
             last_sent: None,

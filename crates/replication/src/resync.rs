@@ -260,8 +260,10 @@ impl Resource {
         let agreed = self.agreed(peer);
         let node = self.peers[peer].node;
         let now = self.now;
-        let backing =
-            self.vols[vol].backing.as_mut().ok_or("a bitmap for a volume without disk")?;
+        let Some(backing) = self.vols[vol].backing.as_mut() else {
+            // The disk is gone, and the peer has not heard of it yet.
+            return Ok(());
+        };
         let slot = backing.slot_of(node).ok_or("a bitmap from a node without bitmap slot")?;
         let bits = backing.bitmap.bits();
         let dev = &mut self.peers[peer].devs[vol];

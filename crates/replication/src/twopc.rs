@@ -279,7 +279,8 @@ impl Resource {
             };
         }
         let Some(initiator) = initiator else { return Ok(()) };
-        if let (Operation::Attach | Operation::Detach, true) = (held.op, self.handshake_running()) {
+        let busy = self.handshake_running() || (held.op == Operation::Attach && self.negotiating());
+        if let (Operation::Attach | Operation::Detach, true) = (held.op, busy) {
             return Err(StateError::InTransientState.into());
         }
         if let (Operation::Attach, Some(vol)) = (held.op, held.vol) {
