@@ -2,14 +2,16 @@
 //! out what it decided.
 
 use codec::wire::UuidFlags;
+use vocab::options::OnSuspendedPrimaryOutdated;
 use vocab::{ConnState, DiskState, GenUuid, NodeMask, ReplState, Role};
 
 use crate::generation::compare::{Context, Occasion, Side};
 use crate::generation::resolve::{
-    Bits, Local, Outcome, Policies, Preparation, RetryReason, resolve,
+    Bits, Local, Outcome, Policies, Preparation, Refused, RetryReason, resolve,
 };
 use crate::generation::{HISTORY, UNKNOWN, is_generation};
 use crate::io::LogLevel;
+use crate::jobs::JobKind;
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -119,6 +121,12 @@ impl Resource {
         );
         self.log(LogLevel::Info, text);
         match resolution.outcome {
+            Outcome::Refuse(Refused::PrimaryWouldBeTarget)
+            | Outcome::Retry(RetryReason::PrimaryWouldBeTarget)
+                if connecting && self.yield_to_newer_data() =>
+            {
+                Decided::Retry
+            }
             Outcome::Refuse(why) => Decided::Refuse(why.text().to_owned()),
             Outcome::Tentative(_) => Decided::Refuse("only asked for".to_owned()),
             Outcome::Retry(reason) => {
@@ -141,15 +149,36 @@ impl Resource {
         }
     }
 
+    /// A peer has newer data than this frozen Primary: nothing that waits here can ever be
+    /// completed. With on-suspended-primary-outdated=force-secondary it fails, and the node
+    /// becomes Secondary; once it is, the peer can bring it up to date. True if so.
+    pub(crate) fn yield_to_newer_data(&mut self) -> bool {
+        let force = OnSuspendedPrimaryOutdated::ForceSecondary;
+        let yields = self.st.role == Role::Primary
+            && self.st.susp.any()
+            && self.opts.on_suspended_primary_outdated == force;
+        let demotion = JobKind::Secondary { force: true };
+        if yields && !self.wants(&demotion) {
+            let text = format!("{}: a peer has newer data than this frozen Primary", self.name);
+            self.log(LogLevel::Error, text);
+            self.want(demotion, None);
+        }
+        yields
+    }
+
     fn own_side(&self, peer: PeerIx, vol: VolIx) -> Option<Side> {
         let backing = self.vols[vol].backing.as_ref()?;
+        let attaching = self.st.vols[vol].disk == DiskState::Negotiating;
+        // As the peer judges it: both ends have to come to the same result.
         let disk = match self.st.vols[vol].disk {
-            DiskState::Negotiating => backing.md_state(),
+            DiskState::Negotiating if !backing.md_consistent() => DiskState::Inconsistent,
+            DiskState::Negotiating => DiskState::Consistent,
             disk => disk,
         };
         let node = self.peers[peer].node;
         let mut side = Side::from_generations(self.me, &backing.gens, disk, self.st.role);
         let sent = self.peers[peer].devs[vol].sent_uuids.as_ref()?;
+        side.attaching = attaching;
         side.flags = sent.flags;
         side.dirty_blocks = sent.dirty_bits;
         if self.st.is_connected(peer) {
@@ -170,6 +199,8 @@ impl Resource {
             true => (self.st.peers[peer].devs[vol].disk, self.st.peers[peer].role),
             false => (self.real_peer_disk(peer, vol, word), word.role().unwrap_or(Role::Secondary)),
         };
+        let attaching =
+            disk == DiskState::Negotiating || word.disk() == Some(DiskState::Negotiating);
         let disk = match disk {
             DiskState::Negotiating => self.real_peer_disk(peer, vol, word),
             disk => disk,
@@ -186,6 +217,7 @@ impl Resource {
             flags: uuids.flags,
             dirty_blocks: uuids.dirty_bits,
             disk,
+            attaching,
             role,
             quorate: word.quorum(),
             slots: NodeMask::ALL,

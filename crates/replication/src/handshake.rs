@@ -476,7 +476,7 @@ impl Resource {
     }
 
     /// This node has no disk, the peer has one (semantics §4.9).
-    fn decide_as_client(&self, peer: PeerIx, vol: VolIx, peer_disk: DiskState) -> Decided {
+    fn decide_as_client(&mut self, peer: PeerIx, vol: VolIx, peer_disk: DiskState) -> Decided {
         let volume = &self.vols[vol];
         let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
         let exposed = volume.exposed;
@@ -505,7 +505,10 @@ impl Resource {
         let primary = self.st.role == Role::Primary;
         let unconfirmed = volume.unconfirmed.as_ref();
         match (successor, primary) {
-            (true, true) => Decided::Retry,
+            (true, true) => {
+                self.yield_to_newer_data();
+                Decided::Retry
+            }
             (true, false) => Decided::adopt_exposed(),
             (false, _) if ancestor => Decided::peer_disk(DiskState::Outdated),
             // The newest generation of this client may not have reached the peer: park it until

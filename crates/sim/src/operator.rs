@@ -6,6 +6,7 @@ use vocab::{ConnState, DiskState, ReplState, Role, SectorRange, VolumeNr};
 
 use crate::plan::{MILLISECOND, SECOND, Start, node_id};
 use crate::trace;
+use crate::view::View;
 use crate::world::{Event, World};
 
 /// How often the operator looks.
@@ -16,6 +17,9 @@ const FORMING_LIMIT: u64 = 300 * SECOND;
 const FINISH_LIMIT: u64 = 400 * SECOND;
 /// Longest time until everything is in sync after the clients are gone.
 const CONVERGE_LIMIT: u64 = 900 * SECOND;
+
+/// How long an operator lets the nodes find each other by themselves.
+const PATIENCE: u64 = 20 * SECOND;
 
 /// Where a run is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -278,6 +282,9 @@ impl World {
                     }
                 }
             }
+            if self.is_left_behind(node, &view) {
+                self.admin(node, AdminCommand::Secondary { force: true });
+            }
             if view.suspended.user {
                 self.admin(node, AdminCommand::ResumeIo);
             }
@@ -286,6 +293,23 @@ impl World {
             }
         }
         self.answers.clear();
+    }
+
+    /// A frozen Primary whose peers went on without it: what it still holds can never complete,
+    /// and with `on-suspended-primary-outdated disconnect` it waits for an operator to say so.
+    fn is_left_behind(&self, node: usize, view: &View) -> bool {
+        let frozen = view.suspended.quorum || view.suspended.no_data;
+        if view.role != Role::Primary || !frozen || self.now() - self.operator.since < PATIENCE {
+            return false;
+        }
+        (0..self.nodes.len()).filter(|peer| *peer != node).any(|peer| {
+            let apart = view.peers[peer].as_ref().is_some_and(|p| p.conn != ConnState::Connected);
+            let Some(theirs) = self.view(peer) else { return false };
+            apart
+                && theirs.volumes.iter().zip(&view.volumes).any(|(t, mine)| {
+                    t.disk == DiskState::UpToDate && t.quorum && !t.current.same(mine.current)
+                })
+        })
     }
 
     /// What is not yet as it must be in the end, if anything.

@@ -32,6 +32,8 @@ pub struct Side {
     pub dirty_blocks: u64,
     /// Its disk as sent.
     pub disk: DiskState,
+    /// The disk is being attached: nobody reads from it or relies on it yet.
+    pub attaching: bool,
     /// Its role.
     pub role: Role,
     /// The quorum bit of its state.
@@ -63,6 +65,7 @@ impl Side {
             flags: uuids.flags,
             dirty_blocks: uuids.dirty_bits,
             disk,
+            attaching: false,
             role,
             quorate: true,
             slots: NodeMask::ALL,
@@ -80,6 +83,7 @@ impl Side {
             flags: UuidFlags(0),
             dirty_blocks: 0,
             disk,
+            attaching: false,
             role,
             quorate: true,
             slots: NodeMask::ALL,

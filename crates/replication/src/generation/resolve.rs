@@ -439,8 +439,14 @@ impl Handshake<'_> {
     /// Step 8: a Primary with good data does not become resync target just so.
     fn rr_conflict(&mut self, course: Course) -> Result<Course, Outcome> {
         let dirty = !nothing_dirty(self.me, self.peer);
-        let stands =
-            |side: &Side| side.is_primary() && side.judged_disk() >= DiskState::Consistent && dirty;
+        // A Primary that takes back a disk it had lost may well be target: its users have been
+        // using the peer's data.
+        let stands = |side: &Side| {
+            side.is_primary()
+                && !side.attaching
+                && side.judged_disk() >= DiskState::Consistent
+                && dirty
+        };
         // Protocols A and B: the crashed Primary may lack an acknowledged write, or have one the
         // other lacks; auto-discard keeps the one that is running.
         let yields = self.policies.rr_conflict == RrConflict::AutoDiscard

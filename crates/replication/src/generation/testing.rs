@@ -24,6 +24,7 @@ pub fn side(node: usize, current: u64) -> Side {
         role: Role::Secondary,
         quorate: true,
         slots: NodeMask::ALL,
+        attaching: false,
         lost_primary: None,
     }
 }

@@ -108,7 +108,7 @@ options! {
         /// UpToDate replicas this partition needs to write.
         "quorum-minimum-redundancy" quorum_minimum_redundancy: Quorum = "off", quorum();
         /// What a suspended Primary does when it meets newer data.
-        "on-suspended-primary-outdated" on_suspended_primary_outdated: OnSuspendedPrimaryOutdated = "disconnect", Kind::Choice(OnSuspendedPrimaryOutdated::WORDS), Honoured::DefaultOnly("a suspended Primary that meets newer data refuses the connection");
+        "on-suspended-primary-outdated" on_suspended_primary_outdated: OnSuspendedPrimaryOutdated = "disconnect", Kind::Choice(OnSuspendedPrimaryOutdated::WORDS);
         /// Offer the control interface of DRBD 8.
         "drbd8-api-compatibility" drbd8_api_compatibility: bool = "no", YES_NO, Honoured::DefaultOnly("there is no DRBD 8 control interface");
     }
