@@ -385,6 +385,7 @@ impl Resource {
         }
         // A peer vouching for this node's data may have been waited for (A5).
         self.change_hard(|_| {});
+        self.want_catch_up();
         Ok(())
     }
 

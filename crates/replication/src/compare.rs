@@ -241,7 +241,10 @@ impl Resource {
                 self.vols[vol].exposed = uuids.current;
             }
         }
-        if start.clear_bits && !self.vols[vol].crashed_secondary {
+        // While the last writes of a lost Primary are not settled with the peer, the bits are
+        // all that tells what one of them may lack.
+        if start.clear_bits && !self.vols[vol].crashed_secondary && self.peers[peer].loss.is_none()
+        {
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 backing.gens.set_bitmap(node, GenUuid::NONE);
                 if let Some(slot) = backing.slot_of(node) {
@@ -305,6 +308,33 @@ impl Resource {
         if !preparations.is_empty() {
             self.write_bitmap(vol);
             self.md_changed_now(vol);
+        }
+    }
+
+    /// The peer's disk has become UpToDate by a resync from somewhere else, and is at this node's
+    /// generation now. Bits that recorded what it missed before are of no use any more, nor is a
+    /// verify that compares with what it had before.
+    pub(crate) fn drop_artefacts(&mut self, peer: PeerIx, vol: VolIx) {
+        let node = self.peers[peer].node;
+        let Some(backing) = &self.vols[vol].backing else { return };
+        let same = self.peers[peer].devs[vol]
+            .uuids
+            .as_ref()
+            .is_some_and(|u| u.current.same(backing.gens.current()));
+        let up_to_date = self.st.vols[vol].disk == DiskState::UpToDate
+            && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        if !same || !up_to_date || backing.oos(node) == 0 || self.peers[peer].loss.is_some() {
+            return;
+        }
+        if matches!(self.repl(peer, vol), ReplState::VerifyS | ReplState::VerifyT) {
+            self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
+        }
+        if self.repl(peer, vol) != ReplState::Established {
+            return;
+        }
+        match self.compare(peer, vol, false) {
+            Decided::Start(start) if start.clear_bits => self.prepare_start(peer, vol, &start),
+            _ => {}
         }
     }
 

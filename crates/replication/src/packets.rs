@@ -266,6 +266,9 @@ impl Resource {
                 }
             });
         }
+        if disk == DiskState::UpToDate && was.disk < DiskState::UpToDate {
+            self.drop_artefacts(peer, vol);
+        }
         self.change_hard(|st| {
             let dev = &mut st.peers[peer].devs[vol];
             dev.peer_quorum = word.quorum();

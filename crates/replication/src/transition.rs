@@ -392,7 +392,7 @@ impl Resource {
     /// - a disk that stopped while its Primary wrote, where nobody has written since: the blocks
     ///   that were under write then may differ. A Primary is the source, else the other disk;
     /// - a disk that holds what a crashed Primary wrote last, which is the source.
-    fn want_catch_up(&mut self) {
+    pub(crate) fn want_catch_up(&mut self) {
         for vol in 0..self.vols.len() {
             let Some(backing) = &self.vols[vol].backing else { continue };
             let unclean = self.vols[vol].crashed_secondary;

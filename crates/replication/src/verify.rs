@@ -157,6 +157,10 @@ impl Resource {
         digest: Vec<u8>,
     ) -> Result<(), &'static str> {
         let vol = self.vol_ix(nr).ok_or("a verify reply names an unknown volume")?;
+        if self.peers[peer].devs[vol].verify.is_none() {
+            // It has ended here while the answer was on its way.
+            return Ok(());
+        }
         let id = self.verify_request(peer, vol, reply.block_id, reply.range)?;
         let range = reply.range;
         let verify = self.peers[peer].devs[vol].verify.as_ref().expect("found above");
@@ -317,6 +321,10 @@ impl Resource {
         vol: VolIx,
         ack: BlockAck,
     ) -> Result<(), &'static str> {
+        if self.peers[peer].devs[vol].verify.is_none() {
+            // It has ended here while the answer was on its way.
+            return Ok(());
+        }
         let id = self.verify_request(peer, vol, ack.block_id, ack.range)?;
         let verify = self.peers[peer].devs[vol].verify.as_mut().expect("found above");
         let request = verify.requests.remove(&id).expect("found above");
