@@ -199,6 +199,9 @@ impl Resource {
                 } else if is == SyncTarget {
                     let now = self.now;
                     self.resync_mut(peer, vol).next_turn = Some(now);
+                } else {
+                    // An end that was begun is called off: more bits may come before it goes on.
+                    self.resync_mut(peer, vol).finishing = false;
                 }
             }
             SyncSource | PausedSyncS => {
@@ -697,6 +700,9 @@ impl Resource {
         let left = self.out_of_sync(peer, vol).0;
         let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() else { return };
         let idle = resync.requests.is_empty() && resync.may_write && !resync.finishing;
+        // A flush for an end that was called off says nothing about blocks written since.
+        let flush = Op::ResyncFlush(peer, vol);
+        let idle = idle && !self.ops.iter().any(|(_, op)| *op == flush);
         let gave_up = resync.failed > 0 && left <= resync.failed;
         if !idle || (left > 0 && !gave_up) {
             return;
@@ -735,7 +741,10 @@ impl Resource {
         if result.is_err() {
             return self.disk_failed(vol, None, "a flush failed");
         }
-        self.work.push_back(Work::ResyncRecord(peer, vol));
+        match self.peers[peer].devs[vol].resync.as_ref().is_some_and(|r| r.finishing) {
+            true => self.work.push_back(Work::ResyncRecord(peer, vol)),
+            false => self.resync_progress(peer, vol),
+        }
     }
 
     /// Records what the end of the resync means for the generations of this disk.
