@@ -796,25 +796,28 @@ impl Resource {
             history: &uuids.history,
             flags: uuids.flags,
         };
-        let volume = &mut self.vols[vol];
-        let Some(backing) = volume.backing.as_mut() else { return };
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let finish = backing.gens.finish_target(&situation, start, &source, &currents);
         // The generation tells who else is in sync, unless it had told nothing to begin with: after
         // a crash, disks of the same generation differ in what was under write.
-        let same = start.same(source.current);
-        let inherits = same && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
-        let in_sync = match inherits {
-            true => finish.in_sync.and(node.mask()),
-            false => finish.in_sync,
+        let inherits =
+            start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
+        self.vols[vol].crashed_primary |= inherits;
+        // Where another resync to this node is agreed, that one decides about its bits. Disks of
+        // one generation are equal where both are UpToDate, otherwise only in name.
+        let current = |n: NodeId| {
+            let of = |p: PeerIx| self.st.peers[p].devs[vol].disk == DiskState::UpToDate;
+            n == node || (!inherits && of(peer) && self.peer_ix(n).is_some_and(of))
         };
-        volume.crashed_primary |= inherits;
-        // Where another resync to this node is agreed, that one decides about its bits.
-        for n in in_sync.minus(targets).iter() {
+        let equal: Vec<NodeId> =
+            finish.in_sync.minus(targets).iter().filter(|n| current(*n)).collect();
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        for n in equal {
             if let Some(slot) = backing.slot_of(n) {
                 backing.bitmap.clear_all(slot);
             }
         }
-        volume.exposed = backing.gens.current();
+        self.vols[vol].exposed = backing.gens.current();
         self.persist_with_bitmap(vol, Work::ResyncRecorded(peer, vol));
     }
 
