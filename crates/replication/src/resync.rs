@@ -869,6 +869,10 @@ impl Resource {
             for p in done {
                 self.ask_recompare(p, vol);
             }
+            // This node has what the source has: nothing is left to reconcile with it.
+            if self.peers[peer].loss.take().is_some() {
+                self.hold_released();
+            }
         } else {
             self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
         }
