@@ -647,8 +647,24 @@ impl Resource {
                 self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
             }
         }
+        for (vol, start) in starts.iter().enumerate() {
+            if start.own_disk == Some(DiskState::Outdated) {
+                self.catch_up_from_others(vol);
+            }
+        }
         self.reconcile_pending(peer);
         self.kick_all();
+    }
+
+    /// A client has seen newer data than this disk holds: whoever has it is asked for a resync
+    /// (A7).
+    fn catch_up_from_others(&mut self, vol: VolIx) {
+        for other in 0..self.peers.len() {
+            let dev = &self.st.peers[other].devs[vol];
+            if dev.repl == ReplState::Established && dev.disk == DiskState::UpToDate {
+                self.ask_recompare(other, vol);
+            }
+        }
     }
 
     /// A disk that stopped under writes is not known to be current next to another one.
