@@ -1201,6 +1201,7 @@ impl Resource {
             dev.repl = ReplState::Established;
             dev.disk = disk;
         });
+        self.hold_released();
         self.resync_ended_at_peer(peer, vol);
     }
 
