@@ -286,7 +286,9 @@ impl Resource {
         if let (Operation::Attach, Some(vol)) = (held.op, held.vol) {
             // The disk that comes back missed what is being written: that has to be on record
             // before the generations are compared.
-            if self.st.role == Role::Primary && self.bump_blocks(vol) {
+            // Without data nothing is being written, and a generation can not even start.
+            let writes = self.st.role == Role::Primary && self.has_data(&self.st, vol);
+            if writes && self.bump_blocks(vol) {
                 let owed = self.log.iter().any(|w| w.vol == vol);
                 if owed {
                     self.start_bump(vol);
