@@ -623,8 +623,11 @@ impl Resource {
                 };
                 dev.peer_quorum = words[vol].quorum();
                 dev.pause_peer = words[vol].aftr_isp() || words[vol].user_isp();
-                if let Some(disk) = starts[vol].own_disk {
-                    st.vols[vol].disk = disk;
+                // A disk that is being attached says what it is once it is.
+                let own = &mut st.vols[vol].disk;
+                if let Some(disk) = starts[vol].own_disk.filter(|_| *own >= DiskState::Inconsistent)
+                {
+                    *own = disk;
                 }
             }
         });
@@ -659,6 +662,9 @@ impl Resource {
     /// A client has seen newer data than this disk holds: whoever has it is asked for a resync
     /// (A7).
     fn catch_up_from_others(&mut self, vol: VolIx) {
+        if self.st.vols[vol].disk < DiskState::Inconsistent {
+            return;
+        }
         for other in 0..self.peers.len() {
             let dev = &self.st.peers[other].devs[vol];
             if dev.repl == ReplState::Established && dev.disk == DiskState::UpToDate {
