@@ -800,8 +800,7 @@ impl Resource {
         let finish = backing.gens.finish_target(&situation, start, &source, &currents);
         // The generation tells who else is in sync, unless it had told nothing to begin with: after
         // a crash, disks of the same generation differ in what was under write.
-        let inherits =
-            start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
+        let inherits = start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
         self.vols[vol].crashed_primary |= inherits;
         // Where another resync to this node is agreed, that one decides about its bits. Disks of
         // one generation are equal where both are UpToDate, otherwise only in name.

@@ -548,7 +548,6 @@ impl Resource {
         let split = matches!(held.op, Operation::Disconnect(_))
             && held.target_reachable.and(reachable).is_empty();
         let sent = if split { held.target_reachable } else { reachable };
-        let _ = split;
         Ok(CommitInfo { primary, reachable: Some(sent), primary_incapable })
     }
 
@@ -571,8 +570,15 @@ impl Resource {
             }
             direct
         };
-        self.members = own_reachable;
+        // Who goes is left outside only if quorum is held without counting on that.
+        let leaves = matches!(held.op, Operation::Disconnect(_));
+        if !leaves {
+            self.members = own_reachable;
+        }
         self.apply_own(&held, info);
+        if leaves && self.sees_quorum() {
+            self.members = own_reachable;
+        }
         self.job_succeeded(held.job.expect("it is this node's own"));
     }
 
@@ -645,8 +651,10 @@ impl Resource {
             primary_incapable: request.flags & TWOPC_PRI_INCAPABLE != 0,
         };
         self.forward(&held, PrepareOrEnd::Commit(info));
+        // Who goes is left outside only if quorum is held without counting on that.
+        let leaves = matches!(held.op, Operation::Disconnect(_));
         let was_quorate = self.sees_quorum();
-        if was_quorate {
+        if was_quorate && !leaves {
             self.join_members(info);
         }
         if let (Operation::Connect(_), Some(target)) = (held.op, held.target) {
@@ -672,7 +680,7 @@ impl Resource {
             }
             _ => {}
         }
-        if !was_quorate && self.sees_quorum() {
+        if (!was_quorate || leaves) && self.sees_quorum() {
             self.join_members(info);
         }
         self.after_commit(&held, info);
