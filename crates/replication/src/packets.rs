@@ -436,7 +436,8 @@ impl Resource {
             if peer.link == Link::Up {
                 if peer.pings_out > 0 {
                     add(Some(peer.ping_since + peer.net.ping_timeout), "ping answer");
-                } else {
+                } else if peer.agreed_version != 0 {
+                    // Before that the handshake has a deadline of its own, and no pings.
                     add(Some(peer.last_rx + peer.net.ping_int), "ping");
                 }
                 let patience = peer.net.timeout * peer.net.ko_count;
