@@ -5,7 +5,7 @@ use vocab::VolumeNr;
 
 use crate::disk::Behaviour;
 use crate::net::Pace;
-use crate::plan::{Fault, MILLISECOND, SECOND, node_id};
+use crate::plan::{Fault, MILLISECOND, Moment, SECOND, node_id};
 use crate::rng::Rng;
 use crate::trace;
 use crate::world::{Event, World};
@@ -28,11 +28,17 @@ pub(crate) struct Injector {
     rng: Rng,
     left: u64,
     undo: Vec<Option<Undo>>,
+    /// A fault that waits for the n-th occurrence of a moment.
+    aim: Option<(Moment, u64)>,
+    /// The node where the moment has come.
+    struck: Option<usize>,
+    /// The fault that strikes once the node is done with what it does.
+    next: Option<Fault>,
 }
 
 impl Injector {
     pub(crate) fn new(rng: Rng) -> Injector {
-        Injector { rng, left: 0, undo: Vec::new() }
+        Injector { rng, left: 0, undo: Vec::new(), aim: None, struck: None, next: None }
     }
 
     /// True if no more faults will come.
@@ -51,32 +57,88 @@ impl World {
     }
 
     fn schedule_fault(&mut self) {
-        if self.injector.left > 0 {
-            let pause = self.injector.rng.skewed(MILLISECOND, self.plan.fault_pause);
-            self.queue.at(self.now() + pause, Event::Fault);
+        if self.injector.left == 0 {
+            return;
+        }
+        let rng = &mut self.injector.rng;
+        let mut pause = rng.skewed(MILLISECOND, self.plan.fault_pause);
+        if rng.percent(self.plan.aimed) {
+            let moment = *rng.pick(&Moment::ALL);
+            self.injector.aim = Some((moment, rng.skewed(1, 30)));
+            // The moment may never come.
+            pause += self.plan.fault_pause;
+        }
+        self.queue.at(self.now() + pause, Event::Fault);
+    }
+
+    /// A moment has come on a node: a fault may have waited for it.
+    pub(crate) fn moment(&mut self, node: usize, moment: Moment) {
+        if let Some((wanted, left)) = &mut self.injector.aim {
+            if *wanted == moment {
+                *left -= 1;
+                if *left == 0 {
+                    self.injector.aim = None;
+                    self.injector.struck = Some(node);
+                }
+            }
+        }
+    }
+
+    /// True if a fault strikes now.
+    pub(crate) const fn is_struck(&self) -> bool {
+        self.injector.struck.is_some()
+    }
+
+    /// The fault that has waited for this moment happens, most often where the moment was: a
+    /// crash at once, in the middle of what the node does, anything else when it is done.
+    pub(crate) fn strike(&mut self, in_the_middle: bool) {
+        if !self.is_struck() {
+            return;
+        }
+        if in_the_middle && self.injector.next.is_none() {
+            self.injector.next = self.draw_fault();
+        }
+        let crash = matches!(self.injector.next, Some(Fault::Kill | Fault::PowerLoss));
+        if crash || !in_the_middle {
+            if let Some(fault) = self.injector.next.take() {
+                self.inject(fault);
+            }
+            self.injector.struck = None;
         }
     }
 
     pub(crate) fn fault_event(&mut self) {
+        self.injector.aim = None;
+        if let Some(fault) = self.draw_fault() {
+            self.inject(fault);
+        }
+        self.schedule_fault();
+    }
+
+    /// The next fault, if there is one left.
+    fn draw_fault(&mut self) -> Option<Fault> {
         if self.injector.left == 0 {
-            return;
+            return None;
         }
         self.injector.left -= 1;
         let weights: Vec<u64> = self.plan.faults.iter().map(|(_, weight)| *weight).collect();
         let fault = self.plan.faults[self.injector.rng.weighted(&weights)].0;
         trace!(self, "fault: {}", fault.name());
         *self.stats.faults.entry(fault).or_default() += 1;
-        self.inject(fault);
-        self.schedule_fault();
+        Some(fault)
     }
 
     fn random_node(&mut self) -> usize {
-        self.injector.rng.below(self.nodes.len() as u64) as usize
+        match self.injector.struck {
+            Some(node) if self.injector.rng.percent(70) => node,
+            _ => self.injector.rng.below(self.nodes.len() as u64) as usize,
+        }
     }
 
     fn random_pair(&mut self) -> (usize, usize) {
-        let pair = self.injector.rng.below(self.net.pairs() as u64) as usize;
-        let [a, b] = self.net.nodes_of(pair);
+        let a = self.random_node();
+        let b = self.injector.rng.below(self.nodes.len() as u64 - 1) as usize;
+        let b = if b < a { b } else { b + 1 };
         if self.injector.rng.one_in(2) { (a, b) } else { (b, a) }
     }
 
@@ -115,9 +177,9 @@ impl World {
             }
             Fault::Partition => self.partition(),
             Fault::Reset => {
-                let pair = self.injector.rng.below(self.net.pairs() as u64) as usize;
+                let (a, b) = self.random_pair();
                 let now = self.now();
-                for (at, event) in self.net.reset(now, pair) {
+                for (at, event) in self.net.reset_between(now, a, b) {
                     self.queue.at(at, Event::Net(event));
                 }
             }
@@ -292,6 +354,7 @@ impl World {
     /// Ends every fault.
     pub(crate) fn heal_all(&mut self) {
         self.injector.left = 0;
+        self.injector.aim = None;
         for ix in 0..self.injector.undo.len() {
             self.heal_event(ix);
         }

@@ -490,6 +490,12 @@ impl Net {
         }
     }
 
+    /// Like [`reset`](Self::reset), by the nodes.
+    pub fn reset_between(&mut self, now: u64, a: NodeIx, b: NodeIx) -> Vec<(u64, NetEvent)> {
+        let (pair, _) = self.pair_of(a, b);
+        self.reset(now, pair)
+    }
+
     /// The link of two nodes breaks: each end notices at its own time.
     pub fn reset(&mut self, now: u64, pair: usize) -> Vec<(u64, NetEvent)> {
         let Some(link) = &self.pairs[pair].link else { return Vec::new() };

@@ -169,6 +169,8 @@ pub struct Node {
     pub drives: Vec<Option<Drive>>,
     /// World time of the timer that is set.
     pub timer: Option<u64>,
+    /// Timeouts in a row that left the timer due.
+    pub idle_timeouts: u32,
     /// The process does not run before this time.
     pub paused_until: u64,
     /// Requests not answered, by id.

@@ -128,6 +128,50 @@ impl Fault {
     }
 }
 
+/// Moments at which a fault is worth most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// A write of a client was acknowledged.
+    Ack,
+    /// A write of a client was sent to a peer.
+    Data,
+    /// A transaction of the cluster was committed.
+    Commit,
+    /// A transaction of the cluster was prepared.
+    Prepare,
+    /// Identifiers of a generation were sent.
+    Generation,
+    /// A bitmap was sent.
+    Bitmap,
+    /// A block of a resync was sent or written.
+    Resync,
+    /// A position of a lost Primary was sent.
+    Reconcile,
+    /// Metadata is being written.
+    Metadata,
+    /// A disk flush was submitted.
+    Flush,
+    /// A state changed.
+    State,
+}
+
+impl Moment {
+    /// Every moment.
+    pub const ALL: [Moment; 11] = [
+        Moment::Ack,
+        Moment::Data,
+        Moment::Commit,
+        Moment::Prepare,
+        Moment::Generation,
+        Moment::Bitmap,
+        Moment::Resync,
+        Moment::Reconcile,
+        Moment::Metadata,
+        Moment::Flush,
+        Moment::State,
+    ];
+}
+
 /// One node.
 #[derive(Clone, Debug)]
 pub struct NodePlan {
@@ -189,6 +233,8 @@ pub struct Plan {
     pub fault_time: u64,
     /// Longest time between two of them.
     pub fault_pause: u64,
+    /// Percentage of the faults that wait for a [`Moment`].
+    pub aimed: u64,
 }
 
 impl Plan {
@@ -222,6 +268,7 @@ impl Plan {
             fault_budget: 0,
             fault_time: 0,
             fault_pause: SECOND,
+            aimed: 0,
         }
     }
 
@@ -345,6 +392,7 @@ impl Plan {
         self.fault_budget = rng.below(16);
         self.fault_pause = rng.skewed(10 * MILLISECOND, 20 * SECOND);
         self.fault_time = 60 * SECOND;
+        self.aimed = *rng.pick(&[0, 50, 80]);
     }
 
     /// Another node may be promoted when the Primary is lost, and every acknowledged write must

@@ -24,7 +24,7 @@ use crate::inject::Injector;
 use crate::net::{Net, NetEvent};
 use crate::node::{Claim, Clock, Drive, Node, OpKind, Origin};
 use crate::operator::Operator;
-use crate::plan::{Fault, Plan, node_id};
+use crate::plan::{Fault, Moment, Plan, node_id};
 use crate::queue::Queue;
 use crate::rng::Rng;
 use crate::trace::Trace;
@@ -90,6 +90,27 @@ impl Stats {
         ];
         lines.extend(self.faults.iter().map(|(f, n)| (format!("fault-{}", f.name()), *n)));
         lines
+    }
+}
+
+/// What moment an effect is, if it is one that faults like.
+fn moment_of(output: &Output) -> Option<Moment> {
+    match output {
+        Output::Complete { result: Ok(None), .. } => Some(Moment::Ack),
+        Output::MetaWrite { .. } => Some(Moment::Metadata),
+        Output::StateChanged => Some(Moment::State),
+        Output::Disk { io: DiskOp::Flush, .. } => Some(Moment::Flush),
+        Output::Send { packet, .. } => match packet {
+            Packet::Data(..) => Some(Moment::Data),
+            Packet::TwoPcCommit(..) => Some(Moment::Commit),
+            Packet::TwoPcPrepare(..) => Some(Moment::Prepare),
+            Packet::Uuids110(..) | Packet::CurrentUuid(..) => Some(Moment::Generation),
+            Packet::CompressedBitmap(..) | Packet::Bitmap(..) => Some(Moment::Bitmap),
+            Packet::RsDataReply(..) | Packet::RsWriteAck(..) => Some(Moment::Resync),
+            Packet::PeerDagtag(..) => Some(Moment::Reconcile),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
@@ -169,6 +190,7 @@ impl World {
                 buffers: Default::default(),
                 drives: drives.collect(),
                 timer: None,
+                idle_timeouts: 0,
                 paused_until: 0,
                 requests: BTreeMap::new(),
                 openers: BTreeMap::new(),
@@ -265,6 +287,7 @@ impl World {
                 if n.incarnation == incarnation && n.timer == Some(at) {
                     n.timer = None;
                     self.input(node, Input::Timeout);
+                    self.check_timer(node);
                 }
             }
             Event::Client(client) => self.client_event(client),
@@ -276,6 +299,21 @@ impl World {
                 }
             }
             Event::Operator => self.operator_event(),
+        }
+    }
+
+    /// A timer that is due again at once, over and over, is one that its handler forgets.
+    fn check_timer(&mut self, node: usize) {
+        let now = self.queue.now();
+        let n = &mut self.nodes[node];
+        if n.timer != Some(now) {
+            n.idle_timeouts = 0;
+            return;
+        }
+        n.idle_timeouts += 1;
+        if n.idle_timeouts > 1000 {
+            let deadline = n.resource.as_ref().and_then(Resource::deadline);
+            self.violate("timer", format!("n{node} does not deal with {deadline:?}"));
         }
     }
 
@@ -410,13 +448,21 @@ impl World {
             if self.trace.on() {
                 self.trace.output(self.queue.now(), node, &output);
             }
+            let moment = moment_of(&output);
             self.output(node, output);
             if self.violation.is_some() {
                 return;
             }
+            if let Some(moment) = moment {
+                self.moment(node, moment);
+                self.strike(true);
+            }
         }
-        self.set_timer(node);
-        self.check_after_input(node);
+        if self.nodes[node].up() {
+            self.set_timer(node);
+            self.check_after_input(node);
+        }
+        self.strike(false);
     }
 
     fn set_timer(&mut self, node: usize) {
