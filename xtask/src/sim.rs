@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::workspace;
+
 const HELP: &str = "\
 cargo xtask sim [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose]
     Runs N seeds (default 2000) from S (default 1) on J processes (default: one per core).
@@ -60,6 +62,21 @@ pub fn main(arguments: &[String]) -> Result<()> {
         bail!("{} of the seeds break a rule", report.violations.len());
     }
     Ok(())
+}
+
+/// Runs the first `seeds` seeds and returns how many break a rule.
+pub fn share(seeds: u64) -> Result<u64> {
+    let binary = build(workspace::root().as_path())?;
+    let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let campaign = Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false };
+    let begun = Instant::now();
+    let report = run(&binary, &campaign)?;
+    print(&report, begun.elapsed().as_secs_f64());
+    for (seed, text) in &report.violations {
+        let short: String = text.chars().take(120).collect();
+        println!("seed {seed} breaks {short}");
+    }
+    Ok(report.violations.len() as u64)
 }
 
 fn parse(arguments: &[String]) -> Result<Option<Campaign>> {

@@ -9,7 +9,6 @@ use vocab::SectorRange;
 
 /// Short, so that some passes run undisturbed on a machine with other load.
 const ROUNDS: usize = 2_000;
-const PASSES: usize = 1_000;
 /// Sectors of the volume: 1 TiB.
 const VOLUME: u64 = 1 << 31;
 

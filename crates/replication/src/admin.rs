@@ -2,8 +2,8 @@
 
 use codec::wire::UuidFlags;
 use vocab::{
-    ConfigError, ConnState, DiskState, GenUuid, NodeId, NodeMask, Refusal, ReplState, Role,
-    StateError, VolumeNr,
+    ConfigError, ConnState, DiskState, NodeId, NodeMask, Refusal, ReplState, Role, StateError,
+    VolumeNr,
 };
 
 use crate::io::{AdminCommand, Output};
@@ -453,10 +453,5 @@ impl Resource {
         for id in std::mem::take(&mut self.drain_waiters) {
             self.admin_ok(id);
         }
-    }
-
-    /// The generation users of a volume have seen, for tests and status.
-    pub(crate) fn exposed(&self, vol: VolIx) -> GenUuid {
-        self.vols[vol].exposed
     }
 }

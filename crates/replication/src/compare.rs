@@ -9,7 +9,7 @@ use crate::generation::compare::{Context, Occasion, Side};
 use crate::generation::resolve::{
     Bits, Local, Outcome, Policies, Preparation, Refused, RetryReason, resolve,
 };
-use crate::generation::{HISTORY, UNKNOWN, is_generation};
+use crate::generation::{HISTORY, is_generation};
 use crate::io::LogLevel;
 use crate::jobs::JobKind;
 use crate::resource::{Resource, Work};
@@ -366,11 +366,6 @@ impl Resource {
             }
             Decided::Retry | Decided::Refuse(_) => {}
         }
-    }
-
-    /// True if a word of a peer slot is none that a peer could have sent.
-    pub(crate) fn is_unknown(uuid: GenUuid) -> bool {
-        uuid.same(UNKNOWN)
     }
 
     /// Asks a peer to compare again.

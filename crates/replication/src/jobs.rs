@@ -244,19 +244,6 @@ impl Resource {
         }
     }
 
-    /// Lets waiting jobs of a kind try now.
-    pub(crate) fn hurry(&mut self, kind: impl Fn(&JobKind) -> bool) {
-        let now = self.now;
-        if self.twopc.held.is_some() {
-            return;
-        }
-        for job in self.twopc.jobs.iter_mut().filter(|j| kind(&j.kind)) {
-            if job.step != PINGING {
-                job.not_before = job.not_before.min(now);
-            }
-        }
-    }
-
     /// The job's transaction was committed.
     pub(crate) fn job_succeeded(&mut self, id: u64) {
         let Some(job) = self.job_mut(id) else { return };

@@ -469,7 +469,7 @@ impl Resource {
             Op::ResyncWrite(_, v, _) | Op::ResyncFlush(_, v) | Op::VerifyDigest(_, v, _) => {
                 v == vol
             }
-            Op::Meta(_) | Op::Orphan => false,
+            Op::Meta(_) => false,
         });
         writes || ops
     }

@@ -156,11 +156,6 @@ impl Backing {
     pub(crate) const fn md_consistent(&self) -> bool {
         self.sb.flags.contains(MdFlags::CONSISTENT)
     }
-
-    /// No metadata write is under way or wanted.
-    pub(crate) fn meta_idle(&self) -> bool {
-        self.meta.in_flight.is_none() && self.meta.waiters.is_empty()
-    }
 }
 
 impl Resource {

@@ -1,6 +1,6 @@
 //! Openers of a volume, and promotion on open (semantics §3.3, §3.4).
 
-use vocab::{DiskState, Refusal, Role, StateError, VolumeNr};
+use vocab::{Refusal, Role, StateError, VolumeNr};
 
 use crate::io::{OpenError, Output};
 use crate::jobs::JobKind;
@@ -91,10 +91,5 @@ impl Resource {
                 self.want(kind, None);
             }
         }
-    }
-
-    /// Readable data of the volume exists here, for status.
-    pub(crate) fn is_up_to_date(&self, vol: usize) -> bool {
-        self.st.vols[vol].disk == DiskState::UpToDate
     }
 }

@@ -351,7 +351,7 @@ impl Resource {
             }
             Op::ResyncFlush(peer, vol) => self.resync_flushed(peer, vol, plain),
             Op::VerifyDigest(peer, vol, id) => self.verify_digest(peer, vol, id, result),
-            Op::Meta(_) | Op::Orphan => debug_assert!(false, "not a disk operation"),
+            Op::Meta(_) => debug_assert!(false, "not a disk operation"),
         }
     }
 

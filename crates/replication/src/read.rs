@@ -134,7 +134,7 @@ impl Resource {
             ReadBalancing::RoundRobin => {
                 let turn = self.vols[vol].round_robin;
                 self.vols[vol].round_robin = turn.wrapping_add(1);
-                turn % 2 == 0
+                turn.is_multiple_of(2)
             }
             ReadBalancing::LeastPending => {
                 let remote = self

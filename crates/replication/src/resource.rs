@@ -341,8 +341,6 @@ pub(crate) enum Op {
     VerifyDigest(PeerIx, VolIx, u64),
     /// Metadata write.
     Meta(VolIx),
-    /// Its owner is gone; the completion only frees the key.
-    Orphan,
 }
 
 /// A set of peers that must answer a ping before something goes on.

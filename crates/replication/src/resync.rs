@@ -14,8 +14,8 @@ use codec::wire::{
     bitmap::Progress,
 };
 use vocab::{
-    Bytes, ConnState, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, ReplState,
-    Role, SectorRange, Sectors, VolumeNr,
+    Bytes, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role,
+    SectorRange, Sectors, VolumeNr,
 };
 
 use crate::bitmap::Bitmap;
@@ -61,7 +61,6 @@ pub(crate) struct Resync {
     pub failed: u64,
     pub since: Instant,
     finishing: bool,
-    flushes: u32,
 }
 
 /// A request of the target.
@@ -144,7 +143,6 @@ impl Resync {
             failed: 0,
             since: now,
             finishing: false,
-            flushes: 0,
         }
     }
 }
@@ -1329,11 +1327,6 @@ impl Resource {
             let left = self.out_of_sync(peer, vol).0;
             (resync.total.max(left) - left, resync.total.max(left))
         })
-    }
-
-    /// True while connected; small helper for callers that only hold indices.
-    pub(crate) fn conn(&self, peer: PeerIx) -> ConnState {
-        self.st.peers[peer].conn
     }
 
     /// Position of the write stream of this node, for tests and status.

@@ -29,7 +29,7 @@ impl Rng {
     pub(crate) const fn uuid(&mut self, primary: bool) -> vocab::GenUuid {
         loop {
             let uuid = vocab::GenUuid(self.next()).with_primary(primary);
-            if uuid.is_real() && uuid.masked() != u64::MAX & !1 {
+            if uuid.is_real() && uuid.masked() != !1 {
                 return uuid;
             }
         }

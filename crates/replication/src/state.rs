@@ -75,11 +75,6 @@ impl DevState {
     pub(crate) const fn paused(&self) -> bool {
         self.pause_user || self.pause_peer || self.pause_other
     }
-
-    /// A reason of this node (what P_STATE carries as aftr_isp is `pause_other`).
-    pub(crate) const fn paused_here(&self) -> bool {
-        self.pause_user || self.pause_other
-    }
 }
 
 impl VolState {

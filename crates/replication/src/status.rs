@@ -96,7 +96,8 @@ impl Resource {
             let resync = pd.resync.as_ref().expect("a resync is described");
             let ms = u64::try_from(self.now.since(resync.since).as_millis()).unwrap_or(u64::MAX);
             let left = total - done;
-            let eta = if done == 0 { SyncDetails::ETA_UNKNOWN } else { left * ms / done / 1000 };
+            let eta =
+                (left * ms).checked_div(done).map_or(SyncDetails::ETA_UNKNOWN, |ms| ms / 1000);
             SyncDetails {
                 rs_total: total,
                 rs_dt_start_ms: ms,

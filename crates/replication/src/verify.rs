@@ -5,9 +5,7 @@
 use std::collections::BTreeMap;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, OvResult, Packet, RsReq};
-use vocab::{
-    ConfigError, DiskState, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr,
-};
+use vocab::{ConfigError, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr};
 
 use crate::intervals::Slot;
 use crate::io::{DiskData, DiskError, DiskOp, LogLevel, Output};
@@ -369,10 +367,5 @@ impl Resource {
         for vol in 0..self.vols.len() {
             self.verify_ended(peer, vol);
         }
-    }
-
-    /// The local disk takes part in a verify.
-    pub(crate) fn verify_possible(&self, vol: VolIx) -> bool {
-        self.st.vols[vol].disk >= DiskState::Inconsistent
     }
 }

@@ -2,14 +2,17 @@
 //!
 //! One line per runner is printed as it ends; of a failing test, everything it printed. A test
 //! that can not run here prints a line that begins with `skipped:` and passes; it is counted as
-//! skipped. The whole output is kept in `target/test.log`.
+//! skipped. A test that is listed as a known failure must fail. The whole output is kept in
+//! `target/test.log`.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use super::known::Known;
 use super::{Outcome, cargo, limited};
 use crate::workspace::{self, Metadata};
 
@@ -34,7 +37,7 @@ pub fn run() -> Result<Outcome> {
     drop(command);
     let log = target.join("test.log");
     let mut log = File::create(&log).with_context(|| log.display().to_string())?;
-    let mut reading = Reading::default();
+    let mut reading = Reading { known: Known::read()?.tests, ..Reading::default() };
     let mut begun = Instant::now();
     for line in BufReader::new(reader).split(b'\n') {
         let line = line.context("the output of cargo test")?;
@@ -52,7 +55,7 @@ pub fn run() -> Result<Outcome> {
     }
     let status = child.wait().context("cargo test")?;
     let mut total = reading.total;
-    if reading.open || (!status.success() && total.failed == 0) {
+    if reading.open || (!status.success() && total.failed + total.known == 0) {
         println!("cargo test ended with {status} and without a verdict");
         total.failed += 1;
     }
@@ -84,6 +87,12 @@ enum Part {
 #[derive(Default)]
 struct Reading {
     total: Outcome,
+    /// Tests that are known to fail, as `runner::test`.
+    known: BTreeSet<String>,
+    /// Those of this runner that did.
+    known_failed: u64,
+    /// Those of this runner that passed: they have to leave the list.
+    outlived: u64,
     /// A runner has begun and has not given its verdict.
     open: bool,
     name: String,
@@ -103,11 +112,17 @@ impl Reading {
                 self.total.failed += 1;
                 Say::Line(format!("{} FAILED: ended without a verdict", self.name))
             });
-            *self = Reading { total: self.total, open: true, name, ..Reading::default() };
+            let known = std::mem::take(&mut self.known);
+            *self = Reading { total: self.total, known, open: true, name, ..Reading::default() };
             return lost.into_iter().collect();
         }
         if let Some(counts) = bare.strip_prefix("test result: ") {
             return self.verdict(counts);
+        }
+        if self.part == Part::List {
+            if let Some(say) = self.known_test(bare) {
+                return vec![say];
+            }
         }
         match (bare, &self.part) {
             ("successes:", _) => self.part = Part::Successes,
@@ -136,6 +151,26 @@ impl Reading {
         Vec::new()
     }
 
+    /// The verdict on a test that is known to fail.
+    fn known_test(&mut self, bare: &str) -> Option<Say> {
+        let (test, verdict) = bare.strip_prefix("test ")?.split_once(" ... ")?;
+        let runner = self.name.split_once(' ').map_or("", |(runner, _)| runner);
+        let name = format!("{runner}::{test}");
+        if !self.known.contains(&name) {
+            return None;
+        }
+        match verdict {
+            "FAILED" => {
+                self.known_failed += 1;
+                Some(Say::Line(format!("{name} fails, as is known")))
+            }
+            _ => {
+                self.outlived += 1;
+                Some(Say::Line(format!("{name} passes: take it off {}", super::known::PATH)))
+            }
+        }
+    }
+
     /// A line that a successful test printed, or the heading of its output.
     fn success(&mut self, bare: &str) {
         if bare.starts_with("---- ") && bare.ends_with(" stdout ----") {
@@ -156,15 +191,16 @@ impl Reading {
             before.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0)
         };
         let outcome = Outcome {
-            passed: count(" passed").saturating_sub(self.skipped),
-            failed: count(" failed"),
+            passed: count(" passed").saturating_sub(self.skipped + self.outlived),
+            failed: count(" failed").saturating_sub(self.known_failed) + self.outlived,
             skipped: self.skipped + count(" ignored"),
+            known: self.known_failed,
         };
         self.total += outcome;
         self.open = false;
-        let Outcome { passed, failed, skipped } = outcome;
+        let Outcome { passed, failed, skipped, known } = outcome;
         let mut says = Vec::new();
-        if passed + failed + skipped > 0 {
+        if passed + failed + skipped + known > 0 {
             let verdict = if failed == 0 { "ok" } else { "FAILED" };
             let name = &self.name;
             let text =
@@ -214,12 +250,28 @@ mod tests {
              \nfailures:\n\n---- d stdout ----\nassertion failed\n\nfailures:\n    d\n\
              \ntest result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
         );
-        assert_eq!(total, Outcome { passed: 2, failed: 1, skipped: 1 });
+        assert_eq!(total, Outcome { passed: 2, failed: 1, skipped: 1, known: 0 });
         assert!(!open);
         let text = format!("{says:?}");
         assert!(text.contains("codec (src/lib.rs): ok, 2 passed, 0 failed, 1 skipped"), "{text}");
         assert!(text.contains("skipped: no loop device") && text.contains("assertion failed"));
         assert!(!text.contains("Compiling"));
+    }
+
+    #[test]
+    fn a_known_failure_has_to_fail() {
+        let mut reading = Reading {
+            known: ["resync::a", "resync::b"].map(str::to_owned).into(),
+            ..Reading::default()
+        };
+        let says: Vec<Say> = "     Running tests/resync.rs (target/debug/deps/resync-01)\n\
+             test a ... FAILED\ntest b ... ok\ntest c ... ok\n\
+             test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n"
+            .lines()
+            .flat_map(|line| reading.line(line))
+            .collect();
+        assert_eq!(reading.total, Outcome { passed: 1, failed: 1, skipped: 0, known: 1 });
+        assert!(format!("{says:?}").contains("resync::b passes: take it off"));
     }
 
     #[test]
