@@ -255,7 +255,7 @@ impl World {
 
     /// Does what an operator does who finds the cluster after the faults.
     fn repair(&mut self) {
-        if self.operator.rounds % 8 != 0 {
+        if !self.operator.rounds.is_multiple_of(8) {
             return;
         }
         for node in 0..self.nodes.len() {

@@ -6,10 +6,13 @@ use codec::wire::{Operation, Packet, ReqState, TwoPc};
 use replication::io::{DiskOp, Input, MetaWrite, Output};
 use vocab::SectorRange;
 
+/// Where lines go.
+type Sink = Box<dyn FnMut(&str)>;
+
 /// Where trace lines go.
 #[derive(Default)]
 pub struct Trace {
-    sink: Option<Box<dyn FnMut(&str)>>,
+    sink: Option<Sink>,
 }
 
 impl std::fmt::Debug for Trace {
