@@ -21,6 +21,9 @@ const CONVERGE_LIMIT: u64 = 900 * SECOND;
 /// How long an operator lets the nodes find each other by themselves.
 const PATIENCE: u64 = 20 * SECOND;
 
+/// Most events of a run; it needs a few thousand.
+const EVENT_LIMIT: u64 = 300_000;
+
 /// Where a run is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
@@ -79,6 +82,9 @@ impl World {
         self.queue.at(self.now() + ROUND, Event::Operator);
         while self.violation.is_none() && self.operator.phase != Phase::Done {
             self.step();
+            if self.stats.events > EVENT_LIMIT {
+                self.violate("46", self.describe("something goes on and on"));
+            }
         }
         self.stats.time = self.now();
     }
