@@ -6,7 +6,7 @@ use codec::admin::{
     SyncDetails, VerifyDetails, WriteOrdering,
 };
 use codec::wire::UuidFlags;
-use vocab::{ConnState, DiskState, ReplState, Role, SECTOR_SIZE};
+use vocab::{ConnState, DiskState, ReplState, Role, SECTOR_SIZE, SectorRange};
 
 use crate::resource::Resource;
 use crate::state::{PeerIx, VolIx};
@@ -293,6 +293,15 @@ impl Resource {
         self.vol_ix(nr).map_or(vocab::GenUuid::NONE, |vol| {
             let backing = self.vols[vol].backing.as_ref();
             backing.map_or(self.vols[vol].exposed, |b| b.gens.current())
+        })
+    }
+
+    /// True if the block at a sector counts as out of sync with a peer; for checkers that watch
+    /// from outside.
+    pub fn out_of_sync_at(&self, nr: vocab::VolumeNr, peer: vocab::NodeId, sector: u64) -> bool {
+        let backing = self.vol_ix(nr).and_then(|vol| self.vols[vol].backing.as_ref());
+        backing.is_some_and(|b| {
+            b.slot_of(peer).is_some_and(|slot| b.bitmap.test_any(slot, SectorRange::new(sector, 1)))
         })
     }
 

@@ -3,19 +3,23 @@
 //! The checkers look at the simulated disks, at what clients were told, and at what nodes say
 //! about themselves; never at the reasoning of the core.
 
-use codec::disk::{MdFlags, Superblock};
+use std::collections::BTreeSet;
+
+use codec::disk::{MdFlags, PeerFlags, Superblock, activity_log, bitmap};
 use replication::io::{MetaPlace, MetaWrite};
-use vocab::{ConnState, DiskState, ReplState, Role};
+use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
 
 use crate::content::Data;
 use crate::disk::{Disk, Job};
 use crate::history::{History, NEVER, Stamp, Value, Write};
 use crate::node::{Origin, Pending};
-use crate::plan::Plan;
+use crate::plan::{Plan, node_id};
 use crate::world::World;
 
 /// Sectors of an activity log extent.
 const EXTENT: u64 = 8192;
+/// Sectors of a bit of the bitmap.
+const BIT: u64 = 8;
 
 /// What the checkers remember of a node.
 #[derive(Clone, Debug, Default)]
@@ -28,8 +32,12 @@ struct Known {
     /// Its acknowledgements since its last promotion.
     first_ack: Option<Stamp>,
     last_ack: Stamp,
+    /// Its I/O is suspended by an operator, and everything accepted before is written.
+    frozen: bool,
     /// By volume.
     disks: Vec<Option<DiskState>>,
+    /// By volume: it is the target of a running resync.
+    syncing: Vec<bool>,
     /// By volume: extents that are durably active.
     active: Vec<Slots>,
 }
@@ -52,6 +60,7 @@ impl Checks {
         let volumes = usize::from(plan.volumes);
         let known = Known {
             disks: vec![None; volumes],
+            syncing: vec![false; volumes],
             active: vec![Slots::default(); volumes],
             ..Known::default()
         };
@@ -68,6 +77,11 @@ impl Checks {
         apply_transaction(&mut self.known[node].active[volume], block);
     }
 
+    /// I/O of a node may go on.
+    pub(crate) fn thawed(&mut self, node: usize) {
+        self.known[node].frozen = false;
+    }
+
     /// A node's process is gone.
     pub(crate) fn node_down(&mut self, node: usize, now: Stamp) {
         let known = &mut self.known[node];
@@ -76,6 +90,8 @@ impl Checks {
         }
         known.first_ack = None;
         known.disks.fill(None);
+        known.syncing.fill(false);
+        known.frozen = false;
         for slots in &mut known.active {
             slots.extents.clear();
         }
@@ -264,6 +280,39 @@ impl World {
         }
     }
 
+    // ---- what operators were told ----
+
+    /// 49: I/O is suspended, so all UpToDate replicas are equal and stay so.
+    pub(crate) fn check_suspended(&mut self, node: usize) {
+        let Some(view) = self.view(node) else { return };
+        if view.role != Role::Primary || !self.plan.acks_are_replicated() {
+            return;
+        }
+        self.checks.known[node].frozen = true;
+        for (peer, p) in view.peers.iter().enumerate() {
+            let Some(p) = p.as_ref().filter(|p| p.conn == ConnState::Connected) else { continue };
+            for volume in 0..view.volumes.len() {
+                let both = view.volumes[volume].disk == DiskState::UpToDate
+                    && p.devices[volume].disk == DiskState::UpToDate
+                    && self.net.linked(node, peer);
+                if !both {
+                    continue;
+                }
+                if let Some(sector) = self.difference_at_all(node, peer, volume) {
+                    let message = self.describe(&format!(
+                        "n{node} is suspended, but n{peer} differs in sector {sector} of v{volume}"
+                    ));
+                    return self.violate("49", message);
+                }
+            }
+        }
+    }
+
+    fn difference_at_all(&self, a: usize, b: usize, volume: usize) -> Option<u64> {
+        let (a, b) = (self.nodes[a].drive(volume)?, self.nodes[b].drive(volume)?);
+        a.disk.first_difference(&b.disk, 0)
+    }
+
     // ---- what goes to disks ----
 
     /// 12, 39: what must be durable before data is written.
@@ -275,8 +324,28 @@ impl World {
         origin: Option<Origin>,
     ) {
         let (Job::Write { range, .. }, Some(origin)) = (job, origin) else { return };
+        let source = match origin {
+            Origin::Peer(source) => source,
+            _ => node,
+        };
+        if self.checks.known[source].frozen && origin != Origin::Resync {
+            let message =
+                format!("n{node} writes {range} of v{volume} though n{source} is suspended");
+            return self.violate("49", message);
+        }
         let Some(drive) = self.nodes[node].drive(volume) else { return };
         let stable = drive.disk.stable_superblock();
+        let current = self.nodes[node].resource.as_ref().map(|r| r.generation(volume_nr(volume)));
+        let durable = Superblock::decode(stable).map(|s| s.current_uuid);
+        if let (Origin::Client, Some(current), Ok(durable)) = (origin, current, durable) {
+            if !current.same(durable) {
+                let message = format!(
+                    "n{node} writes {range} of v{volume} in the generation {current}, while \
+                     {durable} is durable"
+                );
+                return self.violate("16", message);
+            }
+        }
         match origin {
             Origin::Resync => {
                 let Ok(superblock) = Superblock::decode(stable) else { return };
@@ -288,7 +357,7 @@ impl World {
                     self.violate("39", message);
                 }
             }
-            Origin::Client | Origin::Peer => {
+            Origin::Client | Origin::Peer(_) => {
                 let active = &self.checks.known[node].active[volume].extents;
                 let first = range.start.0 / EXTENT;
                 let last = (range.end() - 1) / EXTENT;
@@ -374,6 +443,11 @@ impl World {
                 .flatten()
                 .filter(|p| p.devices[volume].repl == ReplState::SyncTarget)
                 .count();
+            let syncing = &mut self.checks.known[node].syncing[volume];
+            if targets > 0 && !*syncing {
+                self.stats.resyncs += 1;
+            }
+            *syncing = targets > 0;
             if targets > 1 {
                 self.violate("42", self.describe(&format!("n{node} has {targets} sources")));
             }
@@ -441,6 +515,60 @@ impl World {
                 return Some(sector);
             }
             from = sector + 1;
+        }
+    }
+
+    // ---- crashes ----
+
+    /// 9, 11: where a node that has just died differs from another of the same generation, one of
+    /// the two knows: by its bits, or by an activity log that is durable.
+    pub(crate) fn check_crash(&mut self, node: usize, volume: usize) {
+        let Some(drive) = self.nodes[node].drive(volume) else { return };
+        let Ok(superblock) = Superblock::decode(drive.disk.superblock()) else { return };
+        if !superblock.flags.contains(MdFlags::CONSISTENT) || !superblock.current_uuid.is_real() {
+            return;
+        }
+        let mut hot = BTreeSet::new();
+        if superblock.flags.contains(MdFlags::PRIMARY_IND) {
+            let area: Vec<u8> =
+                drive.disk.activity_log().iter().flat_map(|b| b.iter().copied()).collect();
+            match activity_log::recover(superblock.al, &area, superblock.al_nr_extents) {
+                Ok(found) => hot = found.extents,
+                Err(error) => {
+                    return self
+                        .violate("11", format!("n{node} v{volume} can not replay: {error}"));
+                }
+            }
+        }
+        let nr = volume_nr(volume);
+        for other in (0..self.nodes.len()).filter(|n| *n != node) {
+            let Some(resource) = &self.nodes[other].resource else { continue };
+            let disk = self.checks.known[other].disks[volume];
+            let comparable = disk.is_some_and(|d| d >= DiskState::Outdated)
+                && resource.generation(nr).same(superblock.current_uuid);
+            let Some(theirs) = self.nodes[other].drive(volume).filter(|_| comparable) else {
+                continue;
+            };
+            let slot = superblock.peer(node_id(other));
+            let Some(index) = slot.bitmap_index else { continue };
+            let active = &self.checks.known[other].active[volume].extents;
+            let mut from = 0;
+            while let Some(sector) = drive.disk.first_difference(&theirs.disk, from) {
+                from = (sector / BIT + 1) * BIT;
+                let extent = (sector / EXTENT) as u32;
+                let known = hot.contains(&extent)
+                    || active.contains(&extent)
+                    || slot.flags.contains(PeerFlags::FULL_SYNC)
+                    || bit(&drive.disk, sector / BIT, u32::from(index), superblock.max_peers)
+                    || resource.out_of_sync_at(nr, node_id(node), sector);
+                if !known {
+                    let message = format!(
+                        "v{volume} of n{node} has died and differs from n{other} in sector \
+                         {sector}, and neither knows"
+                    );
+                    return self.violate("9", message);
+                }
+            }
         }
     }
 
@@ -513,6 +641,17 @@ impl World {
             }
         }
     }
+}
+
+fn volume_nr(volume: usize) -> VolumeNr {
+    VolumeNr(volume as u16)
+}
+
+/// A bit of the bitmap on a disk.
+fn bit(disk: &Disk, bit: u64, slot: u32, slots: u32) -> bool {
+    let (byte, mask) = bitmap::bit_position(bit, slot, slots);
+    let block = disk.bitmap().get(&(byte / 4096));
+    block.is_some_and(|block| block[(byte % 4096) as usize] & mask != 0)
 }
 
 /// First sector where a disk does not hold a write, and what it has there.

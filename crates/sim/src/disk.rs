@@ -266,6 +266,11 @@ impl Disk {
         &self.stable.as_ref().unwrap_or(&self.now).superblock
     }
 
+    /// The activity log as a reader finds it now.
+    pub fn activity_log(&self) -> &[Block] {
+        &self.now.activity_log
+    }
+
     /// The activity log that surely survives a power loss.
     pub fn stable_activity_log(&self) -> &[Block] {
         &self.stable.as_ref().unwrap_or(&self.now).activity_log

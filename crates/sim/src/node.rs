@@ -15,8 +15,8 @@ use crate::history::{Stamp, WriteIx};
 pub enum Origin {
     /// A client's write.
     Client,
-    /// A write replicated by a peer.
-    Peer,
+    /// A write replicated by that node.
+    Peer(usize),
     /// A block of a resync.
     Resync,
     /// A read, of a disk or of a peer.

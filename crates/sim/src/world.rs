@@ -153,8 +153,8 @@ pub struct World {
     pub(crate) rng: Rng,
     pub(crate) stamp: Stamp,
     pub(crate) next_id: u64,
-    /// Wishes not answered: node and command, by id.
-    pub(crate) wishes: BTreeMap<u64, usize>,
+    /// Wishes not answered, by id: node, and whether it is to suspend I/O.
+    pub(crate) wishes: BTreeMap<u64, (usize, bool)>,
     /// Answers not fetched yet.
     pub(crate) answers: BTreeMap<u64, Result<(), Refusal>>,
     /// Opens and requests of a scenario that were answered.
@@ -383,7 +383,7 @@ impl World {
         self.nodes[node].resource = None;
         self.nodes[node].timer = None;
         self.nodes[node].incarnation += 1;
-        self.wishes.retain(|_, of| *of != node);
+        self.wishes.retain(|_, (of, _)| *of != node);
         for peer in (0..self.nodes.len()).filter(|p| *p != node) {
             let polite = !power && self.rng.percent(90);
             for (at, event) in self.net.close(now, node, peer, polite) {
@@ -418,6 +418,9 @@ impl World {
         }
         let now = self.stamp;
         self.checks.node_down(node, now);
+        for volume in 0..self.nodes[node].drives.len() {
+            self.check_crash(node, volume);
+        }
     }
 
     /// Gives a wish of an operator to a node; the answer appears under the returned id.
@@ -426,7 +429,14 @@ impl World {
         if !self.nodes[node].up() {
             return id;
         }
-        self.wishes.insert(id, node);
+        let suspends = matches!(command, AdminCommand::SuspendIo);
+        if matches!(command, AdminCommand::ResumeIo | AdminCommand::Secondary { force: true }) {
+            self.checks.thawed(node);
+            for (of, suspends) in self.wishes.values_mut() {
+                *suspends &= *of != node;
+            }
+        }
+        self.wishes.insert(id, (node, suspends));
         self.input(node, Input::Admin { id, command });
         id
     }
@@ -514,8 +524,13 @@ impl World {
                 }
             }
             Output::AdminDone { id, result } => {
-                if self.wishes.remove(&id).is_none() {
-                    self.violate("7", format!("n{node} answers the wish {id} that nobody has"));
+                match self.wishes.remove(&id) {
+                    None => {
+                        let text = format!("n{node} answers the wish {id} that nobody has");
+                        self.violate("7", text);
+                    }
+                    Some((_, true)) if result.is_ok() => self.check_suspended(node),
+                    Some(_) => {}
                 }
                 self.answers.insert(id, result);
             }
@@ -598,7 +613,7 @@ impl World {
                     return;
                 };
                 let origin = match packet {
-                    Packet::Data(..) => Origin::Peer,
+                    Packet::Data(..) => Origin::Peer(nodes[1 - end]),
                     Packet::RsDataReply(..) => Origin::Resync,
                     _ => Origin::Read,
                 };
