@@ -57,7 +57,9 @@ fn say_again(packet: &Packet, header: Header, stream: Stream, agreed: &Agreed, o
     let agreed = match header.version() {
         version if version == agreed.header_version(header.len()) => *agreed,
         HeaderVersion::V100 => Agreed::new(122, feature::OURS),
-        HeaderVersion::V80 | HeaderVersion::V95 => Agreed::NOTHING,
+        HeaderVersion::V80 if agreed.version >= 100 => Agreed::NOTHING,
+        // Short packets may come under the long header of their version, too.
+        HeaderVersion::V80 | HeaderVersion::V95 => *agreed,
     };
     out.clear();
     encode(packet, &agreed, out);

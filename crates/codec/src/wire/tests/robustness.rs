@@ -16,7 +16,9 @@ fn digest(bytes: &[u8], stream: Stream, agreed: &Agreed, out: &mut Vec<u8>) -> b
     let agreed = match header.version() {
         _ if in_step => *agreed,
         HeaderVersion::V100 => OURS,
-        HeaderVersion::V80 | HeaderVersion::V95 => Agreed::NOTHING,
+        HeaderVersion::V80 if agreed.version >= 100 => Agreed::NOTHING,
+        // Short packets may come under the long header of their version, too.
+        HeaderVersion::V80 | HeaderVersion::V95 => *agreed,
     };
     out.clear();
     encode(&packet, &agreed, out);
