@@ -43,13 +43,13 @@ pub fn run() -> Result<Outcome> {
         let line = line.context("the output of cargo test")?;
         let line = String::from_utf8_lossy(&line);
         writeln!(log, "{line}").context("target/test.log")?;
+        if runner(line.trim()).is_some() {
+            begun = Instant::now();
+        }
         for say in reading.line(&line) {
             match say {
                 Say::Line(text) => println!("{text}"),
-                Say::Ended(text) => {
-                    println!("{text} ({:.1} s)", begun.elapsed().as_secs_f64());
-                    begun = Instant::now();
-                }
+                Say::Ended(text) => println!("{text} ({:.1} s)", begun.elapsed().as_secs_f64()),
             }
         }
     }
@@ -126,7 +126,13 @@ impl Reading {
         }
         match (bare, &self.part) {
             ("successes:", _) => self.part = Part::Successes,
-            ("failures:", _) => self.part = Part::Failures,
+            ("failures:", _) => {
+                let first = self.part != Part::Failures;
+                self.part = Part::Failures;
+                if first {
+                    return vec![Say::Line(format!("{} fails:", self.name))];
+                }
+            }
             (_, Part::List) => {
                 let noise = bare.is_empty()
                     || bare.starts_with("running ")
