@@ -14,7 +14,7 @@ use super::{Outcome, cargo, limited};
 use crate::workspace;
 
 /// Seconds per target.
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 10;
 
 /// What libFuzzer needs to see which code an input reaches.
 const COVERAGE: &[&str] = &[
