@@ -36,7 +36,13 @@ impl Resource {
     fn grant(&mut self, id: u64, command: AdminCommand) -> Granted {
         match command {
             AdminCommand::Attach { volume, image } => {
-                self.attach(volume, &image, id).map(|()| Answer::Later)
+                let attached = self.attach(volume, &image, id);
+                let kept = self.vol_ix(volume).is_some_and(|v| self.vols[v].backing.is_some());
+                if attached.is_err() && !kept {
+                    // Not taken at all.
+                    self.out.push_back(Output::DiskReleased { volume });
+                }
+                attached.map(|()| Answer::Later)
             }
             AdminCommand::Detach { volume, force, intentional } => {
                 self.detach(id, volume, force, intentional)

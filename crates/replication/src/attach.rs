@@ -324,7 +324,8 @@ impl Resource {
         });
         let state = match (target, neighbour) {
             (true, _) => md.min(DiskState::Outdated),
-            (false, true) if self.unclean_towards_peers(vol) => DiskState::Consistent,
+            // What is out of sync is fetched first, although the generation is the same.
+            (false, true) if self.owes_peers(vol) => DiskState::Consistent,
             (false, true) => DiskState::UpToDate,
             (false, false) => self.attached_state(vol, md),
         };
@@ -341,6 +342,16 @@ impl Resource {
             with_disk && backing.oos(self.peers[p].node) != 0
         };
         self.vols[vol].crashed_secondary && self.st.connected().any(owed)
+    }
+
+    /// Blocks are out of sync towards a connected disk.
+    fn owes_peers(&self, vol: VolIx) -> bool {
+        let Some(backing) = &self.vols[vol].backing else { return false };
+        self.st.connected().any(|p| {
+            let disk = self.st.peers[p].devs[vol].disk;
+            let with_disk = disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
+            with_disk && backing.oos(self.peers[p].node) != 0
+        })
     }
 
     fn attach_settled(&mut self, vol: VolIx, state: DiskState, starts: Vec<(PeerIx, Start)>) {

@@ -375,6 +375,13 @@ impl Resource {
             self.skip_initial_sync(peer, vol);
         }
         self.resync_ended_at_peer(peer, vol);
+        self.discharge_loss(peer, vol);
+        self.review_resync_start(peer, vol);
+        if !flags.has(UuidFlags::STABLE) {
+            // It hears the Primary again that it reported as lost.
+            let hs = &mut self.peers[peer].hs;
+            hs.their_loss = hs.their_loss.filter(|(lost, _)| !weak.contains(*lost));
+        }
         let became_stable = flags.has(UuidFlags::GOT_STABLE);
         let established = self.repl(peer, vol) == ReplState::Established;
         if became_stable && established && self.st.stable() {
@@ -418,7 +425,14 @@ impl Resource {
             self.peers[peer].devs[vol].uuids = Some(uuids);
             return Ok(());
         }
-        if self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent {
+        let node = self.peers[peer].node;
+        let with_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
+        if with_disk && self.st.peers[peer].role == Role::Primary {
+            // Its own disk is still catching up: it starts generations as one without disk.
+            self.adopt(peer, vol, current, weak.with(node));
+            return Ok(());
+        }
+        if with_disk {
             // After the loss of a Primary: the peer's own generation (wire §9.2).
             if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
                 uuids.current = current;

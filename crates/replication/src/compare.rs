@@ -149,14 +149,18 @@ impl Resource {
         }
     }
 
+    /// A Primary that does not write because it lost its quorum or its data.
+    pub(crate) fn is_frozen(&self) -> bool {
+        let susp = &self.st.susp;
+        self.st.role == Role::Primary && (susp.quorum || susp.no_data)
+    }
+
     /// A peer has newer data than this frozen Primary: nothing that waits here can ever be
     /// completed. With on-suspended-primary-outdated=force-secondary it fails, and the node
     /// becomes Secondary; once it is, the peer can bring it up to date. True if so.
     pub(crate) fn yield_to_newer_data(&mut self) -> bool {
         let force = OnSuspendedPrimaryOutdated::ForceSecondary;
-        let yields = self.st.role == Role::Primary
-            && self.st.susp.any()
-            && self.opts.on_suspended_primary_outdated == force;
+        let yields = self.is_frozen() && self.opts.on_suspended_primary_outdated == force;
         let demotion = JobKind::Secondary { force: true };
         if yields && !self.wants(&demotion) {
             let text = format!("{}: a peer has newer data than this frozen Primary", self.name);
@@ -348,14 +352,16 @@ impl Resource {
         if self.st.peers[peer].conn != ConnState::Connected || !with_disk {
             return;
         }
-        if dev.repl != ReplState::Established {
-            if dev.repl.in_sync_states() {
-                self.peers[peer].devs[vol].resync_again = true;
-            }
+        // What was received from a lost Primary is executed before anything is decided on it
+        // (semantics §8.6 L10).
+        let draining = self.peers.iter().any(|p| p.recv.draining);
+        if dev.repl != ReplState::Established || draining {
+            self.peers[peer].devs[vol].resync_again = true;
             return;
         }
         match self.compare(peer, vol, false) {
             Decided::Start(start) if start.repl != ReplState::Established => {
+                self.peers[peer].devs[vol].recompared = true;
                 self.prepare_start(peer, vol, &start);
                 self.change_hard(|st| st.peers[peer].devs[vol].repl = start.repl);
             }
@@ -365,6 +371,51 @@ impl Resource {
                 self.prepare_start(peer, vol, &Start { clear_bits, ..start });
             }
             Decided::Retry | Decided::Refuse(_) => {}
+        }
+    }
+
+    /// A comparison was asked for at the wrong time.
+    pub(crate) fn recompare_if_due(&mut self, peer: PeerIx, vol: VolIx) {
+        let quiet = self.repl(peer, vol) == ReplState::Established;
+        if quiet && std::mem::take(&mut self.peers[peer].devs[vol].resync_again) {
+            self.ask_recompare(peer, vol);
+        }
+    }
+
+    /// New identifiers of a peer with which a resync has just been begun outside of a handshake:
+    /// each end compared for itself, and one of them by identifiers that were about to change.
+    pub(crate) fn review_resync_start(&mut self, peer: PeerIx, vol: VolIx) {
+        let repl = self.repl(peer, vol);
+        let exchanging = matches!(repl, ReplState::WFBitMapS | ReplState::WFBitMapT);
+        if !exchanging || !self.peers[peer].devs[vol].recompared {
+            return;
+        }
+        match self.compare(peer, vol, false) {
+            Decided::Start(start) if start.repl == repl => {}
+            _ => self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established),
+        }
+    }
+
+    /// The peer has begun a resync that this node has not: it compared first. If this node comes
+    /// to the same result it follows, else the peer gets the identifiers that it lacked.
+    pub(crate) fn follow_resync(&mut self, peer: PeerIx, vol: VolIx, theirs: ReplState) {
+        let with_disk = self.st.vols[vol].disk >= DiskState::Inconsistent;
+        let draining = self.peers.iter().any(|p| p.recv.draining);
+        if !with_disk || draining || self.repl(peer, vol) != ReplState::Established {
+            return;
+        }
+        let mine = match theirs {
+            ReplState::WFBitMapS => ReplState::WFBitMapT,
+            ReplState::WFBitMapT => ReplState::WFBitMapS,
+            _ => return,
+        };
+        match self.compare(peer, vol, false) {
+            Decided::Start(start) if start.repl == mine => {
+                self.peers[peer].devs[vol].recompared = true;
+                self.prepare_start(peer, vol, &start);
+                self.change_hard(|st| st.peers[peer].devs[vol].repl = mine);
+            }
+            _ => self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY),
         }
     }
 

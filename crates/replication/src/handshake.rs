@@ -7,7 +7,7 @@ use codec::wire::{
 };
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
 use vocab::{
-    ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState, Role,
+    ConnState, Dagtag, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState, Role,
     Sectors, StateError, VolumeNr,
 };
 
@@ -39,8 +39,10 @@ pub(crate) struct Handshake {
     pub losing: bool,
     /// Where the connection goes once the loss is dealt with.
     pub then: AfterLoss,
-    /// The lost Primary that this peer was told about.
-    pub told_loss: Option<NodeId>,
+    /// The lost Primary that this peer was told about, and the position it was told.
+    pub told_loss: Option<(NodeId, Dagtag)>,
+    /// A Primary that this peer has lost and this node has not, and the peer's position then.
+    pub their_loss: Option<(NodeId, Dagtag)>,
     /// This node has concluded that the two can not work together, and said so.
     pub refused: bool,
 }
@@ -248,8 +250,10 @@ impl Resource {
             self.peers[p].link == Link::Up
                 && matches!(self.peers[p].hs.phase, Phase::Ready | Phase::Exchanging)
         });
-        let bumping = self.vols.iter().any(|v| v.bump_running);
-        match ready && !bumping {
+        // What was received from a lost Primary is executed before anything is decided on it.
+        let settled = self.vols.iter().all(|v| !v.bump_running)
+            && self.peers.iter().all(|p| !p.recv.draining);
+        match ready && settled {
             true => Ok(()),
             false => Err(StateError::InTransientState.into()),
         }
@@ -526,7 +530,7 @@ impl Resource {
     }
 
     /// This node has a disk, the peer has none (A7, and the end of semantics §4.9).
-    fn decide_with_client(&self, peer: PeerIx, vol: VolIx, word: StateWord) -> Decided {
+    fn decide_with_client(&mut self, peer: PeerIx, vol: VolIx, word: StateWord) -> Decided {
         let backing = self.vols[vol].backing.as_ref().expect("checked by the caller");
         let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
         let own = self.presented(vol);
@@ -542,7 +546,14 @@ impl Resource {
         }
         let known = backing.gens.bitmaps().iter().any(|b| b.uuid.same(current))
             || backing.gens.history().iter().any(|h| h.same(current));
-        if primary || !known { Decided::own_outdated() } else { Decided::none() }
+        match (primary, known) {
+            // A Primary's data does not become old by meeting a client. If it is frozen, the
+            // others went on without it; if it is not, the client follows.
+            (false, false) if self.yield_to_newer_data() || self.is_frozen() => Decided::Retry,
+            (false, false) if self.st.role == Role::Primary => Decided::none(),
+            (false, true) => Decided::none(),
+            (true, _) | (false, false) => Decided::own_outdated(),
+        }
     }
 
     /// A peer in Negotiating shows what its disk is by the INCONSISTENT flag (wire §8.2).

@@ -437,7 +437,8 @@ pub enum Output {
         /// The write.
         write: MetaWrite,
     },
-    /// The disk is no longer used: release it once running operations have ended.
+    /// The disk is no longer used, or was not taken by a refused attach: release it once running
+    /// operations have ended.
     DiskReleased {
         /// The volume.
         volume: VolumeNr,

@@ -428,14 +428,12 @@ impl Resource {
     // --- connections ----------------------------------------------------------------------
 
     fn start_connect(&mut self, id: u64, peer: PeerIx) -> Start {
-        if self.vols.iter().any(|v| v.bump_running) {
-            // This node's identifiers are about to change.
+        let draining = self.peers.iter().any(|p| p.recv.draining);
+        if draining || self.vols.iter().any(|v| v.bump_running) {
+            // This node's data or identifiers are about to change.
             return Start::At(self.now + POLL);
         }
         if self.handshake_wants_twopc(peer) {
-            if self.vols.iter().any(|v| v.bump_running) {
-                return Start::At(self.now + POLL);
-            }
             let (role, node) = (self.st.role, self.peers[peer].node);
             self.start_twopc(id, Operation::Connect(role), Some(node), None);
             return Start::Running;
@@ -591,7 +589,7 @@ impl Resource {
             return Start::At(self.now + POLL * 4);
         }
         match self.st.role {
-            Role::Primary => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
+            Role::Primary if !behind => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
             _ if crashed && !behind => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
             _ => self.start_pair(id, Operation::ResyncAsTarget, peer, vol),
         }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use codec::wire::{self, Packet};
+use codec::wire::{self, Packet, UuidFlags};
 use vocab::options::OnNoQuorum;
 use vocab::{ConnState, Dagtag, DiskState, GenUuid, NodeId, NodeMask, ReplState, Role, StateError};
 
@@ -76,8 +76,10 @@ impl Resource {
                         && disk != DiskState::DUnknown
                 });
                 if other != peer && self.st.is_connected(other) && has_data {
-                    let reported = self.peers[other].loss.filter(|l| l.lost == node);
-                    let reported = reported.and_then(|l| l.reported);
+                    let hs = &mut self.peers[other].hs;
+                    hs.told_loss = None;
+                    let reported = hs.their_loss.take().filter(|(lost, _)| *lost == node);
+                    let reported = reported.map(|(_, dagtag)| dagtag);
                     self.peers[other].loss = Some(PrimaryLoss { lost: node, reported });
                 }
             }
@@ -155,6 +157,11 @@ impl Resource {
         }
         let node = self.peers[peer].node;
         self.work.push_back(Work::Reconcile(node));
+        for other in 0..self.peers.len() {
+            for vol in 0..self.vols.len() {
+                self.recompare_if_due(other, vol);
+            }
+        }
         self.loss_settled(peer);
     }
 
@@ -242,10 +249,10 @@ impl Resource {
         let dagtag = self.peers[gone].recv.last_dagtag;
         for peer in 0..self.peers.len() {
             let owed = self.peers[peer].loss.is_some_and(|l| l.lost == lost);
-            if !owed || !self.st.is_connected(peer) || self.peers[peer].hs.told_loss == Some(lost) {
+            if !owed || !self.st.is_connected(peer) || self.told(peer, lost).is_some() {
                 continue;
             }
-            self.peers[peer].hs.told_loss = Some(lost);
+            self.peers[peer].hs.told_loss = Some((lost, dagtag));
             for vol in 0..self.vols.len() {
                 if let Some(backing) = &self.vols[vol].backing {
                     let (nr, current) = (self.vols[vol].nr, backing.gens.current());
@@ -283,15 +290,20 @@ impl Resource {
     /// Both survivors have settled their side: who has more is the source.
     pub(crate) fn peer_dagtag_checked(&mut self, peer: PeerIx, theirs: Dagtag, lost: NodeId) {
         let Some(gone) = self.peer_ix(lost) else { return };
-        if self.st.is_connected(gone) || !self.st.is_connected(peer) {
+        if !self.st.is_connected(peer) {
             return;
         }
-        if self.peers[peer].hs.told_loss != Some(lost) {
+        if self.st.is_connected(gone) {
+            // Nothing to settle, unless this node loses it before the peer finds it again.
+            self.peers[peer].hs.their_loss = Some((lost, theirs));
+            return;
+        }
+        let Some(mine) = self.told(peer, lost) else {
             // This node's side is not settled yet; it comes back from `reconcile`.
             self.peers[peer].loss = Some(PrimaryLoss { lost, reported: Some(theirs) });
             self.work.push_back(Work::Reconcile(lost));
             return;
-        }
+        };
         self.peers[peer].loss = None;
         let eligible = (0..self.vols.len()).all(|vol| {
             let disk = self.st.vols[vol].disk;
@@ -300,10 +312,30 @@ impl Resource {
             fits && self.repl(peer, vol) <= ReplState::Established
         });
         if eligible {
-            let mine = self.peers[gone].recv.last_dagtag;
+            // By what the two have told each other, or they would not come to the same result:
+            // this node may have caught up with a third one since.
             self.reconcile_with(peer, mine, theirs);
         }
         self.hold_released();
+    }
+
+    /// What this peer was told about a lost Primary.
+    fn told(&self, peer: PeerIx, lost: NodeId) -> Option<Dagtag> {
+        let told = self.peers[peer].hs.told_loss.filter(|(node, _)| *node == lost);
+        told.map(|(_, dagtag)| dagtag)
+    }
+
+    /// The peer is UpToDate, and its data can not change: it has not lost the Primary that this
+    /// node lost, or has settled that. Nothing is to be reconciled with it.
+    pub(crate) fn discharge_loss(&mut self, peer: PeerIx, vol: usize) {
+        let up_to_date = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let stable = uuids.is_some_and(|u| u.flags.has(UuidFlags::STABLE));
+        let draining = self.peers.iter().any(|p| p.recv.draining);
+        if up_to_date && stable && !draining && self.peers[peer].loss.take().is_some() {
+            self.hold_released();
+            self.ask_recompare(peer, vol);
+        }
     }
 
     fn reconcile_with(&mut self, peer: PeerIx, mine: Dagtag, theirs: Dagtag) {
@@ -351,8 +383,9 @@ impl Resource {
         if repl == ReplState::WFBitMapT {
             // Afterwards this node has what the source has.
             for other in 0..self.peers.len() {
-                if !self.st.is_connected(other) && self.peers[other].recv.last_dagtag == mine {
-                    self.peers[other].recv.last_dagtag = theirs;
+                let recv = &mut self.peers[other].recv;
+                if !self.st.is_connected(other) && recv.last_dagtag == mine {
+                    recv.last_dagtag = theirs;
                 }
             }
         }

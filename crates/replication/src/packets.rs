@@ -13,6 +13,20 @@ use crate::resync::{BitmapChunk, ServeKind};
 use crate::state::PeerIx;
 use crate::twopc::Answer;
 
+/// Longest time in which two nodes may say different things about a resync between them.
+const DISAGREE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// The two replication states belong together.
+fn mirrored(mine: ReplState, theirs: ReplState) -> bool {
+    match (mine, theirs) {
+        (ReplState::VerifyS, other) => other == ReplState::VerifyT,
+        (ReplState::VerifyT, other) => other == ReplState::VerifyS,
+        (mine, theirs) if mine.is_source() => theirs.is_target(),
+        (mine, theirs) if mine.is_target() => theirs.is_source(),
+        (_, theirs) => theirs <= ReplState::Established,
+    }
+}
+
 impl Resource {
     /// A packet from a peer.
     pub(crate) fn packet(&mut self, node: NodeId, packet: Packet, payload: Option<BufId>) {
@@ -274,8 +288,43 @@ impl Resource {
             dev.peer_quorum = word.quorum();
             dev.pause_peer = word.aftr_isp() || word.user_isp();
         });
+        if let Some(theirs) = theirs {
+            self.follow_resync(peer, vol, theirs);
+        }
+        self.review_agreement(peer, vol);
         self.attach_answer(peer, vol);
         Ok(())
+    }
+
+    /// Notes whether both ends say the same about a resync or verify between them.
+    pub(crate) fn review_agreement(&mut self, peer: PeerIx, vol: usize) {
+        let mine = self.st.peers[peer].devs[vol];
+        let word = self.peers[peer].devs[vol].last_word;
+        let theirs = word.and_then(|w| w.repl_state());
+        let judged = self.st.is_connected(peer)
+            && self.st.vols[vol].disk >= DiskState::Inconsistent
+            && mine.disk >= DiskState::Inconsistent;
+        let agree = theirs.is_none_or(|theirs| mirrored(mine.repl, theirs));
+        let now = self.now;
+        let since = &mut self.peers[peer].devs[vol].disagree;
+        *since = if judged && !agree { since.or(Some(now)) } else { None };
+    }
+
+    /// The ends have not agreed for so long that no packet under way can be the reason. A
+    /// handshake brings them together.
+    fn disagreement(&mut self, peer: PeerIx) {
+        let since = self.peers[peer].devs.iter().filter_map(|d| d.disagree).min();
+        if since.is_some_and(|at| at + DISAGREE <= self.now) {
+            let text = format!(
+                "{}: {} does not say the same about a resync; connecting again",
+                self.name, self.peers[peer].name
+            );
+            self.log(LogLevel::Warn, text);
+            for dev in &mut self.peers[peer].devs {
+                dev.disagree = None;
+            }
+            self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
+        }
     }
 
     /// A resync began here so recently that the peer's state may be older than that.
@@ -368,6 +417,7 @@ impl Resource {
             }
             self.handshake_timeout(peer);
             self.liveness(peer);
+            self.disagreement(peer);
             for vol in 0..self.vols.len() {
                 if self.resync_deadline(peer, vol).is_some_and(|at| at <= now) {
                     self.resync_turn(peer, vol);
@@ -448,6 +498,7 @@ impl Resource {
             }
             for vol in 0..self.vols.len() {
                 add(self.resync_deadline(ix, vol), "resync");
+                add(peer.devs[vol].disagree.map(|at| at + DISAGREE), "disagreement");
             }
         }
         for vol in 0..self.vols.len() {

@@ -278,6 +278,10 @@ pub(crate) struct PeerDevice {
     pub verify_position: u64,
     /// The last handshake asked for a resync again while one was running.
     pub resync_again: bool,
+    /// The exchange of bitmaps that runs was begun by comparing outside of a handshake.
+    pub recompared: bool,
+    /// Since when this node and the peer say different things about a resync or verify.
+    pub disagree: Option<Instant>,
     /// The running resync can not make the target UpToDate.
     pub unstable: bool,
     pub sent_sectors: u64,
@@ -687,6 +691,8 @@ impl PeerDevice {
             bitmap_in: 0,
             verify_position: 0,
             resync_again: false,
+            recompared: false,
+            disagree: None,
             unstable: false,
             sent_sectors: 0,
             received_sectors: 0,

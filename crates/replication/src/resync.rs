@@ -176,6 +176,10 @@ impl Resource {
         if was == is {
             return;
         }
+        if !matches!(is, WFBitMapS | WFBitMapT) {
+            self.peers[peer].devs[vol].recompared = false;
+        }
+        self.review_agreement(peer, vol);
         match is {
             WFBitMapS => {
                 self.resync_mut(peer, vol).sent = false;
@@ -224,6 +228,7 @@ impl Resource {
                 if matches!(was, VerifyS | VerifyT) {
                     self.verify_ended(peer, vol);
                 }
+                self.recompare_if_due(peer, vol);
             }
             _ => self.end_resync(peer, vol),
         }

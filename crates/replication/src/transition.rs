@@ -407,7 +407,7 @@ impl Resource {
             let primary = self.st.role == Role::Primary;
             let crashed = self.vols[vol].crashed_primary;
             let differs = (unclean || crashed) && disk == DiskState::UpToDate;
-            if !(behind && !primary || differs) || self.st.is_target(vol) {
+            if !(behind || differs) || self.st.is_target(vol) {
                 continue;
             }
             let other = self.st.connected().find(|p| {

@@ -436,7 +436,19 @@ impl Resource {
         let mut masks = ReplyMasks::default();
         if self.st.role == Role::Primary {
             masks.primary.insert(self.me);
-            let capable = (0..self.vols.len()).all(|v| self.has_data(&self.st, v));
+            // One without quorum does not write: it makes nobody's data old.
+            let mut after = self.st.clone();
+            for (p, state) in after.peers.iter_mut().enumerate() {
+                let connected = direct.contains(state.node);
+                let meets = connected && state.conn != ConnState::Connected;
+                state.conn = if connected { ConnState::Connected } else { ConnState::Connecting };
+                for (v, dev) in state.devs.iter_mut().enumerate().filter(|_| meets) {
+                    let word = self.peers[p].devs[v].last_word.unwrap_or_default();
+                    dev.disk = self.real_peer_disk(p, v, word);
+                }
+            }
+            let capable = (0..self.vols.len())
+                .all(|v| self.has_data(&self.st, v) && self.quorum_of(&after, v).enforced);
             if capable {
                 masks.weak = direct.complement();
             }

@@ -428,14 +428,19 @@ impl Net {
         Some((now + LINGER, NetEvent::Down { pair, link: id, end, loss: LinkLoss::Closed }))
     }
 
-    /// Carries out an [`NetEvent::Down`]: whether the end is to be told.
-    pub fn down(&mut self, pair: usize, id: u64, end: usize) -> bool {
+    /// Carries out an [`NetEvent::Down`]: whether the end is to be told, and what has to be
+    /// scheduled. An end that was not told of the link either goes on trying.
+    pub fn down(&mut self, now: u64, pair: usize, id: u64, end: usize) -> (bool, Scheduled) {
         let Some(link) = self.pairs[pair].link.as_mut().filter(|l| l.id == id) else {
-            return false;
+            return (false, None);
         };
-        let tell = link.held[end] && link.told[end];
+        let (held, told) = (link.held[end], link.told[end]);
         self.release(pair, end);
-        tell
+        if !held || told {
+            return (held, None);
+        }
+        self.pairs[pair].wanted[end] = true;
+        (false, self.want_attempt(now, pair))
     }
 
     /// An end no longer holds the link; forgets the link when nobody does.
@@ -528,7 +533,8 @@ mod tests {
                     net.up(pair, link, end);
                 }
                 NetEvent::Down { pair, link, end, .. } => {
-                    net.down(pair, link, end);
+                    let (_, next) = net.down(now, pair, link, end);
+                    events.extend(next);
                 }
                 NetEvent::Arrive { pair, link, end, stream } => {
                     let (parcel, next) = net.arrive(now, pair, link, end, stream);

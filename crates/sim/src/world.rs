@@ -624,7 +624,9 @@ impl World {
     }
 
     fn link_down(&mut self, pair: usize, link: u64, end: usize, loss: LinkLoss) {
-        if self.net.down(pair, link, end) {
+        let (tell, next) = self.net.down(self.queue.now(), pair, link, end);
+        self.schedule_net(next);
+        if tell {
             let nodes = self.net.nodes_of(pair);
             let peer = node_id(nodes[1 - end]);
             self.input(nodes[end], Input::LinkDown { peer, loss });
