@@ -718,8 +718,11 @@ impl Resource {
     /// L3 or L4: a peer is back and this node held writes for it.
     fn resend_or_forget(&mut self, peer: PeerIx, starts: &[crate::compare::Start]) {
         let same = starts.iter().enumerate().all(|(vol, s)| {
+            // A peer that heard of this Primary through others has outdated itself meanwhile. It
+            // still is of the same generation and has not been away, so it may go on where it was.
+            let disk = self.st.peers[peer].devs[vol].disk;
             s.repl == ReplState::Established
-                && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
+                && matches!(disk, DiskState::UpToDate | DiskState::Outdated)
                 && self.peers[peer].devs[vol]
                     .uuids
                     .as_ref()

@@ -456,6 +456,11 @@ impl Resource {
         let outdate_self = outdates == Outdates::Initiator;
         let checked = self.tentative(|st| {
             st.peers[peer].conn = ConnState::Disconnecting;
+            if outdates == Outdates::Target {
+                for dev in &mut st.peers[peer].devs {
+                    dev.disk = dev.disk.min(DiskState::Outdated);
+                }
+            }
             if outdate_self {
                 for vol in &mut st.vols {
                     if vol.disk > DiskState::Outdated {

@@ -281,6 +281,15 @@ impl Resource {
         }
     }
 
+    /// A received write to that range has not reached the intervals yet, because of an earlier
+    /// epoch or of a conflict. The requester of a resync may have it already, and depends on it:
+    /// what is read before it would take its place there.
+    pub(crate) fn has_waiting_write(&self, vol: VolIx, range: SectorRange) -> bool {
+        self.peer_writes
+            .iter()
+            .any(|(_, w)| w.vol == vol && w.interval.is_none() && w.range.overlaps(range))
+    }
+
     /// The extents of a received write are active: to the disk.
     pub(crate) fn submit_peer_write(&mut self, key: usize) {
         let Some(write) = self.peer_writes.get(key) else { return };

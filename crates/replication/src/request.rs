@@ -80,6 +80,8 @@ pub(crate) enum Part {
     InSync,
     /// Acknowledged and stable, whatever happens to the epoch.
     Stable,
+    /// Acknowledged on an earlier connection, at whose end the peer has settled what it had.
+    Kept,
     /// The peer could not write it.
     Neg,
     /// The connection was lost before it was done.
@@ -88,12 +90,13 @@ pub(crate) enum Part {
 
 impl Part {
     const fn counts_as_written(self) -> bool {
-        matches!(self, Part::Sent | Part::Acked | Part::InSync | Part::Stable)
+        matches!(self, Part::Sent | Part::Acked | Part::InSync | Part::Stable | Part::Kept)
     }
 
-    /// The peer received the data, so a peer-ack is owed.
+    /// The peer received the data on this connection, so a peer-ack is owed. It would be a
+    /// violation for any other write.
     const fn received(self) -> bool {
-        self.counts_as_written()
+        self.counts_as_written() && !matches!(self, Part::Kept)
     }
 }
 
@@ -649,7 +652,9 @@ impl Resource {
     pub(crate) fn part_is_done(&self, write: &Write, peer: PeerIx) -> bool {
         let send = &self.peers[peer].send;
         match write.parts[self.peers[peer].node.index()] {
-            Part::None | Part::OutOfSync | Part::Neg | Part::Lost | Part::Stable => true,
+            Part::None | Part::OutOfSync | Part::Neg | Part::Lost | Part::Stable | Part::Kept => {
+                true
+            }
             Part::Sent | Part::Acked | Part::InSync => send.acked_epoch >= write.epoch,
             Part::Pending => write.op == RequestOp::Flush && send.acked_epoch >= write.epoch,
         }
@@ -762,8 +767,10 @@ impl Resource {
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
             let part = &mut write.parts[node.index()];
-            if matches!(*part, Part::Pending | Part::Sent | Part::Acked | Part::InSync) {
-                *part = Part::Lost;
+            match *part {
+                Part::Pending | Part::Sent | Part::Acked | Part::InSync => *part = Part::Lost,
+                Part::Stable => *part = Part::Kept,
+                _ => {}
             }
         }
         self.advance_all();
@@ -772,9 +779,16 @@ impl Resource {
     /// The connection is lost while suspended (L2): acknowledged parts keep their ok, others
     /// stay pending, so that their writes are held. Protocol A is treated as if not suspended.
     pub(crate) fn freeze_parts(&mut self, peer: PeerIx) {
+        let node = self.peers[peer].node;
         if self.peers[peer].net.protocol == Protocol::A {
-            let node = self.peers[peer].node;
-            self.forget_parts(node);
+            return self.forget_parts(node);
+        }
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            let part = &mut write.parts[node.index()];
+            if *part == Part::Stable {
+                *part = Part::Kept;
+            }
         }
     }
 
@@ -793,7 +807,7 @@ impl Resource {
             let part = &mut write.parts[node.index()];
             if matches!(*part, Part::Acked | Part::InSync) {
                 // The peer has run on since, so what it had written it still has.
-                *part = Part::Stable;
+                *part = Part::Kept;
             }
             if *part != Part::Pending {
                 continue;

@@ -997,7 +997,7 @@ impl Resource {
         if kind == ServeKind::Verify {
             let busy = self.vols[vol]
                 .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)));
-            if busy.is_some() {
+            if busy.is_some() || self.has_waiting_write(vol, range) {
                 let (block_id, _) = (serve.block_id, ());
                 self.serves.remove(key);
                 let ack = self.block_ack(peer, vol, range, block_id);
@@ -1006,7 +1006,8 @@ impl Resource {
         } else {
             let writes =
                 |o: Owner| matches!(o, Owner::Local(_) | Owner::Peer(..) | Owner::ResyncTarget(_));
-            if self.vols[vol].conflict(range, writes).is_some() {
+            let busy = self.vols[vol].conflict(range, writes).is_some();
+            if busy || self.has_waiting_write(vol, range) {
                 self.vols[vol].conflict_wait.push_back(WaitingOn::Serve(key));
                 return;
             }
