@@ -103,6 +103,7 @@ impl Resource {
         p.link = Link::Up;
         p.tie_break = tie_break;
         p.last_rx = now;
+        p.heard_at = now;
         p.pings_out = 0;
         p.send = Sender { acked_epoch: p.send.acked_epoch, ..Sender::default() };
         p.send.peer_acked = vocab::Dagtag(0);

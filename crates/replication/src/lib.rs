@@ -22,6 +22,7 @@ mod meta;
 mod open;
 mod packets;
 mod peer_ack;
+mod peers_in_sync;
 pub mod quorum;
 pub mod rate;
 mod read;

@@ -605,6 +605,9 @@ impl Resource {
                 tell.extend(node);
             }
         }
+        if !tell.is_empty() {
+            self.vols[vol].missed_at = self.now;
+        }
         for node in tell {
             let Some(other) = self.peer_ix(node) else { continue };
             let repl = self.repl(other, vol);

@@ -691,6 +691,7 @@ impl Resource {
                 holders.insert(peer.node);
             }
         }
+        let mut missed = false;
         if let Some(backing) = self.vols[write.vol].backing.as_mut() {
             let all = write.local != Local::Ok;
             for slot in 0..backing.bitmap.slots() {
@@ -702,9 +703,13 @@ impl Resource {
                     Some(p) if !all && p.counts_as_written() => {}
                     _ => {
                         backing.bitmap.set_range(slot, write.range);
+                        missed |= part.is_some();
                     }
                 }
             }
+        }
+        if missed {
+            self.vols[write.vol].missed_at = self.now;
         }
         for peer in 0..self.peers.len() {
             if write.parts[self.peers[peer].node.index()] == Part::OutOfSync {

@@ -94,6 +94,8 @@ pub(crate) struct Volume {
     /// lack some that it had not flushed. It is not simply equal to peers of its generation.
     pub crashed_secondary: bool,
     pub lost_quorum: bool,
+    /// When a write was last recorded as missing on some node.
+    pub missed_at: Instant,
     /// Diskless Primary: the newest generation is not confirmed by its peers yet.
     pub unconfirmed: Option<Unconfirmed>,
     pub openers: Vec<Opener>,
@@ -212,6 +214,10 @@ pub(crate) struct Peer {
     pub send: Sender,
     pub recv: Receiver,
     pub last_rx: Instant,
+    /// What arrived since then, the peer has said knowing all that this node knew at that time.
+    pub heard_at: Instant,
+    /// A ping asks for that.
+    pub hearing: bool,
     /// Pings sent and not answered, and the time of the oldest.
     pub pings_out: u32,
     pub ping_since: Instant,
@@ -389,6 +395,8 @@ pub(crate) enum Work {
     PeerDagtag(PeerIx, Dagtag, NodeId),
     /// Run the lost-peer transaction.
     LostPeer,
+    /// The peer answered: what it says from now on, it says knowing what this node knew then.
+    Heard(PeerIx, Instant),
     /// Lift a suspension whose cause is gone.
     Resume,
 }
@@ -506,6 +514,7 @@ impl Resource {
             Work::Reconcile(node) => self.reconcile(node),
             Work::PeerDagtag(peer, dagtag, node) => self.peer_dagtag_checked(peer, dagtag, node),
             Work::LostPeer => self.want_lost_peer(),
+            Work::Heard(peer, asked) => self.heard(peer, asked),
             Work::Resume => self.try_resume(),
         }
     }
@@ -525,6 +534,7 @@ impl Resource {
             crashed_primary: false,
             crashed_secondary: false,
             lost_quorum: false,
+            missed_at: Instant::default(),
             unconfirmed: None,
             openers: Vec::new(),
             waiting_openers: Vec::new(),
@@ -566,6 +576,8 @@ impl Resource {
             send: Sender::default(),
             recv: Receiver::default(),
             last_rx: self.now,
+            heard_at: self.now,
+            hearing: false,
             pings_out: 0,
             ping_since: self.now,
             loss: None,

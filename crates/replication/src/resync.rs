@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use codec::wire::{
     Agreed, BitmapReceiver, BitmapSender, BitmapSource, BitmapWords, BlockAck, BlockId,
-    CompressedBitmap, DagtagDep, Data, DataFlags, Packet, PeerBlockDesc, RsReq, UuidFlags,
-    bitmap::Progress,
+    CompressedBitmap, DagtagDep, Data, DataFlags, Packet, RsReq, UuidFlags, bitmap::Progress,
 };
 use vocab::{
     Bytes, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role,
@@ -1162,33 +1161,11 @@ impl Resource {
                 }
             }
             self.write_bitmap_lazily(vol);
+            self.became_in_sync(peer, vol, ack.range);
         } else if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
             resync.failed += ack.range.len.0;
         }
         self.end_serve(key);
-        Ok(())
-    }
-
-    /// P_PEERS_IN_SYNC: the sender and these nodes have the same content there.
-    pub(crate) fn peers_in_sync(
-        &mut self,
-        peer: PeerIx,
-        nr: VolumeNr,
-        desc: PeerBlockDesc,
-    ) -> Result<(), &'static str> {
-        let vol = self.vol_ix(nr).ok_or("peers-in-sync names an unknown volume")?;
-        if !self.in_volume(vol, desc.range) {
-            return Err("peers-in-sync lies outside the volume");
-        }
-        let _ = peer;
-        if let Some(backing) = self.vols[vol].backing.as_mut() {
-            for node in desc.mask.iter() {
-                if let Some(slot) = backing.slot_of(node) {
-                    backing.clear_range(slot, desc.range);
-                }
-            }
-        }
-        self.write_bitmap_lazily(vol);
         Ok(())
     }
 

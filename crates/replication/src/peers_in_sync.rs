@@ -1,0 +1,138 @@
+//! Ranges that have become identical on several nodes: telling those nodes, so that they drop the
+//! bits which they hold against each other (semantics §9.3, wire §7.4).
+//!
+//! Whoever receives a block in a resync can not know who else has this version and counts it as
+//! out of sync towards everyone but its source. The source knows better once it has brought the
+//! others to the same state. Without its word each of them would be resynced from the next one,
+//! round and round.
+
+use codec::disk::activity_log::EXTENT_SECTORS;
+use codec::wire::{Packet, PeerBlockDesc};
+use vocab::{DiskState, Instant, NodeMask, ReplState, SectorRange, VolumeNr};
+
+use crate::resource::{Resource, Work};
+use crate::state::{PeerIx, VolIx};
+
+impl Resource {
+    /// Bits towards a peer in that range are gone, because it has got those blocks from this node.
+    /// Each piece in which none is left is told to all who have it.
+    pub(crate) fn became_in_sync(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+        let size = self.vols[vol].size.0;
+        let first = range.start.0 / EXTENT_SECTORS;
+        let last = (range.end() - 1) / EXTENT_SECTORS;
+        for extent in first..=last {
+            let start = extent * EXTENT_SECTORS;
+            let piece = SectorRange::new(start, EXTENT_SECTORS.min(size.saturating_sub(start)));
+            // Where the application writes, others may be ahead or behind by these writes.
+            let busy = self.vols[vol]
+                .backing
+                .as_ref()
+                .is_none_or(|backing| u32::try_from(extent).is_ok_and(|e| backing.al.is_in_use(e)));
+            if piece.len.0 == 0 || busy || self.differs(peer, vol, piece) {
+                continue;
+            }
+            let mask: NodeMask = self
+                .st
+                .connected()
+                .filter(|p| *p == peer || self.is_equal(*p, vol, piece))
+                .map(|p| self.peers[p].node)
+                .collect();
+            if mask.len() < 2 {
+                continue;
+            }
+            let packet = PeerBlockDesc { range: piece, mask };
+            for node in mask.iter() {
+                let to = self.peer_ix(node).expect("connected peers are configured");
+                self.send(to, Packet::PeersInSync(self.vols[vol].nr, packet));
+            }
+        }
+    }
+
+    /// This node counts a block there as out of sync towards the peer.
+    fn differs(&self, peer: PeerIx, vol: VolIx, range: SectorRange) -> bool {
+        self.vols[vol].backing.as_ref().is_none_or(|backing| {
+            let slot = backing.slot_of(self.peers[peer].node);
+            slot.is_none_or(|slot| backing.bitmap.test_any(slot, range))
+        })
+    }
+
+    /// The peer's disk has what this node has there: what it misses of the same generation, or
+    /// did not get yet in a resync between the two, would be in the bits.
+    fn is_equal(&self, peer: PeerIx, vol: VolIx, range: SectorRange) -> bool {
+        use ReplState::{Established, PausedSyncS, PausedSyncT, SyncSource, SyncTarget};
+        let dev = &self.st.peers[peer].devs[vol];
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let same = uuids.is_some_and(|u| u.current.same(self.presented(vol)));
+        let comparable = match dev.repl {
+            Established => dev.disk == DiskState::UpToDate && same,
+            SyncSource | SyncTarget | PausedSyncS | PausedSyncT => true,
+            _ => false,
+        };
+        comparable && !self.differs(peer, vol, range)
+    }
+
+    /// P_PEERS_IN_SYNC: the sender and these nodes have the same content there.
+    ///
+    /// It counts only where this node has what the sender has. And it must be newer than what
+    /// this node knows itself: a write that one of those nodes missed may have been recorded here
+    /// while the word of a sender that had not seen the write yet was on its way.
+    pub(crate) fn peers_in_sync(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        desc: PeerBlockDesc,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("peers-in-sync names an unknown volume")?;
+        if !self.in_volume(vol, desc.range) || desc.range.len.0 == 0 {
+            return Err("peers-in-sync lies outside the volume");
+        }
+        if self.vols[vol].backing.is_none() || self.differs(peer, vol, desc.range) {
+            return Ok(());
+        }
+        if self.peers[peer].heard_at <= self.vols[vol].missed_at {
+            self.hear(peer);
+            return Ok(());
+        }
+        let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+        let mut cleared = NodeMask::EMPTY;
+        for node in desc.mask.without(self.me).iter() {
+            if let Some(slot) = backing.slot_of(node) {
+                if backing.bitmap.test_any(slot, desc.range) {
+                    backing.clear_range(slot, desc.range);
+                    cleared.insert(node);
+                }
+            }
+        }
+        if cleared.is_empty() {
+            return Ok(());
+        }
+        self.write_bitmap_lazily(vol);
+        for node in cleared.iter() {
+            let Some(other) = self.peer_ix(node) else { continue };
+            self.resync_progress(other, vol);
+            if self.st.is_connected(other) {
+                self.became_in_sync(other, vol, desc.range);
+            }
+        }
+        self.want_catch_up();
+        Ok(())
+    }
+
+    /// Asks the peer for a sign: what it says after its answer, it says knowing all that this
+    /// node knows now.
+    fn hear(&mut self, peer: PeerIx) {
+        let (node, now) = (self.peers[peer].node, self.now);
+        if std::mem::replace(&mut self.peers[peer].hearing, true) {
+            return;
+        }
+        self.ping_some(node.mask(), Work::Heard(peer, now));
+    }
+
+    /// The peer has answered a ping sent at that time, or is lost.
+    pub(crate) fn heard(&mut self, peer: PeerIx, asked: Instant) {
+        self.peers[peer].hearing = false;
+        if self.st.is_connected(peer) {
+            self.peers[peer].heard_at = self.peers[peer].heard_at.max(asked);
+        }
+    }
+}
