@@ -257,7 +257,12 @@ impl Resource {
     /// Semantics §4.2 and §4.7.
     fn new_current_uuid(&mut self, id: u64, nr: VolumeNr, clear_bitmap: bool) -> Granted {
         let vol = self.known_volume(nr)?;
-        if self.handshake_running() {
+        let settling = |disk| {
+            matches!(disk, DiskState::Attaching | DiskState::Negotiating | DiskState::Detaching)
+        };
+        let unsettled = settling(self.st.vols[vol].disk)
+            || self.st.connected().any(|p| settling(self.st.peers[p].devs[vol].disk));
+        if self.handshake_running() || unsettled {
             return Err(StateError::InTransientState.into());
         }
         let Some(backing) = &self.vols[vol].backing else {

@@ -220,10 +220,20 @@ impl World {
         false
     }
 
+    /// True if every node is connected to all others and sees every disk attached.
     pub(crate) fn all_connected(&self) -> bool {
+        let attached = |node: usize, disk: DiskState| {
+            !self.plan.nodes[node].diskful || disk >= DiskState::Inconsistent
+        };
         (0..self.nodes.len()).all(|node| {
             self.view(node).is_some_and(|view| {
-                view.peers.iter().flatten().all(|p| p.conn == ConnState::Connected)
+                view.volumes.iter().all(|v| attached(node, v.disk))
+                    && view.peers.iter().enumerate().all(|(other, p)| {
+                        p.as_ref().is_none_or(|p| {
+                            p.conn == ConnState::Connected
+                                && p.devices.iter().all(|d| attached(other, d.disk))
+                        })
+                    })
             })
         })
     }
