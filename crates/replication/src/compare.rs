@@ -109,6 +109,10 @@ impl Resource {
                 .any(|q| q != peer && self.repl(q, vol).is_target()),
             worn: backing.gens.worn(),
         };
+        // Bits that count from an earlier generation were about what the peer missed of this one,
+        // and it holds it now. Others are about differences within the generation.
+        let caught_up =
+            me.current.same(them.current) && is_generation(me.bitmap[them.node.index()]);
         let policies = Policies::new(&p.net, false);
         let resolution = resolve(&context, &policies, &local, &me, &them);
         let text = format!(
@@ -140,7 +144,8 @@ impl Resource {
                 repl: outcome.repl_state().unwrap_or(ReplState::Established),
                 // A disk that is not current may have missed writes of the same generation: the
                 // bits tell which, until it has caught up.
-                clear_bits: outcome == Outcome::NoSync(Bits::Clear)
+                clear_bits: (outcome == Outcome::NoSync(Bits::Clear)
+                    || outcome == Outcome::NoSync(Bits::Keep) && !connecting && caught_up)
                     && me.disk >= DiskState::UpToDate
                     && them.disk >= DiskState::UpToDate,
                 preparations: resolution.preparations,
@@ -189,6 +194,7 @@ impl Resource {
             side.dirty_blocks = backing.oos(node);
         }
         side.quorate = self.st.vols[vol].quorum;
+        side.lost_primary = self.peers[peer].hs.named;
         side.slots =
             vocab::NodeId::all().filter(|n| backing.slot_of(*n).is_some()).collect::<NodeMask>();
         Some(side)
@@ -225,7 +231,7 @@ impl Resource {
             role,
             quorate: word.quorum(),
             slots: NodeMask::ALL,
-            lost_primary: None,
+            lost_primary: self.peers[peer].hs.peer_named,
         })
     }
 

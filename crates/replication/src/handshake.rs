@@ -43,6 +43,10 @@ pub(crate) struct Handshake {
     pub told_loss: Option<(NodeId, Dagtag)>,
     /// A Primary that this peer has lost and this node has not, and the peer's position then.
     pub their_loss: Option<(NodeId, Dagtag)>,
+    /// The lost Primary that this node named in the exchange, and how far it had received.
+    pub named: Option<(NodeId, Dagtag)>,
+    /// The one that the peer named.
+    pub peer_named: Option<(NodeId, Dagtag)>,
     /// This node has concluded that the two can not work together, and said so.
     pub refused: bool,
 }
@@ -268,10 +272,17 @@ impl Resource {
     /// Sends this node's states for every volume (wire §4.2 step 6).
     pub(crate) fn send_state_set(&mut self, peer: PeerIx) {
         let deadline = self.now + self.peers[peer].net.ping_timeout * 10;
+        let named = self.lost_writer(peer);
         let hs = &mut self.peers[peer].hs;
         hs.phase = Phase::Exchanging;
         hs.deadline = Some(deadline);
         hs.decided = vec![None; self.vols.len()];
+        hs.peer_named = None;
+        hs.named = named;
+        if let Some((node, dagtag)) = named {
+            let packet = wire::PeerDagtag { dagtag, node_id: u32::from(node.get()) };
+            self.send(peer, Packet::PeerDagtag(packet));
+        }
         for dev in &mut self.peers[peer].devs {
             dev.uuids = None;
             dev.last_word = None;
@@ -297,6 +308,19 @@ impl Resource {
         if self.vols.is_empty() {
             self.peers[peer].hs.deadline = None;
         }
+    }
+
+    /// The one third node that this node has received writes from and is not connected to any
+    /// more, named at the start of the exchange (feature 0x200).
+    fn lost_writer(&self, peer: PeerIx) -> Option<(NodeId, Dagtag)> {
+        if self.peers[peer].agreed_features & feature::RECONCILE_RECONNECT == 0 {
+            return None;
+        }
+        let gone =
+            |p: &PeerIx| *p != peer && !self.st.is_connected(*p) && self.peers[*p].recv.has_written;
+        let mut lost = (0..self.peers.len()).filter(gone);
+        let only = lost.next().filter(|_| lost.next().is_none())?;
+        Some((self.peers[only].node, self.peers[only].recv.last_dagtag))
     }
 
     fn sync_param(&self, peer: PeerIx, vol: VolIx) -> SyncParam {

@@ -119,6 +119,13 @@ impl Resource {
         timeouts.max().unwrap_or(Duration::from_millis(500))
     }
 
+    /// The job starts at that time at the earliest.
+    pub(crate) fn delay_job(&mut self, id: u64, at: Instant) {
+        if let Some(job) = self.job_mut(id) {
+            job.not_before = at;
+        }
+    }
+
     /// The job waits for a continuation.
     pub(crate) fn hold_job(&mut self, id: u64) {
         let never = self.now + Duration::from_secs(u64::from(u32::MAX));
@@ -583,7 +590,8 @@ impl Resource {
         let crashed = self.vols[vol].crashed_primary;
         let unclean = self.vols[vol].crashed_secondary;
         let differs = disk == DiskState::UpToDate && (unclean || crashed);
-        if !(behind || differs) || !self.st.is_connected(peer) {
+        let leftovers = !behind && !differs && self.has_leftovers(peer, vol);
+        if !(behind || differs || leftovers) || !self.st.is_connected(peer) {
             return Start::Done(Ok(()));
         }
         let busy = self.repl(peer, vol) != ReplState::Established
@@ -596,6 +604,10 @@ impl Resource {
         match self.st.role {
             Role::Primary if !behind => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
             _ if crashed && !behind => self.start_pair(id, Operation::ResyncAsSource, peer, vol),
+            // Who has the bits has the data, unless the other one is in use.
+            _ if leftovers && self.st.peers[peer].role != Role::Primary => {
+                self.start_pair(id, Operation::ResyncAsSource, peer, vol)
+            }
             _ => self.start_pair(id, Operation::ResyncAsTarget, peer, vol),
         }
     }

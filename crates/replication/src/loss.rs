@@ -25,6 +25,8 @@ pub(crate) struct PrimaryLoss {
     pub lost: NodeId,
     /// What the peer reported, until this node has settled its own side.
     pub reported: Option<Dagtag>,
+    /// No block was out of sync between the two before: bits are about the last writes only.
+    pub clean: bool,
 }
 
 impl Resource {
@@ -69,6 +71,7 @@ impl Resource {
         }
         if was_primary {
             for other in 0..self.peers.len() {
+                let clean = self.is_clean(other);
                 let has_data = (0..self.vols.len()).any(|v| {
                     let disk = self.st.peers[other].devs[v].disk;
                     self.vols[v].backing.is_some()
@@ -80,7 +83,7 @@ impl Resource {
                     hs.told_loss = None;
                     let reported = hs.their_loss.take().filter(|(lost, _)| *lost == node);
                     let reported = reported.map(|(_, dagtag)| dagtag);
-                    self.peers[other].loss = Some(PrimaryLoss { lost: node, reported });
+                    self.peers[other].loss = Some(PrimaryLoss { lost: node, reported, clean });
                 }
             }
         }
@@ -277,6 +280,10 @@ impl Resource {
     ) -> Result<(), &'static str> {
         let node = u8::try_from(packet.node_id).ok().and_then(NodeId::new);
         let node = node.ok_or("a dagtag names an impossible node")?;
+        if !self.st.is_connected(peer) {
+            self.peers[peer].hs.peer_named = Some((node, packet.dagtag));
+            return Ok(());
+        }
         let Some(gone) = self.peer_ix(node) else { return Ok(()) };
         let work = Work::PeerDagtag(peer, packet.dagtag, node);
         if self.st.is_connected(gone) {
@@ -300,11 +307,12 @@ impl Resource {
         }
         let Some(mine) = self.told(peer, lost) else {
             // This node's side is not settled yet; it comes back from `reconcile`.
-            self.peers[peer].loss = Some(PrimaryLoss { lost, reported: Some(theirs) });
+            let clean = self.peers[peer].loss.map_or_else(|| self.is_clean(peer), |l| l.clean);
+            self.peers[peer].loss = Some(PrimaryLoss { lost, reported: Some(theirs), clean });
             self.work.push_back(Work::Reconcile(lost));
             return;
         };
-        self.peers[peer].loss = None;
+        let clean = self.peers[peer].loss.take().is_some_and(|l| l.clean);
         let eligible = (0..self.vols.len()).all(|vol| {
             let disk = self.st.vols[vol].disk;
             let no_disk = self.vols[vol].backing.is_none();
@@ -314,9 +322,14 @@ impl Resource {
         if eligible {
             // By what the two have told each other, or they would not come to the same result:
             // this node may have caught up with a third one since.
-            self.reconcile_with(peer, mine, theirs);
+            self.reconcile_with(peer, mine, theirs, clean);
         }
         self.hold_released();
+    }
+
+    /// No block of any volume is counted as out of sync towards the peer.
+    fn is_clean(&self, peer: PeerIx) -> bool {
+        (0..self.vols.len()).all(|vol| self.out_of_sync(peer, vol).0 == 0)
     }
 
     /// What this peer was told about a lost Primary.
@@ -338,7 +351,7 @@ impl Resource {
         }
     }
 
-    fn reconcile_with(&mut self, peer: PeerIx, mine: Dagtag, theirs: Dagtag) {
+    fn reconcile_with(&mut self, peer: PeerIx, mine: Dagtag, theirs: Dagtag, clean: bool) {
         let node = self.peers[peer].node;
         let vols: Vec<usize> = (0..self.vols.len())
             .filter(|v| {
@@ -364,7 +377,7 @@ impl Resource {
             _ => ReplState::Established,
         };
         if repl == ReplState::Established {
-            for vol in vols {
+            for vol in vols.into_iter().filter(|_| clean) {
                 let backing = self.vols[vol].backing.as_mut().expect("filtered above");
                 if let Some(slot) = backing.slot_of(node) {
                     backing.bitmap.clear_all(slot);

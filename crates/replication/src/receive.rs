@@ -21,6 +21,8 @@ use crate::state::{PeerIx, VolIx};
 pub(crate) struct Receiver {
     /// Position of the peer's write stream that this node has received.
     pub last_dagtag: Dagtag,
+    /// It has sent writes since this node started.
+    pub has_written: bool,
     /// Oldest first; the last one is open.
     epochs: VecDeque<RxEpoch>,
     /// Ordinal of `epochs[0]`.
@@ -95,6 +97,7 @@ impl Default for Receiver {
     fn default() -> Receiver {
         Receiver {
             last_dagtag: Dagtag(0),
+            has_written: false,
             epochs: VecDeque::from([RxEpoch::default()]),
             first_epoch: 0,
             held: VecDeque::new(),
@@ -175,6 +178,7 @@ impl Resource {
         }
         let recv = &mut self.peers[peer].recv;
         recv.last_dagtag.0 += range.len.0;
+        recv.has_written = true;
         let (ordinal, epoch) = recv.open_epoch();
         epoch.writes += 1;
         epoch.open += 1;

@@ -282,6 +282,8 @@ pub(crate) struct PeerDevice {
     pub bitmap_in: u64,
     /// Where the last verify stopped, in sectors.
     pub verify_position: u64,
+    /// Some of the bits are what a verify has found; an operator decides about them.
+    pub verify_found: bool,
     /// The last handshake asked for a resync again while one was running.
     pub resync_again: bool,
     /// The exchange of bitmaps that runs was begun by comparing outside of a handshake.
@@ -702,6 +704,7 @@ impl PeerDevice {
             verify: None,
             bitmap_in: 0,
             verify_position: 0,
+            verify_found: false,
             resync_again: false,
             recompared: false,
             disagree: None,

@@ -175,6 +175,9 @@ impl Resource {
         if was == is {
             return;
         }
+        if matches!(is, WFBitMapS | WFBitMapT | StartingSyncS | StartingSyncT) {
+            self.peers[peer].devs[vol].verify_found = false;
+        }
         if !matches!(is, WFBitMapS | WFBitMapT) {
             self.peers[peer].devs[vol].recompared = false;
         }

@@ -5,8 +5,10 @@
 //! checked (semantics §1.7 to §1.9). What follows from a change is derived from the pair of old
 //! and new state, never from who asked for it.
 
+use std::time::Duration;
+
 use codec::disk::PeerFlags;
-use codec::wire::{Packet, StateWord, UuidFlags};
+use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
 use vocab::{ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError};
 
@@ -18,6 +20,8 @@ use crate::state::{PeerIx, State, VolIx, allowed_disks, clamp};
 
 /// Fewer bits by this many make another resync source worth a switch (semantics §9.2).
 const SWITCH_SOURCE_BITS: u64 = 256;
+/// So long bits may stay between equal disks before they are resynced.
+const LEFTOVER_DELAY: Duration = Duration::from_secs(1);
 
 impl Resource {
     /// A fact: adjusted and committed.
@@ -407,7 +411,11 @@ impl Resource {
             let primary = self.st.role == Role::Primary;
             let crashed = self.vols[vol].crashed_primary;
             let differs = (unclean || crashed) && disk == DiskState::UpToDate;
-            if !(behind || differs) || self.st.is_target(vol) {
+            if self.st.is_target(vol) {
+                continue;
+            }
+            if !behind && !differs {
+                self.want_leftovers(vol);
                 continue;
             }
             let other = self.st.connected().find(|p| {
@@ -429,6 +437,33 @@ impl Resource {
                 }
             }
         }
+    }
+
+    /// Bits between two UpToDate disks of one generation that nothing has settled: a write that
+    /// reached one of them, or what one of them copied from a third node. They are worth a resync
+    /// unless whoever knows better says so in time.
+    fn want_leftovers(&mut self, vol: VolIx) {
+        let Some(peer) = self.st.connected().find(|p| self.has_leftovers(*p, vol)) else { return };
+        let kind = JobKind::CatchUp { vol, peer };
+        if !self.wants(&kind) {
+            let later = self.now + LEFTOVER_DELAY;
+            let id = self.want(kind, None);
+            self.delay_job(id, later);
+        }
+    }
+
+    /// See [`Self::want_leftovers`].
+    pub(crate) fn has_leftovers(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(backing) = &self.vols[vol].backing else { return false };
+        let shown = self.st.peers[peer].devs[vol];
+        let dev = &self.peers[peer].devs[vol];
+        self.st.vols[vol].disk == DiskState::UpToDate
+            && shown.disk == DiskState::UpToDate
+            && shown.repl == ReplState::Established
+            && backing.oos(self.peers[peer].node) != 0
+            && self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0
+            && !dev.verify_found
+            && dev.uuids.as_ref().is_some_and(|u| u.current.same(backing.gens.current()))
     }
 
     fn after_disk_change(&mut self, old: &State, vol: VolIx) {

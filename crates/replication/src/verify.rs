@@ -264,6 +264,7 @@ impl Resource {
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             if let Some(slot) = backing.slot_of(node) {
                 backing.bitmap.set_range(slot, range);
+                self.peers[peer].devs[vol].verify_found = true;
             }
         }
         self.write_bitmap(vol);
@@ -305,6 +306,7 @@ impl Resource {
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
                     backing.bitmap.set_range(slot, ack.range);
+                    self.peers[peer].devs[vol].verify_found = true;
                 }
             }
             self.write_bitmap(vol);

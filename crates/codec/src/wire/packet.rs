@@ -408,8 +408,12 @@ pub mod feature {
     pub const BM_BLOCK_SHIFT: u32 = 0x100;
     /// P_PEER_DAGTAG before the handshake packets.
     pub const RECONCILE_RECONNECT: u32 = 0x200;
+    /// Ashlar's own: disks of one generation that count blocks as out of sync towards each other
+    /// are resynced by these bits. Kernel nodes drop such bits; they do not agree on flags they
+    /// do not know.
+    pub const BITS_OF_EQUALS: u32 = 0x0100_0000;
     /// What Ashlar offers.
-    pub const OURS: u32 = 0x07f;
+    pub const OURS: u32 = 0x07f | RECONCILE_RECONNECT | BITS_OF_EQUALS;
 }
 
 /// P_PEER_DAGTAG.

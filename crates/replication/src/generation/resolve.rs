@@ -300,14 +300,17 @@ impl Handshake<'_> {
         Ok(self.missed_end_needs_good_source(course))
     }
 
-    /// Equal generations on disks that are consistent in themselves: bits mean nothing.
+    /// Equal generations on disks that are consistent in themselves: for kernel nodes bits mean
+    /// nothing then.
     fn bits_of_equals(&self) -> Bits {
         let consistent = |side: &Side| {
             let disk = side.judged_disk();
             disk >= DiskState::Outdated && disk != DiskState::DUnknown
         };
         let equal = is_generation(self.me.current) && self.me.current.same(self.peer.current);
-        match equal && consistent(self.me) && consistent(self.peer) {
+        let count = self.context.features & feature::BITS_OF_EQUALS != 0;
+        let proven = nothing_dirty(self.me, self.peer) || !count;
+        match equal && proven && consistent(self.me) && consistent(self.peer) {
             true => Bits::Clear,
             false => Bits::Keep,
         }
@@ -378,33 +381,35 @@ impl Handshake<'_> {
             .map_or(Strategy::Full, Strategy::CopySlot)
     }
 
-    /// Step 4: survivors of a lost Primary meet again at the same generation (feature 0x200).
+    /// Step 4: disks of one generation that count blocks as out of sync towards each other.
+    ///
+    /// Survivors of a lost Primary do when they meet again: each has recorded what it received
+    /// last. With kernel nodes this counts only if the lost Primary is named (feature 0x200);
+    /// other bits are taken for artefacts. Between Ashlar nodes bits always count: dropping one
+    /// that was none loses a write, and a block copied for nothing costs only its copying.
     fn reconcile(&mut self, course: Course) -> Result<Option<Course>, Outcome> {
         let (me, peer) = (self.me, self.peer);
         let up_to_date = |side: &Side| side.disk == DiskState::UpToDate;
-        let crash = UuidFlags::CRASHED_PRIMARY;
-        let applies = self.context.features & feature::RECONCILE_RECONNECT != 0
+        let features = self.context.features;
+        let applies = features & (feature::RECONCILE_RECONNECT | feature::BITS_OF_EQUALS) != 0
             && self.connecting()
             && matches!(course, Course::NoSync(_))
             && self.verdict.finding == Finding::NoSync
             && is_generation(me.current)
             && up_to_date(me)
             && up_to_date(peer)
-            && !nothing_dirty(me, peer)
-            && !self.either(crash)
-            && !self.either(UuidFlags::PRIMARY_LOST_QUORUM);
+            && !nothing_dirty(me, peer);
         if !applies {
             return Ok(None);
         }
-        let source = match (me.dirty_blocks > 0, peer.dirty_blocks > 0) {
-            _ if me.lost_primary.is_none() && peer.lost_primary.is_none() => return Ok(None),
-            (true, false) => true,
-            (false, true) => false,
-            _ => match (me.lost_primary, peer.lost_primary) {
-                (Some((a, mine)), Some((b, theirs))) if a == b => {
-                    (mine, peer.node) > (theirs, me.node)
-                }
-                _ => return Err(Outcome::Retry(RetryReason::LostPrimaryUnnamed)),
+        let marked =
+            self.either(UuidFlags::CRASHED_PRIMARY) || self.either(UuidFlags::PRIMARY_LOST_QUORUM);
+        let source = match features & feature::BITS_OF_EQUALS != 0 {
+            true => self.has_more(),
+            false if marked => return Ok(None),
+            false => match self.holds_named_bits()? {
+                Some(source) => source,
+                None => return Ok(None),
             },
         };
         self.reconciliation = true;
@@ -412,6 +417,45 @@ impl Handshake<'_> {
             true => Course::Source(Strategy::Bitmap),
             false => Course::Target(Strategy::Bitmap),
         }))
+    }
+
+    /// As kernel nodes decide it: this node is the source, or not, if a lost Primary is named.
+    fn holds_named_bits(&self) -> Result<Option<bool>, Outcome> {
+        let (me, peer) = (self.me, self.peer);
+        if me.lost_primary.is_none() && peer.lost_primary.is_none() {
+            return Ok(None);
+        }
+        match (me.dirty_blocks > 0, peer.dirty_blocks > 0) {
+            (true, false) => Ok(Some(true)),
+            (false, true) => Ok(Some(false)),
+            _ => match (me.lost_primary, peer.lost_primary) {
+                (Some((a, mine)), Some((b, theirs))) if a == b => {
+                    Ok(Some((mine, peer.node) > (theirs, me.node)))
+                }
+                _ => Err(Outcome::Retry(RetryReason::LostPrimaryUnnamed)),
+            },
+        }
+    }
+
+    /// Which of two disks of one generation has what the other may lack, by what can be trusted
+    /// most: a Primary's data is in use; of two that received from the same Primary one is as far
+    /// or further; a disk that has been in use since the two last met lost nothing in a restart;
+    /// who stopped as a Primary wrote most; who counts blocks as missing at the other has them.
+    fn has_more(&self) -> bool {
+        let (me, peer) = (self.me, self.peer);
+        let either = |mine: bool, theirs: bool| (mine != theirs).then_some(mine);
+        let dagtags = match (me.lost_primary, peer.lost_primary) {
+            (Some((a, mine)), Some((b, theirs))) if a == b && mine != theirs => Some(mine > theirs),
+            _ => None,
+        };
+        let stayed = UuidFlags::RECONNECT;
+        either(me.is_primary(), peer.is_primary())
+            .or(dagtags)
+            .or(either(me.has(stayed), peer.has(stayed)))
+            .or(either(me.lost_primary.is_some(), peer.lost_primary.is_some()))
+            .or(either(me.has(UuidFlags::CRASHED_PRIMARY), peer.has(UuidFlags::CRASHED_PRIMARY)))
+            .or(either(me.dirty_blocks > 0, peer.dirty_blocks > 0))
+            .unwrap_or(me.node < peer.node)
     }
 
     /// Step 7: one side gives up its data.
