@@ -438,7 +438,7 @@ impl Handshake<'_> {
     }
 
     /// Which of two disks of one generation has what the other may lack, by what can be trusted
-    /// most: a Primary's data is in use; of two that received from the same Primary one is as far
+    /// most: a Primary's data is in use, that of a node with quorum may be; of two that received from the same Primary one is as far
     /// or further; a disk that has been in use since the two last met lost nothing in a restart;
     /// who stopped as a Primary wrote most; who counts blocks as missing at the other has them.
     fn has_more(&self) -> bool {
@@ -450,6 +450,7 @@ impl Handshake<'_> {
         };
         let stayed = UuidFlags::RECONNECT;
         either(me.is_primary(), peer.is_primary())
+            .or(either(me.quorate, peer.quorate))
             .or(dagtags)
             .or(either(me.has(stayed), peer.has(stayed)))
             .or(either(me.lost_primary.is_some(), peer.lost_primary.is_some()))
