@@ -859,6 +859,11 @@ impl Resource {
     pub(crate) fn handshake_timeout(&mut self, peer: PeerIx) {
         if self.peers[peer].hs.deadline.is_some_and(|at| at <= self.now) {
             self.peers[peer].hs.deadline = None;
+            if self.peers[peer].link == Link::Closing {
+                let node = self.peers[peer].node;
+                self.out.push_back(Output::CloseLink { peer: node });
+                return self.parted(peer);
+            }
             self.lose(peer, ConnState::BrokenPipe, AfterLoss::Reconnect);
         }
     }
@@ -866,8 +871,10 @@ impl Resource {
     /// The link went down by itself.
     pub(crate) fn link_down(&mut self, node: NodeId, loss: LinkLoss) {
         let Some(peer) = self.peer_ix(node) else { return };
-        if self.peers[peer].link != Link::Up {
-            return;
+        match self.peers[peer].link {
+            Link::Up => {}
+            Link::Closing => return self.parted(peer),
+            Link::Down | Link::Wanted => return,
         }
         self.peers[peer].link = Link::Down;
         let conn = match loss {

@@ -11,7 +11,7 @@ use vocab::{
 };
 
 use crate::io::{LogLevel, OpenError, Output};
-use crate::resource::{PingRound, Resource, Work};
+use crate::resource::{Link, PingRound, Resource, Work};
 use crate::state::{PeerIx, VolIx};
 use crate::twopc::apply_own_change;
 
@@ -85,6 +85,8 @@ enum Start {
 
 /// While something transient is in the way.
 const POLL: Duration = Duration::from_millis(50);
+/// While the peer is closing a link.
+const CLOSING: Duration = Duration::from_millis(2);
 /// Longest time an operator's change may wait for a race to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -261,6 +263,8 @@ impl Resource {
                 job.not_before = Instant(0);
                 self.vols[vol].intentional_diskless |= intentional;
             }
+            // Answered once the link is closed.
+            JobKind::Disconnect(_) => job.not_before = Instant(0),
             JobKind::PrimaryResume => {
                 self.finish_job(id, Ok(()));
                 self.primary_resumed();
@@ -449,6 +453,9 @@ impl Resource {
     }
 
     fn start_disconnect(&mut self, id: u64, peer: PeerIx) -> Start {
+        if self.peers[peer].link == Link::Closing {
+            return Start::At(self.now + CLOSING);
+        }
         if !self.st.is_connected(peer) {
             self.disconnect_local(peer);
             return Start::Done(Ok(()));

@@ -32,8 +32,27 @@ pub(crate) struct PrimaryLoss {
 impl Resource {
     /// The connection ends with that state; the sockets are closed.
     pub(crate) fn lose(&mut self, peer: PeerIx, conn: ConnState, then: AfterLoss) {
-        let node = self.peers[peer].node;
         self.close_link(peer);
+        self.give_up(peer, conn, then);
+    }
+
+    /// A planned disconnect: the peer is to read the last word. Closed from here, the link might
+    /// break under what the peer is sending, and take the word with it.
+    fn part(&mut self, peer: PeerIx) {
+        self.peers[peer].link = Link::Closing;
+        self.give_up(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+        self.peers[peer].hs.deadline = Some(self.now + self.peers[peer].net.ping_timeout);
+    }
+
+    /// The peer has closed the link, or takes too long.
+    pub(crate) fn parted(&mut self, peer: PeerIx) {
+        self.peers[peer].hs.deadline = None;
+        self.peers[peer].link = Link::Down;
+        self.loss_settled(peer);
+    }
+
+    fn give_up(&mut self, peer: PeerIx, conn: ConnState, then: AfterLoss) {
+        let node = self.peers[peer].node;
         self.peers[peer].retry_at = None;
         let refused = self.peers[peer].hs.has_refused();
         let then = if refused { AfterLoss::StandAlone } else { then };
@@ -171,7 +190,8 @@ impl Resource {
     /// Both halves of a loss may be done: the connection can try again.
     pub(crate) fn loss_settled(&mut self, peer: PeerIx) {
         let hs = &self.peers[peer].hs;
-        if !hs.losing || hs.cleanup_waits || self.peers[peer].recv.draining {
+        let closing = self.peers[peer].link == Link::Closing;
+        if !hs.losing || hs.cleanup_waits || self.peers[peer].recv.draining || closing {
             return;
         }
         self.peers[peer].hs.losing = false;
@@ -224,7 +244,7 @@ impl Resource {
             }
         });
         if initiator {
-            self.lose(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+            self.part(peer);
         } else {
             self.lose(peer, ConnState::TearDown, AfterLoss::Reconnect);
         }

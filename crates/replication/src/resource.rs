@@ -235,6 +235,9 @@ pub(crate) enum Link {
     Wanted,
     /// Sockets are up.
     Up,
+    /// A planned disconnect is committed: the peer closes once it has heard of it. Nothing is
+    /// sent or taken any more.
+    Closing,
 }
 
 /// Sending side of a connection.
