@@ -5,7 +5,7 @@ use codec::disk::{MdFlags, PeerFlags, Superblock, activity_log as al_format};
 use codec::wire::{Packet, StateWord, UuidFlags};
 use vocab::options::DiskOptions;
 use vocab::{
-    ConfigError, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState, Role,
+    ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState, Role,
     VolumeNr,
 };
 
@@ -65,7 +65,16 @@ impl Resource {
         {
             self.members = restored.with(self.me);
         }
-        self.change_hard(|st| st.vols[vol].disk = DiskState::Attaching);
+        let known_outdated = self.outdated_slots(vol);
+        self.change_hard(|st| {
+            st.vols[vol].disk = DiskState::Attaching;
+            // What was known of absent peers is known again.
+            for peer in st.peers.iter_mut().filter(|p| known_outdated.contains(p.node)) {
+                if peer.conn != ConnState::Connected {
+                    peer.devs[vol].disk = DiskState::Outdated;
+                }
+            }
+        });
         self.settle_size(vol);
         // The replayed bits are durable before the log that said so is initialised.
         self.write_bitmap(vol);
@@ -73,6 +82,13 @@ impl Resource {
         self.persist_with_bitmap(vol, Work::Job(id));
         self.hold_job(id);
         Ok(())
+    }
+
+    /// Nodes whose disks the metadata knows to be Outdated.
+    fn outdated_slots(&self, vol: VolIx) -> NodeMask {
+        let Some(backing) = &self.vols[vol].backing else { return NodeMask::EMPTY };
+        let slots = &backing.sb.peers;
+        NodeId::all().filter(|n| slots[n.index()].flags.contains(PeerFlags::OUTDATED)).collect()
     }
 
     /// Decodes and checks what the driver read.

@@ -233,13 +233,10 @@ impl Resource {
         outdate_peer: bool,
     ) {
         self.change_hard(|st| {
-            for (vol, dev) in st.peers[peer].devs.iter_mut().enumerate() {
+            for dev in &mut st.peers[peer].devs {
                 if outdate_peer && dev.disk > DiskState::Outdated && dev.disk != DiskState::DUnknown
                 {
                     dev.disk = DiskState::Outdated;
-                }
-                if outdate_self && st.vols[vol].disk > DiskState::Outdated {
-                    st.vols[vol].disk = DiskState::Outdated;
                 }
             }
         });
@@ -247,6 +244,14 @@ impl Resource {
             self.part(peer);
         } else {
             self.lose(peer, ConnState::TearDown, AfterLoss::Reconnect);
+        }
+        if outdate_self {
+            // Not before: the peer's disk would vouch for this one.
+            self.change_hard(|st| {
+                for vol in st.vols.iter_mut().filter(|v| v.disk > DiskState::Outdated) {
+                    vol.disk = DiskState::Outdated;
+                }
+            });
         }
         if outdate_peer {
             // Known to have left in good order: stays Outdated instead of unknown.
