@@ -11,7 +11,7 @@ use vocab::{
     Sectors, StateError, VolumeNr,
 };
 
-use crate::compare::Decided;
+use crate::compare::{Decided, Start};
 use crate::generation::is_generation;
 use crate::io::{LinkLoss, LogLevel, Output};
 use crate::jobs::JobKind;
@@ -497,11 +497,35 @@ impl Resource {
             return Decided::Refuse(format!("volume {nr}: a peer configured without disk has one"));
         }
         match (has_disk, peer_has_disk) {
-            (true, true) => self.compare(peer, vol, true),
+            (true, true) => match self.compare(peer, vol, true) {
+                Decided::Start(start) if start.repl == ReplState::Established => {
+                    self.decide_equal(peer, vol, start)
+                }
+                decided => decided,
+            },
             (false, true) => self.decide_as_client(peer, vol, peer_disk),
             (true, false) => self.decide_with_client(peer, vol, word),
             (false, false) => Decided::none(),
         }
+    }
+
+    /// The disks are equal, but for what this frozen Primary is still to send. A peer that has
+    /// not restarted gets it again; one that has may have lost even what it had acknowledged, and
+    /// is resynced: the next handshake finds the bits.
+    fn decide_equal(&mut self, peer: PeerIx, vol: VolIx, start: Start) -> Decided {
+        let node = self.peers[peer].node;
+        if !self.has_frozen_parts(node) || self.has_stayed(peer, vol) {
+            return Decided::Start(start);
+        }
+        self.mark_unfinished(vol, node);
+        self.write_bitmap(vol);
+        Decided::Retry
+    }
+
+    /// The peer's disk has been attached since it was connected to this node's.
+    fn has_stayed(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        uuids.is_some_and(|u| u.flags.has(UuidFlags::RECONNECT))
     }
 
     /// This node has no disk, the peer has one (semantics §4.9).
@@ -636,7 +660,7 @@ impl Resource {
             .into_iter()
             .map(|d| match d {
                 Some(Decided::Start(start)) => start,
-                _ => crate::compare::Start::default(),
+                _ => Start::default(),
             })
             .collect();
         for (vol, start) in starts.iter().enumerate() {
@@ -741,17 +765,15 @@ impl Resource {
     }
 
     /// L3 or L4: a peer is back and this node held writes for it.
-    fn resend_or_forget(&mut self, peer: PeerIx, starts: &[crate::compare::Start]) {
+    fn resend_or_forget(&mut self, peer: PeerIx, starts: &[Start]) {
+        // A peer that lost this Primary, or heard of it through others, is Consistent or Outdated
+        // meanwhile; if it is of the same generation and has not restarted, it goes on where it was.
         let same = starts.iter().enumerate().all(|(vol, s)| {
-            // A peer that heard of this Primary through others has outdated itself meanwhile. It
-            // still is of the same generation and has not been away, so it may go on where it was.
             let disk = self.st.peers[peer].devs[vol].disk;
             s.repl == ReplState::Established
-                && matches!(disk, DiskState::UpToDate | DiskState::Outdated)
-                && self.peers[peer].devs[vol]
-                    .uuids
-                    .as_ref()
-                    .is_some_and(|u| u.flags.has(UuidFlags::RECONNECT))
+                && disk >= DiskState::Outdated
+                && disk != DiskState::DUnknown
+                && self.has_stayed(peer, vol)
         });
         if same && self.st.susp.any() {
             self.resend(peer);
