@@ -5,8 +5,8 @@ use codec::disk::{MdFlags, PeerFlags, Superblock, activity_log as al_format};
 use codec::wire::{Packet, StateWord, UuidFlags};
 use vocab::options::DiskOptions;
 use vocab::{
-    ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState, Role,
-    VolumeNr,
+    ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState,
+    Role, VolumeNr,
 };
 
 use crate::activity_log::ActivityLog;

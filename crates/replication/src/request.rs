@@ -68,7 +68,7 @@ pub(crate) enum Local {
 pub(crate) enum Part {
     /// Not sent.
     None,
-    /// The peer is told the range when the write is done.
+    /// The peer was told the range; it gets the data by a resync.
     OutOfSync,
     /// Sent; the ack that the protocol asks for is missing.
     Pending,
@@ -347,7 +347,7 @@ impl Resource {
         for (peer, decision) in decisions.iter().enumerate().take(self.peers.len()) {
             write.parts[self.peers[peer].node.index()] = match decision {
                 Decision::Nothing => Part::None,
-                Decision::OutOfSync => Part::OutOfSync,
+                Decision::OutOfSync => self.send_out_of_sync(peer, vol, request.range),
                 Decision::Data => self.send_write(peer, seq, &write),
             };
         }
@@ -365,6 +365,19 @@ impl Resource {
         }
         // A diskless Primary whose peers have all just gone has nothing to wait for.
         self.advance(seq);
+    }
+
+    /// The peer is to miss the write, and hears of it before it can hear anything else that this
+    /// node does after the write: a resync to it must not end without the block.
+    fn send_out_of_sync(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) -> Part {
+        let (node, nr) = (self.peers[peer].node, self.vols[vol].nr);
+        if let Some(backing) = self.vols[vol].backing.as_mut() {
+            if let Some(slot) = backing.slot_of(node) {
+                backing.bitmap.set_range(slot, range);
+            }
+        }
+        self.send(peer, Packet::OutOfSync(nr, range));
+        Part::OutOfSync
     }
 
     fn max_epoch_size(&self) -> u32 {
@@ -681,7 +694,6 @@ impl Resource {
 
     /// A write is done everywhere: set and clear bits, owe peer-acks, release its extents.
     fn record(&mut self, write: &Write) {
-        let nr = self.vols[write.vol].nr;
         let mut holders = NodeMask::EMPTY;
         if write.local == Local::Ok {
             holders.insert(self.me);
@@ -701,6 +713,8 @@ impl Resource {
                         backing.clear_range(slot, write.range);
                     }
                     Some(p) if !all && p.counts_as_written() => {}
+                    // Set when the write began; a resync may have brought it over since.
+                    Some(Part::OutOfSync) if !all => {}
                     _ => {
                         backing.bitmap.set_range(slot, write.range);
                         missed |= part.is_some();
@@ -710,11 +724,6 @@ impl Resource {
         }
         if missed {
             self.vols[write.vol].missed_at = self.now;
-        }
-        for peer in 0..self.peers.len() {
-            if write.parts[self.peers[peer].node.index()] == Part::OutOfSync {
-                self.send(peer, Packet::OutOfSync(nr, write.range));
-            }
         }
         if write.al {
             self.al_end(write.vol, write.range);

@@ -60,6 +60,8 @@ pub(crate) struct Resync {
     pub failed: u64,
     pub since: Instant,
     finishing: bool,
+    /// The source has sent data in this resync, and thereby everything that it had to say before.
+    heard: bool,
 }
 
 /// A request of the target.
@@ -142,6 +144,7 @@ impl Resync {
             failed: 0,
             since: now,
             finishing: false,
+            heard: false,
         }
     }
 }
@@ -370,6 +373,7 @@ impl Resource {
         resync.last_turn = now;
         resync.may_write = false;
         resync.finishing = false;
+        resync.heard = false;
         resync.controller = Controller::new();
         self.log(LogLevel::Info, text);
         // Inconsistent is durable before the first block is overwritten (invariant 39).
@@ -438,7 +442,6 @@ impl Resource {
     /// Sends requests for up to `budget` sectors and says how many were requested.
     fn request_blocks(&mut self, peer: PeerIx, vol: VolIx, budget: u64) -> u64 {
         let node = self.peers[peer].node;
-        let nr = self.vols[vol].nr;
         let mut requested = 0;
         let mut wrapped = false;
         while requested < budget {
@@ -469,29 +472,55 @@ impl Resource {
             {
                 continue;
             }
-            let dep = match self.dagtag_dependency() {
-                Ok(dep) => dep,
-                Err(()) => break,
-            };
-            self.verify_sees_write(vol, range);
-            let key = self.vols[vol].claim(range, Owner::ResyncTarget(peer));
-            let resync = self.resync_mut(peer, vol);
-            let id = resync.next_id;
-            resync.next_id += 1;
-            resync.in_flight += range.len.0;
-            resync.requests.insert(id, RsRequest { range, key, buf: None, answered: false });
-            requested += range.len.0;
-            let block_id = Resource::block_id(IdKind::Resync, id);
-            let req = RsReq { range, block_id, dep };
+            let Ok(dep) = self.dagtag_dependency() else { break };
             let granularity = self.vols[vol].disk_opts.rs_discard_granularity.0;
             let thin = granularity != 0 && range.len.bytes().0 == granularity;
-            let packet = match thin {
-                true => Packet::RsThinDagtagReq(nr, req),
-                false => Packet::RsDagtagReq(nr, req),
-            };
-            self.send(peer, packet);
+            self.request_block(peer, vol, range, dep, thin);
+            requested += range.len.0;
         }
         requested
+    }
+
+    fn request_block(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        range: SectorRange,
+        dep: DagtagDep,
+        thin: bool,
+    ) {
+        let nr = self.vols[vol].nr;
+        self.verify_sees_write(vol, range);
+        let key = self.vols[vol].claim(range, Owner::ResyncTarget(peer));
+        let resync = self.resync_mut(peer, vol);
+        let id = resync.next_id;
+        resync.next_id += 1;
+        resync.in_flight += range.len.0;
+        resync.requests.insert(id, RsRequest { range, key, buf: None, answered: false });
+        let block_id = Resource::block_id(IdKind::Resync, id);
+        let req = RsReq { range, block_id, dep };
+        self.send(
+            peer,
+            match thin {
+                true => Packet::RsThinDagtagReq(nr, req),
+                false => Packet::RsDagtagReq(nr, req),
+            },
+        );
+    }
+
+    /// Nothing was to be fetched, or only zeroes came: one block is fetched all the same. What
+    /// the source has said on the stream of its data before, the ranges of writes that this node
+    /// missed among it, has arrived with that block.
+    fn hear_source(&mut self, peer: PeerIx, vol: VolIx) {
+        let range = SectorRange::new(0, BIT_SECTORS.min(self.vols[vol].size.0));
+        let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
+        match self.dagtag_dependency() {
+            Ok(dep) if !busy => self.request_block(peer, vol, range, dep, false),
+            _ => {
+                let at = self.now + Duration::from_millis(20);
+                self.resync_mut(peer, vol).next_turn = Some(at);
+            }
+        }
     }
 
     /// The Primary whose stream an answer must have caught up with (wire §7.4).
@@ -553,6 +582,7 @@ impl Resource {
         };
         self.peers[peer].devs[vol].received_sectors += data.range.len.0;
         let resync = self.resync_mut(peer, vol);
+        resync.heard = true;
         resync.requests.get_mut(&id).expect("found above").buf = Some(buf);
         let io = DiskOp::Write { range: data.range, buf, fua: false };
         self.write_resync_block(peer, vol, id, data.range, io);
@@ -711,6 +741,9 @@ impl Resource {
         let gave_up = resync.failed > 0 && left <= resync.failed;
         if !idle || (left > 0 && !gave_up) {
             return;
+        }
+        if !resync.heard && !gave_up {
+            return self.hear_source(peer, vol);
         }
         resync.finishing = true;
         // The source is still there, and everything it sent before the answer has arrived. So is
