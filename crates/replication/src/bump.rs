@@ -297,6 +297,9 @@ impl Resource {
             flags: flags.without(UuidFlags::INCONSISTENT),
             dirty_bits: uuids.dirty_bits,
         };
+        if flags.has(UuidFlags::GOT_STABLE) {
+            self.peers[peer].devs[vol].asked = uuids.current;
+        }
         self.peers[peer].devs[vol].sent_uuids = Some(sent);
         self.send(peer, Packet::Uuids110(nr, Box::new(uuids)));
     }
@@ -388,12 +391,23 @@ impl Resource {
             self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);
             self.work.push_back(Work::Recompare(peer, vol));
         } else if flags.has(UuidFlags::RESYNC) && established {
-            self.work.push_back(Work::Recompare(peer, vol));
+            if self.answer_is_stale(peer, vol, current) {
+                self.send_uuids(peer, vol, UuidFlags::GOT_STABLE, NodeMask::EMPTY);
+            } else {
+                self.work.push_back(Work::Recompare(peer, vol));
+            }
         }
         // A peer vouching for this node's data may have been waited for (A5).
         self.change_hard(|_| {});
         self.want_catch_up();
         Ok(())
+    }
+
+    /// The peer compared what was equal when it was asked, and this node has moved on since. It
+    /// is about to hear of that and to follow; judged by what it said, it would be far behind.
+    fn answer_is_stale(&mut self, peer: PeerIx, vol: VolIx, theirs: GenUuid) -> bool {
+        let asked = std::mem::take(&mut self.peers[peer].devs[vol].asked);
+        is_generation(asked) && theirs.same(asked) && !self.presented(vol).same(asked)
     }
 
     /// A peer that a node without disk shows as Consistent (A8) may have named the right

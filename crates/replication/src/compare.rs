@@ -398,7 +398,9 @@ impl Resource {
         }
         match self.compare(peer, vol, false) {
             Decided::Start(start) if start.repl == repl => {}
-            _ => self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established),
+            // Writes since are recorded as missing on one side only. That side is no simple equal
+            // any more, and only a handshake can tell which it is.
+            _ => self.disagree(peer, "has moved on since a resync was begun"),
         }
     }
 

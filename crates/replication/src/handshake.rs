@@ -120,6 +120,7 @@ impl Resource {
             dev.uuids_attaching = false;
             dev.sent_uuids = None;
             dev.bitmap_in = 0;
+            dev.asked = vocab::GenUuid::NONE;
         }
         p.hs = Handshake { phase: Phase::Features, ..Handshake::default() };
         p.hs.deadline = Some(now + p.net.ping_timeout * 4);

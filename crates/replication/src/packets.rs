@@ -315,16 +315,19 @@ impl Resource {
     fn disagreement(&mut self, peer: PeerIx) {
         let since = self.peers[peer].devs.iter().filter_map(|d| d.disagree).min();
         if since.is_some_and(|at| at + DISAGREE <= self.now) {
-            let text = format!(
-                "{}: {} does not say the same about a resync; connecting again",
-                self.name, self.peers[peer].name
-            );
-            self.log(LogLevel::Warn, text);
             for dev in &mut self.peers[peer].devs {
                 dev.disagree = None;
             }
-            self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
+            self.disagree(peer, "does not say the same about a resync");
         }
+    }
+
+    /// The two ends do not agree about a resync. A handshake, in which generations stand still,
+    /// brings them together.
+    pub(crate) fn disagree(&mut self, peer: PeerIx, what: &str) {
+        let text = format!("{}: {} {what}; connecting again", self.name, self.peers[peer].name);
+        self.log(LogLevel::Warn, text);
+        self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
     }
 
     /// A resync began here so recently that the peer's state may be older than that.

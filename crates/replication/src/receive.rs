@@ -697,6 +697,12 @@ impl Resource {
                 backing.bitmap.set_range(slot, range);
             }
         }
+        let good = self.st.vols[vol].disk > DiskState::Outdated;
+        let theirs = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        if good && theirs && self.repl(peer, vol) == ReplState::Established {
+            // It became current while this was on its way. It is not; it catches up.
+            self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
+        }
         self.resync_more(peer, vol);
         Ok(())
     }

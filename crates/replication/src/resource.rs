@@ -298,6 +298,8 @@ pub(crate) struct PeerDevice {
     pub sent_sectors: u64,
     pub received_sectors: u64,
     pub reads_pending: u32,
+    /// Own generation when the peer was last asked to compare (GOT_STABLE), until it answers.
+    pub asked: GenUuid,
     /// What this node sent as its UUIDs in the running handshake.
     pub sent_uuids: Option<SentUuids>,
 }
@@ -715,6 +717,7 @@ impl PeerDevice {
             sent_sectors: 0,
             received_sectors: 0,
             reads_pending: 0,
+            asked: GenUuid::NONE,
             sent_uuids: None,
         }
     }

@@ -259,8 +259,7 @@ impl Resource {
         self.resync_mut(peer, vol).sent = true;
     }
 
-    /// P_BITMAP or P_COMPRESSED_BITMAP. Bits are only ever added, whatever state this node is in:
-    /// the peer may be ahead of it by a state change.
+    /// P_BITMAP or P_COMPRESSED_BITMAP. Bits are only ever added.
     pub(crate) fn peer_bitmap(
         &mut self,
         peer: PeerIx,
@@ -271,10 +270,20 @@ impl Resource {
         let agreed = self.agreed(peer);
         let node = self.peers[peer].node;
         let now = self.now;
-        let Some(backing) = self.vols[vol].backing.as_mut() else {
+        if self.vols[vol].backing.is_none() {
             // The disk is gone, and the peer has not heard of it yet.
             return Ok(());
-        };
+        }
+        // A disk that is being attached waits for the answers of all peers first.
+        let negotiates = self.st.vols[vol].disk == DiskState::Negotiating;
+        let exchanging =
+            matches!(self.repl(peer, vol), ReplState::WFBitMapS | ReplState::WFBitMapT);
+        if !exchanging && !negotiates {
+            // Taken over, the bits would say that each of the two has what the other lacks.
+            self.disagree(peer, "sends a bitmap for a resync that this node has not agreed to");
+            return Ok(());
+        }
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return Ok(()) };
         let slot = backing.slot_of(node).ok_or("a bitmap from a node without bitmap slot")?;
         let bits = backing.bitmap.bits();
         let dev = &mut self.peers[peer].devs[vol];
