@@ -142,11 +142,19 @@ impl Story<'_> {
             self.cluster.bring_up(node)?;
         }
         self.screen.now(|| "connecting".to_owned());
-        self.cluster.until("the nodes to connect", |cluster| all_connected(cluster, DISKFUL))?;
+        self.cluster.until("the nodes to connect", |cluster| {
+            for node in 1..=DISKFUL {
+                let status = cluster.status(node)?;
+                if others(node).any(|peer| !sees(&status, peer)) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })?;
         // The disks are new and all zero, so there is nothing to copy at first.
         let volume = format!("{RESOURCE}/0");
         self.cluster.command(1, &["new-current-uuid", "--clear-bitmap", &volume])?;
-        self.cluster.until("the disks to be UpToDate", all_healthy)?;
+        self.cluster.until("the disks to be UpToDate", |c| is_whole(c, DISKFUL))?;
         let bytes = device(&self.cluster.status(1)?).size * 1024;
         self.screen.note(&format!(
             "volume of {} created in {}, UpToDate on all three, protocol C, quorum majority",
@@ -187,7 +195,6 @@ impl Story<'_> {
     fn lose_a_secondary(&mut self, running: Running) -> anyhow::Result<(Running, u64)> {
         let Cast { first, victim, .. } = self.cast;
         self.screen.step("A secondary dies and returns");
-        let watch = Watch::start(&self.cluster.places().socket(first))?;
         let before = running.acknowledged();
         self.cluster.kill(victim)?;
         self.screen.note(&format!(
@@ -205,7 +212,7 @@ impl Story<'_> {
             size(missed * 1024),
             name(victim)
         ));
-        let bytes = self.bring_back(first, victim, &running, &watch)?;
+        let bytes = self.bring_back(first, victim, &running)?;
         Ok((running, bytes))
     }
 
@@ -215,18 +222,17 @@ impl Story<'_> {
         primary: NodeNr,
         node: NodeNr,
         running: &Running,
-        watch: &Watch,
     ) -> anyhow::Result<u64> {
         let begin = Instant::now();
         self.cluster.start(node)?;
+        let watch = Watch::start(&self.cluster.places().socket(node))?;
         self.screen.now(|| format!("{} is back and resyncs", name(node)));
         let mut connected = None;
         self.cluster.until(&format!("{} to be resynced", name(node)), |cluster| {
-            let status = cluster.status(primary)?;
-            if sees(&status, node) {
-                connected.get_or_insert_with(Instant::now);
+            if connected.is_none() && sees(&cluster.status(primary)?, node) {
+                connected = Some(Instant::now());
             }
-            Ok(sees(&status, node) && is_healthy(&status))
+            Ok(connected.is_some() && is_whole(cluster, DISKFUL)? && watch.is_idle())
         })?;
         ensure!(
             !running.is_over(),
@@ -234,7 +240,7 @@ impl Story<'_> {
             name(node)
         );
         let connected = connected.expect("it was seen");
-        let bytes = watch.resynced(node).unwrap_or(0);
+        let bytes = watch.copied();
         self.screen.note(&format!(
             "{} restarted; connected after {}, resynced {} of {} in {}, with writes going on",
             name(node),
@@ -269,10 +275,9 @@ impl Story<'_> {
             name(second),
             time(takeover)
         ));
-        let watch = Watch::start(&self.cluster.places().socket(second))?;
         let writes = 1_500 + self.random.below(1_500);
         self.until_written(&running, writes)?;
-        self.bring_back(second, first, &running, &watch)?;
+        self.bring_back(second, first, &running)?;
         Ok((running, takeover))
     }
 
@@ -283,7 +288,7 @@ impl Story<'_> {
         let application = self.stop(running)?;
         self.cluster.start(DISKLESS)?;
         self.cluster.bring_up(DISKLESS)?;
-        self.cluster.until("the diskless node to connect", |c| all_connected(c, DISKLESS))?;
+        self.cluster.until("the diskless node to connect", |c| is_whole(c, DISKLESS))?;
         let before = application.counts.reads;
         let connection = self.open(DISKLESS)?;
         let status = self.cluster.status(DISKLESS)?;
@@ -355,9 +360,7 @@ impl Story<'_> {
         self.screen.now(|| "reconnecting".to_owned());
         self.until_written(&running, after + waiting.max(1))?;
         let answered = healed.elapsed();
-        self.cluster.until("all to be resynced", |cluster| {
-            Ok(all_connected(cluster, DISKLESS)? && is_healthy(&cluster.status(second)?))
-        })?;
+        self.cluster.until("all to be resynced", |c| is_whole(c, DISKLESS))?;
         self.screen.note(&format!(
             "links mended: {} after that the waiting requests were done, I/O goes on",
             time(answered)
@@ -384,7 +387,7 @@ impl Story<'_> {
             name(first),
             count(old)
         ));
-        self.cluster.until("everything to be quiet", all_healthy)?;
+        self.cluster.until("everything to be quiet", |c| is_whole(c, DISKLESS))?;
         for node in (1..=DISKLESS).rev() {
             self.screen.now(|| format!("ending {}", name(node)));
             self.cluster.shut_down(node)?;
@@ -424,6 +427,7 @@ impl Story<'_> {
     fn release(&mut self, summary: &mut Summary) -> anyhow::Result<()> {
         self.screen.now(|| "starting the cluster again".to_owned());
         self.cluster.release()?;
+        self.cluster.until("the cluster to be whole again", |c| is_whole(c, DISKLESS))?;
         let pids = self.cluster.pids();
         let first = self.cast.first;
         let order = std::iter::once(first).chain((1..=DISKLESS).filter(|node| *node != first));
@@ -536,21 +540,12 @@ fn others(node: NodeNr) -> impl Iterator<Item = NodeNr> {
     (1..=DISKFUL).filter(move |other| *other != node)
 }
 
-/// True if nodes 1 to `last` are all connected with each other.
-fn all_connected(cluster: &mut Cluster, last: NodeNr) -> anyhow::Result<bool> {
+/// True if nodes 1 to `last` are all connected with each other, and find every disk UpToDate and
+/// equal to their own.
+fn is_whole(cluster: &mut Cluster, last: NodeNr) -> anyhow::Result<bool> {
     for node in 1..=last {
         let status = cluster.status(node)?;
-        if (1..=last).any(|peer| peer != node && !sees(&status, peer)) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// True if every node finds its own disk and its peers' disks UpToDate and equal.
-fn all_healthy(cluster: &mut Cluster) -> anyhow::Result<bool> {
-    for node in 1..=DISKFUL {
-        if !is_healthy(&cluster.status(node)?) {
+        if (1..=last).any(|peer| peer != node && !sees(&status, peer)) || !is_healthy(&status) {
             return Ok(false);
         }
     }
