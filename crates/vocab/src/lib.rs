@@ -15,5 +15,5 @@ mod units;
 pub use ids::{Dagtag, GenUuid, MAX_NODES, Minor, NodeId, NodeMask, VolumeNr};
 pub use refusal::{ConfigError, Refusal, RefusalCode, StateError};
 pub use states::{ConnState, DiskState, ReplState, Role, Suspended, UnknownName};
-pub use time::Instant;
+pub use time::{Instant, Utc};
 pub use units::{Bytes, SECTOR_SIZE, Sector, SectorRange, Sectors};

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use codec::admin::{Answer, Event, ExportStatus, Listen, Request, ResourceStatus};
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
-use vocab::{NodeId, Sector, VolumeNr};
+use vocab::{NodeId, Sector, Utc, VolumeNr};
 
 use super::args::{Color, Command, Common, Objects};
 use super::client::Client;
@@ -636,29 +636,7 @@ fn uri(name: &str, listen: &Listen) -> String {
     }
 }
 
-/// `YYYY-MM-DDTHH:MM:SS.uuuuuu+00:00 `, the prefix of an event line.
+/// The prefix of an event line.
 fn timestamp(now: SystemTime) -> String {
-    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let (year, month, day) = civil(days);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:06}+00:00 ",
-        second / 3600,
-        second / 60 % 60,
-        second % 60,
-        since.subsec_micros()
-    )
-}
-
-/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar. Counts from
-/// March so that the leap day ends the year; an era is 400 years of 146,097 days.
-pub(super) fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, day)
+    format!("{}+00:00 ", Utc(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()))
 }

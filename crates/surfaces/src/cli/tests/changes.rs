@@ -7,7 +7,7 @@ use vocab::{ConnState, DiskState, ReplState, Role};
 use super::super::events::Lines;
 use super::super::objects::Object;
 use super::super::plan::{Limits, Running, plan};
-use super::super::{run, why};
+use super::super::why;
 use super::{ResourceStatus, configured, recordings};
 
 fn calm() -> ResourceStatus {
@@ -321,16 +321,4 @@ fn an_object_selects_by_name_number_or_minor() {
         "r0:delta: no such peer; its peers are bravo, charlie"
     );
     assert_eq!(select("r0/3").unwrap_err(), "r0/3: no such volume; its volumes are 0");
-}
-
-#[test]
-fn dates_are_gregorian() {
-    for (days, date) in [
-        (0, (1970, 1, 1)),
-        (11_016, (2000, 2, 29)),
-        (20_778, (2026, 11, 21)),
-        (47_541, (2100, 3, 1)),
-    ] {
-        assert_eq!(run::civil(days), date);
-    }
 }
