@@ -63,6 +63,9 @@ pub struct Args {
     /// Repeat the run of this seed [default: a new one, printed]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
+    /// Most detailed lines of the engines' logs: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: engine::log::Level,
 }
 
 /// The end of the help text.
@@ -155,7 +158,7 @@ fn tell(
         }
         None => run.clone(),
     };
-    let places = Places { run, disks };
+    let places = Places { run, disks, log_level: args.log_level };
     leftovers.logs(&places.logs());
     let seed = match args.seed {
         Some(seed) => seed,

@@ -1,13 +1,18 @@
-//! The log: one line per event on standard error, `level object text`.
+//! The log: one line per event on standard error, `time level object text`. The time is UTC; under
+//! systemd it is left out, since the journal has its own.
 //!
 //! A level is chosen by who reads it: `error` means that something asked for did not happen,
 //! `warn` is worth waking someone, `info` is a change a user would notice, `debug` explains one,
 //! `trace` is per packet. Nothing on the I/O path logs above `trace`.
 
-use std::fmt;
-use std::io::Write;
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
 use std::str::FromStr;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::SystemTime;
+
+use vocab::Utc;
 
 /// Who reads a line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -46,6 +51,9 @@ impl FromStr for Level {
     }
 }
 
+/// Set by systemd if standard error goes to the journal.
+static JOURNAL: LazyLock<bool> = LazyLock::new(|| std::env::var_os("JOURNAL_STREAM").is_some());
+
 static MOST: AtomicU8 = AtomicU8::new(Level::Info as u8);
 
 /// Lines of higher levels than `most` are left out from now on.
@@ -60,7 +68,11 @@ pub fn enabled(level: Level) -> bool {
 
 /// Writes a line. Use the `log!` macro, which spares the formatting of what is left out.
 pub(crate) fn write(level: Level, object: &dyn fmt::Display, text: fmt::Arguments<'_>) {
-    let mut line = format!("{level:<5} {object} {text}");
+    let mut line = String::new();
+    if !*JOURNAL {
+        let _ = write!(line, "{} ", Utc(SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()));
+    }
+    let _ = write!(line, "{level:<5} {object} {text}");
     // A line break from outside (a path, a peer's text) must not forge a second line.
     line = line.replace(['\n', '\r'], " ");
     line.push('\n');

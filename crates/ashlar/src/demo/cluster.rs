@@ -54,6 +54,8 @@ pub struct Places {
     pub run: PathBuf,
     /// The disks.
     pub disks: PathBuf,
+    /// What the engines log.
+    pub log_level: engine::log::Level,
 }
 
 impl Places {
@@ -143,6 +145,7 @@ impl Cluster {
         command
             .arg("engine")
             .args(["--threads", "1", "--buffers", "64", "--node", &name(node)])
+            .args(["--log-level", &self.places.log_level.to_string()])
             .arg("--socket")
             .arg(self.places.socket(node))
             .arg("--state-dir")
