@@ -5,9 +5,24 @@
 mod engine_support;
 
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, list, pattern};
+use engine_support::{Cluster, PATIENCE, Setup, list, pattern};
+use runtime::{DiskFile, DiskOptions};
+
+/// Holds a disk as an engine does, once nobody else holds it any more.
+fn hold(disk: &Path) -> DiskFile {
+    let start = Instant::now();
+    loop {
+        match DiskFile::open(disk, DiskOptions::default()) {
+            Ok(file) => return file,
+            Err(e) => assert!(start.elapsed() < PATIENCE, "{e}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
 
 fn two() -> Setup {
     Setup { nodes: vec!["alpha", "bravo"], ..Setup::default() }
@@ -44,6 +59,29 @@ fn a_disk_without_metadata_is_refused_and_released() {
     alpha.ok(&["create-md", "r0"]);
     alpha.ok(&["up", "r0"]);
     assert_eq!(alpha.disk_state(0), "Inconsistent");
+}
+
+#[test]
+fn a_disk_that_is_let_go_in_a_moment_is_waited_for() {
+    let mut cluster = Cluster::new(&two());
+    let disk = cluster.disk(0, 0);
+    let alpha = &mut cluster.nodes[0];
+    alpha.start();
+    for command in [["create-md", "r0"], ["up", "r0"]] {
+        // The kernel ends a killed engine's operations, and lets go of its disks, a little later.
+        let held = hold(&disk);
+        std::thread::scope(|scope| {
+            scope.spawn(|| alpha.ok(&command));
+            std::thread::sleep(Duration::from_millis(400));
+            drop(held);
+        });
+    }
+    assert_eq!(alpha.disk_state(0), "Inconsistent");
+    alpha.ok(&["down", "r0"]);
+    let held = hold(&disk);
+    let (_, why) = alpha.fails(&["up", "r0"]);
+    assert!(why.contains("in use"), "{why}");
+    drop(held);
 }
 
 #[test]

@@ -13,12 +13,17 @@ use codec::admin::{Failure, FailureKind, Outcome, ResourceStatus};
 use codec::config::{BackingConfig, MetaDisk};
 use replication::io::AdminCommand;
 use runtime::{SendError, Sender};
-use vocab::{ConfigError, Minor, NodeId, Refusal, VolumeNr};
+use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, VolumeNr};
 
 use crate::exports::Exports;
 use crate::hub::Hub;
 use crate::shard::{Message, Shard};
 use crate::state::{StateDir, Stored};
+
+/// How long a disk that somebody holds is asked for again, and how often.
+const RELEASE: Duration = Duration::from_secs(2);
+/// See [`RELEASE`].
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Why a command ended without success.
 #[derive(Debug)]
@@ -185,13 +190,17 @@ impl Engine {
     pub(crate) fn attach(&self, entry: &Entry, nr: VolumeNr, backing: BackingConfig) -> Done {
         let options = Box::new(backing.options.clone());
         self.command(entry, AdminCommand::DiskOptions(nr, options))?;
-        let (reply, result) = mpsc::channel();
         let id = entry.id;
-        let task = move |shard: &mut Shard| {
-            shard.with(id, |host, io, _| host.attach(io, nr, &backing, reply));
-        };
-        self.send(entry.shard, Message::Do(Box::new(task)))?;
-        Ok(result.recv().map_err(|_| ending())??)
+        let refused = |stop: &Stop| matches!(stop, Stop::Refused(refusal) if is_claimed(refusal));
+        while_claimed(refused, || {
+            let (reply, result) = mpsc::channel();
+            let backing = backing.clone();
+            let task = move |shard: &mut Shard| {
+                shard.with(id, |host, io, _| host.attach(io, nr, &backing, reply));
+            };
+            self.send(entry.shard, Message::Do(Box::new(task)))?;
+            Ok(result.recv().map_err(|_| ending())??)
+        })
     }
 
     /// The present states of a resource.
@@ -303,4 +312,27 @@ pub(crate) fn not_kept(error: String) -> Stop {
 
 fn ending() -> Stop {
     Stop::failed(FailureKind::Resources, "the engine is ending", "start it again")
+}
+
+/// True if a disk is held by somebody.
+pub(crate) fn is_claimed(refusal: &Refusal) -> bool {
+    use ConfigError::{DiskClaimed, MetaDiskClaimed};
+    matches!(refusal.code, RefusalCode::Config(DiskClaimed | MetaDiskClaimed))
+}
+
+/// Claims a disk with `claim`, and again for a while if the error is that somebody holds it. The
+/// kernel lets go of a file only after the last operation of its ring has ended, and does so in
+/// the background: some milliseconds after a ring was closed, or its process was killed. Until
+/// then old writes may still reach the disk, so it is right to wait for the lock.
+pub(crate) fn while_claimed<T, E>(
+    is_claimed: impl Fn(&E) -> bool,
+    mut claim: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    let end = Instant::now() + RELEASE;
+    loop {
+        match claim() {
+            Err(e) if is_claimed(&e) && Instant::now() < end => std::thread::sleep(RETRY),
+            result => return result,
+        }
+    }
 }
