@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use codec::admin::{Answer, Event, ExportStatus, Listen, Request, ResourceStatus};
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
-use vocab::{NodeId, Sector, Utc, VolumeNr};
+use vocab::{ConfigError, NodeId, RefusalCode, Sector, Utc, VolumeNr};
 
 use super::args::{Color, Command, Common, Objects};
 use super::client::Client;
@@ -329,8 +329,12 @@ impl Session<'_> {
                 for (target, request) in requests(command, object, &selection)? {
                     if dry_run {
                         writeln!(s.out, "{target}: {verb}")?;
-                    } else {
-                        s.simple(&format!("{target}: {verb}"), request)?;
+                        continue;
+                    }
+                    match s.simple(&format!("{target}: {verb}"), request) {
+                        // Who connects a whole resource means the connections that are not.
+                        Err(e) if !selection.one_peer && is_connected_already(&e) => {}
+                        result => result?,
                     }
                 }
             }
@@ -360,6 +364,11 @@ fn describe(command: &Command) -> (&'static str, &Objects, bool) {
         Command::Outdate { objects } => ("outdate", objects, false),
         _ => unreachable!("the other commands have functions of their own"),
     }
+}
+
+fn is_connected_already(error: &Error) -> bool {
+    let configured = RefusalCode::Config(ConfigError::NetConfigured);
+    matches!(error, Error::Refused { refusal, .. } if refusal.code == configured)
 }
 
 /// What a command on what runs asks of one selection, each with the target's name.

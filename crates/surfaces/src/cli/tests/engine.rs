@@ -12,7 +12,7 @@ use codec::admin::{
     Answer, Call, Event, Failure, FailureKind, Line, Lines, MAX_CALL, Outcome, Reply, Request,
     encode_line,
 };
-use vocab::{Refusal, StateError};
+use vocab::{ConfigError, Refusal, StateError};
 
 use super::super::{Command, Common, Error, run};
 use super::{configured, recordings};
@@ -196,6 +196,37 @@ fn objects_become_requests_about_peers_and_volumes() {
     assert_eq!(asked("invalidate r0:bravo/0")[0]["from"], 1);
     assert!(asked("invalidate r0")[0]["from"].is_null());
     assert_eq!(asked("export r0 --listen 127.0.0.1:10809")[0]["name"], "r0/0");
+}
+
+#[test]
+fn connecting_a_resource_connects_what_is_not_connected() {
+    // bravo is connected, charlie is not.
+    fn connected(request: &Request) -> (Outcome, Vec<Line>) {
+        let three = RESOURCE.replace(
+            "on bravo",
+            "on charlie { node-id 2; address 10.0.0.3:7000; }
+            connection-mesh { hosts alpha bravo charlie; }
+            on bravo",
+        );
+        match request {
+            Request::Config { .. } => ok(Answer::Config(configured(&three, "alpha"))),
+            Request::Connect { peer, .. } if peer.get() == 1 => {
+                (Refusal::config(ConfigError::NetConfigured, "").into(), Vec::new())
+            }
+            _ => ok(Answer::Done),
+        }
+    }
+    let ran = ashlar("connect r0", Some(connected));
+    ran.result.unwrap();
+    assert_eq!(ran.err, "");
+    let peer = |request: &Request| match request {
+        Request::Connect { peer, .. } => Some(peer.get()),
+        _ => None,
+    };
+    assert_eq!(ran.asked.iter().filter_map(peer).collect::<Vec<_>>(), [1, 2]);
+    // Who names a connection that is there is told.
+    let ran = ashlar("connect r0:bravo", Some(connected));
+    assert!(ran.err.contains("125"), "{}", ran.err);
 }
 
 #[test]
