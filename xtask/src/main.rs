@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+mod bench;
 mod compat;
 mod mutants;
 mod sim;
@@ -15,6 +16,7 @@ mod workspace;
 const HELP: &str = "\
 cargo xtask <command>
     test       install what the tests need, then run every check and test
+    bench      measure real engines
     sim        run seeds of the simulator
     mutants    plant bugs in the core and see whether the simulator finds them
     tidy       check what the compiler does not: arrows, licences, headers, links
@@ -41,6 +43,7 @@ fn run() -> Result<()> {
     let Some((command, rest)) = arguments.split_first() else { bail!("{HELP}") };
     match command.as_str() {
         "test" => test::main(rest),
+        "bench" => bench::main(rest),
         "sim" => sim::main(rest),
         "mutants" => mutants::main(rest),
         "tidy" => tidy::main(rest),
