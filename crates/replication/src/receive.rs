@@ -680,7 +680,8 @@ impl Resource {
         self.serve_dagtags(peer);
     }
 
-    /// P_OUT_OF_SYNC: the sender has newer data there than this node.
+    /// P_OUT_OF_SYNC: the sender has newer data there than this node. So may have those from which
+    /// this disk is being resynced, and a sender without disk is none of them.
     pub(crate) fn peer_out_of_sync(
         &mut self,
         peer: PeerIx,
@@ -691,11 +692,17 @@ impl Resource {
         if !self.in_volume(vol, range) || range.len == Sectors(0) {
             return Err("an out-of-sync range lies outside the volume");
         }
-        let node = self.peers[peer].node;
-        if let Some(backing) = self.vols[vol].backing.as_mut() {
-            if let Some(slot) = backing.slot_of(node) {
-                backing.bitmap.set_range(slot, range);
+        let ahead: Vec<PeerIx> = (0..self.peers.len())
+            .filter(|p| *p == peer || self.repl(*p, vol).is_target())
+            .collect();
+        for p in ahead {
+            let node = self.peers[p].node;
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                if let Some(slot) = backing.slot_of(node) {
+                    backing.bitmap.set_range(slot, range);
+                }
             }
+            self.resync_more(p, vol);
         }
         let good = self.st.vols[vol].disk > DiskState::Outdated;
         let theirs = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
@@ -703,7 +710,6 @@ impl Resource {
             // It became current while this was on its way. It is not; it catches up.
             self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
         }
-        self.resync_more(peer, vol);
         Ok(())
     }
 }

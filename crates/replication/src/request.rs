@@ -347,7 +347,7 @@ impl Resource {
         for (peer, decision) in decisions.iter().enumerate().take(self.peers.len()) {
             write.parts[self.peers[peer].node.index()] = match decision {
                 Decision::Nothing => Part::None,
-                Decision::OutOfSync => self.send_out_of_sync(peer, vol, request.range),
+                Decision::OutOfSync => self.send_out_of_sync(peer, &write),
                 Decision::Data => self.send_write(peer, seq, &write),
             };
         }
@@ -368,14 +368,18 @@ impl Resource {
     }
 
     /// The peer is to miss the write, and hears of it before it can hear anything else that this
-    /// node does after the write: a resync to it must not end without the block.
-    fn send_out_of_sync(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) -> Part {
+    /// node does after the write: a resync to it must not end without the block, and must not get
+    /// it from a source that the write has not reached yet.
+    fn send_out_of_sync(&mut self, peer: PeerIx, write: &Write) -> Part {
+        let (vol, range) = (write.vol, write.range);
         let (node, nr) = (self.peers[peer].node, self.vols[vol].nr);
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             if let Some(slot) = backing.slot_of(node) {
                 backing.bitmap.set_range(slot, range);
             }
         }
+        self.peers[peer].send.dagtag = Some(write.dagtag);
+        self.send(peer, Packet::Dagtag(write.dagtag));
         self.send(peer, Packet::OutOfSync(nr, range));
         Part::OutOfSync
     }
