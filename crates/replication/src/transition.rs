@@ -538,7 +538,6 @@ impl Resource {
             if primary {
                 self.vols[vol].crashed_primary = false;
             } else {
-                self.vols[vol].lost_quorum = false;
                 if let Some(backing) = &mut self.vols[vol].backing {
                     backing.gens.demote();
                 }

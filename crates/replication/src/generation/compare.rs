@@ -7,7 +7,7 @@
 //! cluster can produce, such as a disk copied back from a snapshot under a node id in use.
 
 use super::{Generations, UNKNOWN, is_generation};
-use codec::wire::packet::{UuidFlags, Uuids110};
+use codec::wire::packet::{UuidFlags, Uuids110, feature};
 use std::fmt;
 use vocab::options::Protocol;
 use vocab::{Dagtag, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Role};
@@ -384,9 +384,14 @@ fn first_match(context: &Context, me: &Side, peer: &Side) -> (Rule, Finding) {
 /// True if `source` was source of a resync to `target` whose end it did not hear of: it still has
 /// a base for the target, which has none for it. Looked at only in a connect handshake between
 /// nodes that speak for themselves.
+///
+/// A target that counts blocks as missing at the source has got them from somewhere else, and was
+/// brought to its generation there. Kernel nodes do not look at that.
 pub(super) fn missed_end(context: &Context, source: &Side, target: &Side) -> bool {
     let base = source.towards(target);
+    let elsewhere = context.features & feature::BITS_OF_EQUALS != 0 && target.dirty_blocks > 0;
     context.occasion == Occasion::Connecting
+        && !elsewhere
         && !source.has(UuidFlags::SYNC_TARGET)
         && !target.has(UuidFlags::SYNC_TARGET)
         && is_generation(base)

@@ -448,6 +448,10 @@ impl Handshake<'_> {
             (Some((a, mine)), Some((b, theirs))) if a == b && mine != theirs => Some(mine > theirs),
             _ => None,
         };
+        // Bits that count from an earlier generation are about what the other has got since.
+        let holds = |side: &Side, other: &Side| {
+            side.dirty_blocks > 0 && !is_generation(side.towards(other))
+        };
         let stayed = UuidFlags::RECONNECT;
         either(me.is_primary(), peer.is_primary())
             .or(either(me.quorate, peer.quorate))
@@ -455,7 +459,7 @@ impl Handshake<'_> {
             .or(either(me.has(stayed), peer.has(stayed)))
             .or(either(me.lost_primary.is_some(), peer.lost_primary.is_some()))
             .or(either(me.has(UuidFlags::CRASHED_PRIMARY), peer.has(UuidFlags::CRASHED_PRIMARY)))
-            .or(either(me.dirty_blocks > 0, peer.dirty_blocks > 0))
+            .or(either(holds(me, peer), holds(peer, me)))
             .unwrap_or(me.node < peer.node)
     }
 
