@@ -498,6 +498,15 @@ impl Resource {
             return Decided::Refuse(format!("volume {nr}: a peer configured without disk has one"));
         }
         match (has_disk, peer_has_disk) {
+            (true, true) if self.is_behind_users(peer, vol) => {
+                let text = format!(
+                    "{}/{}: {} misses what users of this Primary have written; it connects once \
+                     the disk here is UpToDate",
+                    self.name, self.vols[vol].nr, self.peers[peer].name
+                );
+                self.log(LogLevel::Info, text);
+                Decided::Retry
+            }
             (true, true) => match self.compare(peer, vol, true) {
                 Decided::Start(start) if start.repl == ReplState::Established => {
                     self.decide_equal(peer, vol, start)
@@ -508,6 +517,19 @@ impl Resource {
             (true, false) => self.decide_with_client(peer, vol, word),
             (false, false) => Decided::none(),
         }
+    }
+
+    /// The users of this Primary work with other disks while its own catches up, in a generation
+    /// that the peer does not have. Compared with the own disk the peer could seem current.
+    fn is_behind_users(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let exposed = self.vols[vol].exposed;
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        self.st.role == Role::Primary
+            && self.st.vols[vol].disk < DiskState::UpToDate
+            && self.has_data(&self.st, vol)
+            && is_generation(exposed)
+            && !exposed.same(self.presented(vol))
+            && !exposed.same(uuids.current)
     }
 
     /// The disks are equal, but for what this frozen Primary is still to send. A peer that has

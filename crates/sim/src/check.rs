@@ -337,8 +337,11 @@ impl World {
         let stable = drive.disk.stable_superblock();
         let current = self.nodes[node].resource.as_ref().map(|r| r.generation(volume_nr(volume)));
         let durable = Superblock::decode(stable).map(|s| s.current_uuid);
+        // A disk that is still being resynced gets to the generation at the end.
+        let catching_up =
+            self.view(node).is_none_or(|view| view.volumes[volume].disk != DiskState::UpToDate);
         if let (Origin::Client, Some(current), Ok(durable)) = (origin, current, durable) {
-            if !current.same(durable) {
+            if !catching_up && !current.same(durable) {
                 let message = format!(
                     "n{node} writes {range} of v{volume} in the generation {current}, while \
                      {durable} is durable"
