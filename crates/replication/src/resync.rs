@@ -309,6 +309,12 @@ impl Resource {
         }
     }
 
+    /// Bits of the peer have arrived for a resync that has not begun here yet.
+    pub(crate) fn has_peer_bitmap(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let resync = self.peers[peer].devs[vol].resync.as_ref();
+        resync.is_some_and(|r| r.received || r.receiver.is_some())
+    }
+
     /// Source first, then target; with both maps exchanged the resync starts.
     fn exchange_progress(&mut self, peer: PeerIx, vol: VolIx) {
         let Some(resync) = &self.peers[peer].devs[vol].resync else { return };

@@ -36,6 +36,8 @@ struct Known {
     frozen: bool,
     /// By volume.
     disks: Vec<Option<DiskState>>,
+    /// By volume: it had quorum before the input that it is handling.
+    quorate: Vec<bool>,
     /// By volume: it is the target of a running resync.
     syncing: Vec<bool>,
     /// By volume: extents that are durably active.
@@ -60,6 +62,7 @@ impl Checks {
         let volumes = usize::from(plan.volumes);
         let known = Known {
             disks: vec![None; volumes],
+            quorate: vec![true; volumes],
             syncing: vec![false; volumes],
             active: vec![Slots::default(); volumes],
             ..Known::default()
@@ -90,6 +93,7 @@ impl Checks {
         }
         known.first_ack = None;
         known.disks.fill(None);
+        known.quorate.fill(true);
         known.syncing.fill(false);
         known.frozen = false;
         for slots in &mut known.active {
@@ -148,7 +152,8 @@ impl World {
         let volume = pending.request.volume.0 as usize;
         let Some(view) = self.view(node) else { return };
         let write = self.histories[volume].write(pending.write.expect("a write")).clone();
-        if !view.volumes[volume].quorum {
+        // What an input made complete may be followed, in one go, by the loss of overdue peers.
+        if !view.volumes[volume].quorum && !self.checks.known[node].quorate[volume] {
             let message = format!("n{node} acknowledges {} without quorum", write.range);
             return self.violate("6", message);
         }
@@ -440,6 +445,7 @@ impl World {
         for volume in 0..view.volumes.len() {
             let disk = view.volumes[volume].disk;
             let before = self.checks.known[node].disks[volume].replace(disk);
+            self.checks.known[node].quorate[volume] = view.volumes[volume].quorum;
             let targets = view
                 .peers
                 .iter()
