@@ -108,6 +108,7 @@ impl Resource {
         p.tie_break = tie_break;
         p.last_rx = now;
         p.heard_at = now;
+        p.joined = NodeMask::EMPTY;
         p.pings_out = 0;
         p.send = Sender { acked_epoch: p.send.acked_epoch, ..Sender::default() };
         p.send.peer_acked = vocab::Dagtag(0);
@@ -723,6 +724,9 @@ impl Resource {
         }
         if frozen {
             self.resend_or_forget(peer, &starts);
+        }
+        if role == Role::Primary {
+            self.primary_joined();
         }
         self.peers[peer].reconnect = true;
         self.note_together(peer);

@@ -21,6 +21,8 @@ use crate::state::{PeerIx, VolIx};
 pub(crate) struct Receiver {
     /// Position of the peer's write stream that this node has received.
     pub last_dagtag: Dagtag,
+    /// It has said on this connection where its write stream stands.
+    pub is_placed: bool,
     /// It has sent writes since this node started.
     pub has_written: bool,
     /// Oldest first; the last one is open.
@@ -97,6 +99,7 @@ impl Default for Receiver {
     fn default() -> Receiver {
         Receiver {
             last_dagtag: Dagtag(0),
+            is_placed: false,
             has_written: false,
             epochs: VecDeque::from([RxEpoch::default()]),
             first_epoch: 0,
@@ -139,6 +142,7 @@ impl Receiver {
         self.first_epoch += 1;
         self.epochs[0] = RxEpoch::default();
         self.draining = false;
+        self.is_placed = false;
     }
 }
 
@@ -364,6 +368,7 @@ impl Resource {
             self.end_interval(vol, interval);
         }
         self.finish_epochs(peer);
+        self.serve_dagtags(peer);
         self.retry_peer_reads(vol);
         if !self.vols[vol].al_wait.is_empty() {
             self.confirm_if_starving(peer, vol);
@@ -638,6 +643,52 @@ impl Resource {
         }
     }
 
+    /// Two other nodes have connected to each other.
+    pub(crate) fn others_joined(&mut self, a: NodeId, b: NodeId) {
+        for (target, writer) in [(a, b), (b, a)] {
+            if let Some(target) = self.peer_ix(target) {
+                self.peers[target].joined.insert(writer);
+            }
+        }
+    }
+
+    /// A target that has just connected to the Primary `writer` asks for data up to a position of
+    /// its stream; from there on the Primary itself tells it what it misses. What was written
+    /// before and has no peer-ack yet may be missing there: the target is told. False if that has
+    /// to wait, since a write that is not executed yet may stand behind an answer to the target.
+    pub(crate) fn joined_at(&mut self, target: PeerIx, writer: NodeId, position: Dagtag) -> bool {
+        if !self.peers[target].joined.contains(writer) {
+            return true;
+        }
+        if let Some(peer) = self.peer_ix(writer) {
+            let before = |u: &&Unacked| u.dagtag <= position;
+            if self.peers[peer].recv.unacked.iter().filter(before).any(|u| u.ok.is_none()) {
+                return false;
+            }
+            self.tell_unacked(target, peer, position);
+        }
+        self.peers[target].joined.remove(writer);
+        true
+    }
+
+    fn tell_unacked(&mut self, target: PeerIx, writer: PeerIx, position: Dagtag) {
+        let node = self.peers[target].node;
+        let mut ranges = Vec::new();
+        for entry in self.peers[writer].recv.unacked.iter_mut() {
+            if entry.dagtag > position || entry.covered.contains(node) {
+                continue;
+            }
+            let Some(backing) = self.vols[entry.vol].backing.as_mut() else { continue };
+            let Some(slot) = backing.slot_of(node) else { continue };
+            backing.bitmap.set_range(slot, entry.range);
+            entry.covered.insert(node);
+            ranges.push((self.vols[entry.vol].nr, entry.range));
+        }
+        for (nr, range) in ranges {
+            self.send(target, Packet::OutOfSync(nr, range));
+        }
+    }
+
     /// The link to the peer is gone: execute what was received, then go on with the loss.
     pub(crate) fn drain_receiver(&mut self, peer: PeerIx) {
         let recv = &mut self.peers[peer].recv;
@@ -676,7 +727,9 @@ impl Resource {
 
     /// P_DAGTAG: the position before the peer's next write.
     pub(crate) fn set_dagtag(&mut self, peer: PeerIx, dagtag: Dagtag) {
-        self.peers[peer].recv.last_dagtag = dagtag;
+        let recv = &mut self.peers[peer].recv;
+        recv.last_dagtag = dagtag;
+        recv.is_placed = true;
         self.serve_dagtags(peer);
     }
 

@@ -214,6 +214,9 @@ pub(crate) struct Peer {
     pub send: Sender,
     pub recv: Receiver,
     pub last_rx: Instant,
+    /// Nodes that this peer has just connected to. What such a Primary wrote before, this node may
+    /// get from it without anyone knowing whether the peer has it.
+    pub joined: NodeMask,
     /// What arrived since then, the peer has said knowing all that this node knew at that time.
     pub heard_at: Instant,
     /// A ping asks for that.
@@ -583,6 +586,7 @@ impl Resource {
             send: Sender::default(),
             recv: Receiver::default(),
             last_rx: self.now,
+            joined: NodeMask::EMPTY,
             heard_at: self.now,
             hearing: false,
             pings_out: 0,

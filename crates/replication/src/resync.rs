@@ -11,6 +11,7 @@ use std::time::Duration;
 use codec::wire::{
     Agreed, BitmapReceiver, BitmapSender, BitmapSource, BitmapWords, BlockAck, BlockId,
     CompressedBitmap, DagtagDep, Data, DataFlags, Packet, RsReq, UuidFlags, bitmap::Progress,
+    feature,
 };
 use vocab::{
     Bytes, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role,
@@ -546,7 +547,9 @@ impl Resource {
         let mut dep = DagtagDep::default();
         for p in self.st.connected() {
             if self.st.peers[p].role == Role::Primary {
-                if dep != DagtagDep::default() {
+                let recv = &self.peers[p].recv;
+                let tells = self.peers[p].agreed_features & feature::BITS_OF_EQUALS != 0;
+                if dep != DagtagDep::default() || tells && !recv.is_placed {
                     return Err(());
                 }
                 dep.node_id = u32::from(self.peers[p].node.get());
@@ -765,6 +768,20 @@ impl Resource {
         // a Primary whose writes the source passes on: this node hears it, too.
         let nodes = self.st.primary_peers().with(self.peers[peer].node);
         self.ping_some(nodes, Work::ResyncEndPing(peer, vol));
+    }
+
+    /// A Primary has connected: what it wrote before is known to the source, which is asked again
+    /// before a resync from it ends.
+    pub(crate) fn primary_joined(&mut self) {
+        for peer in 0..self.peers.len() {
+            for dev in &mut self.peers[peer].devs {
+                if let Some(resync) = dev.resync.as_mut() {
+                    resync.heard = false;
+                    resync.finishing = false;
+                    resync.next_turn.get_or_insert(self.now);
+                }
+            }
+        }
     }
 
     /// The source answered: flush the data, then record the end.
@@ -1040,15 +1057,20 @@ impl Resource {
             return;
         }
         let (peer, vol, range, kind) = (serve.peer, serve.vol, serve.range, serve.kind);
-        if self.dependency_met(serve.dep) != Ok(true) {
+        let (dep, block_id) = (serve.dep, serve.block_id);
+        if self.dependency_met(dep) != Ok(true) {
             return;
+        }
+        if let Some(writer) = u8::try_from(dep.node_id).ok().and_then(NodeId::new) {
+            if dep != DagtagDep::default() && !self.joined_at(peer, writer, dep.dagtag) {
+                return;
+            }
         }
         let nr = self.vols[vol].nr;
         if kind == ServeKind::Verify {
             let busy = self.vols[vol]
                 .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)));
             if busy.is_some() || self.has_waiting_write(vol, range) {
-                let (block_id, _) = (serve.block_id, ());
                 self.serves.remove(key);
                 let ack = self.block_ack(peer, vol, range, block_id);
                 return self.send(peer, Packet::RsCancel(nr, ack));

@@ -675,6 +675,9 @@ impl Resource {
             self.members.insert(target);
         }
         let target_is_me = held.target == Some(self.me);
+        if let (Operation::Connect(_), Some(target), false) = (held.op, held.target, target_is_me) {
+            self.others_joined(held.initiator, target);
+        }
         let initiator = self.peer_ix(held.initiator);
         match (held.op, initiator, target_is_me) {
             (Operation::Connect(_), Some(peer), true) => self.apply_connect(peer),
