@@ -514,10 +514,15 @@ impl Resource {
         self.work.push_back(Work::Resume);
     }
 
-    /// A peer connected: whatever was to be reconciled with it is settled by the handshake.
+    /// A peer connected: whatever was to be reconciled with it is settled by the handshake. If it
+    /// is the lost Primary itself, others that have not lost it will never answer.
     pub(crate) fn reconcile_pending(&mut self, peer: PeerIx) {
         self.peers[peer].loss = None;
         self.peers[peer].hs.told_loss = None;
+        let node = self.peers[peer].node;
+        for other in self.peers.iter_mut().filter(|p| p.loss.is_some_and(|l| l.lost == node)) {
+            other.loss = None;
+        }
         self.hold_released();
     }
 
