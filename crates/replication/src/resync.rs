@@ -483,9 +483,9 @@ impl Resource {
             }
             let range = backing.bitmap.sectors_of(start..start + len);
             self.resync_mut(peer, vol).cursor = start + len;
-            if range.len.0 == 0
-                || self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some()
-            {
+            let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
+            // A write that waits for its epoch would put older data over what is fetched now.
+            if range.len.0 == 0 || busy || self.has_waiting_write(vol, range) {
                 continue;
             }
             let Ok(dep) = self.dagtag_dependency() else { break };
@@ -530,6 +530,7 @@ impl Resource {
     fn hear_source(&mut self, peer: PeerIx, vol: VolIx) {
         let range = SectorRange::new(0, BIT_SECTORS.min(self.vols[vol].size.0));
         let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
+        let busy = busy || self.has_waiting_write(vol, range);
         match self.dagtag_dependency() {
             Ok(dep) if !busy => self.request_block(peer, vol, range, dep, false),
             _ => {
