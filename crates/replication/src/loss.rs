@@ -73,6 +73,7 @@ impl Resource {
         self.peers[peer].pings_out = 0;
         self.drop_jobs(|k| *k == JobKind::Connect(peer), StateError::NeedConnection);
         self.twopc_peer_lost(peer);
+        self.forget_claims(node);
         self.reads_lost_peer(peer);
         self.resync_lost_peer(peer);
         self.verify_lost_peer(peer);

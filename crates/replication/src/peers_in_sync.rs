@@ -8,10 +8,22 @@
 
 use codec::disk::activity_log::EXTENT_SECTORS;
 use codec::wire::{Packet, PeerBlockDesc};
-use vocab::{DiskState, Instant, NodeMask, ReplState, SectorRange, VolumeNr};
+use vocab::{DiskState, Instant, NodeId, NodeMask, ReplState, SectorRange, VolumeNr};
 
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
+
+/// So many claims are remembered; they are needed for a moment only.
+const MAX_CLAIMS: usize = 256;
+
+/// A peer has said that it is equal to this node in a range, and so are others.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    from: NodeId,
+    range: SectorRange,
+    others: NodeMask,
+    at: Instant,
+}
 
 impl Resource {
     /// Bits towards a peer in that range are gone, because it has got those blocks from this node.
@@ -73,9 +85,14 @@ impl Resource {
 
     /// P_PEERS_IN_SYNC: the sender and these nodes have the same content there.
     ///
-    /// It counts only where this node has what the sender has. And it must be newer than what
-    /// this node knows itself: a write that one of those nodes missed may have been recorded here
-    /// while the word of a sender that had not seen the write yet was on its way.
+    /// A source that brought one node to its state knows about that one. That a third one is equal
+    /// it only believes: the third may have restarted, or have been written to, without the source
+    /// knowing yet. So each node that finds itself equal to the source says so to the others, and
+    /// bits between two nodes are cleared only when both the source and the other have spoken.
+    ///
+    /// What is said must be newer than what this node knows itself: a write that one of those nodes
+    /// missed may have been recorded here while the word of a sender that had not seen the write
+    /// yet was on its way.
     pub(crate) fn peers_in_sync(
         &mut self,
         peer: PeerIx,
@@ -86,36 +103,65 @@ impl Resource {
         if !self.in_volume(vol, desc.range) || desc.range.len.0 == 0 {
             return Err("peers-in-sync lies outside the volume");
         }
-        if self.vols[vol].backing.is_none() || self.differs(peer, vol, desc.range) {
+        let from = self.peers[peer].node;
+        if self.vols[vol].backing.is_none() || !desc.mask.contains(self.me) {
             return Ok(());
         }
         if self.peers[peer].heard_at <= self.vols[vol].missed_at {
             self.hear(peer);
             return Ok(());
         }
-        let backing = self.vols[vol].backing.as_mut().expect("looked at above");
-        let mut cleared = NodeMask::EMPTY;
-        for node in desc.mask.without(self.me).iter() {
-            if let Some(slot) = backing.slot_of(node) {
-                if backing.bitmap.test_any(slot, desc.range) {
-                    backing.clear_range(slot, desc.range);
-                    cleared.insert(node);
+        let others = desc.mask.without(self.me);
+        if !others.is_empty() {
+            if self.differs(peer, vol, desc.range) {
+                return Ok(());
+            }
+            for node in others.iter() {
+                if let Some(to) = self.peer_ix(node).filter(|p| self.st.is_connected(*p)) {
+                    let packet = PeerBlockDesc { range: desc.range, mask: node.mask() };
+                    self.send(to, Packet::PeersInSync(nr, packet));
                 }
             }
         }
-        if cleared.is_empty() {
-            return Ok(());
+        let claims = &mut self.vols[vol].claims;
+        if claims.len() == MAX_CLAIMS {
+            claims.pop_front();
         }
-        self.write_bitmap_lazily(vol);
-        for node in cleared.iter() {
-            let Some(other) = self.peer_ix(node) else { continue };
-            self.resync_progress(other, vol);
-            if self.st.is_connected(other) {
-                self.became_in_sync(other, vol, desc.range);
+        claims.push_back(Claim { from, range: desc.range, others, at: self.now });
+        self.believe(vol, desc.range);
+        Ok(())
+    }
+
+    /// Clears the bits towards nodes of which everyone concerned says that they are equal.
+    fn believe(&mut self, vol: VolIx, range: SectorRange) {
+        let missed_at = self.vols[vol].missed_at;
+        let valid = |c: &&Claim| c.range == range && c.at > missed_at;
+        let claims = &self.vols[vol].claims;
+        let said: NodeMask = claims.iter().filter(valid).map(|c| c.from).collect();
+        let named = claims.iter().filter(valid).fold(NodeMask::EMPTY, |m, c| m.or(c.others));
+        let mut cleared = false;
+        for node in said.and(named).iter() {
+            let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+            let Some(slot) = backing.slot_of(node) else { continue };
+            if backing.bitmap.test_any(slot, range) {
+                backing.clear_range(slot, range);
+                cleared = true;
+                if let Some(other) = self.peer_ix(node) {
+                    self.resync_progress(other, vol);
+                }
             }
         }
-        self.want_catch_up();
-        Ok(())
+        if cleared {
+            self.write_bitmap_lazily(vol);
+            self.want_catch_up();
+        }
+    }
+
+    /// What a lost peer has said counts no longer.
+    pub(crate) fn forget_claims(&mut self, node: NodeId) {
+        for vol in &mut self.vols {
+            vol.claims.retain(|c| c.from != node);
+        }
     }
 
     /// Asks the peer for a sign: what it says after its answer, it says knowing all that this

@@ -502,12 +502,14 @@ impl Resource {
         let had = |d: DiskState| {
             matches!(d, DiskState::Inconsistent | DiskState::Consistent | DiskState::UpToDate)
         };
-        // A lost peer that seemed Inconsistent still does (A3). Outside of a resync it may have
-        // become UpToDate without this node knowing yet, and has been written to.
+        // A lost peer that seemed Inconsistent still does (A3). It may have become UpToDate without
+        // this node knowing yet, and has been written to.
         let lost_peer = old.peers.iter().zip(&self.st.peers).any(|(was, is)| {
-            let mirrored =
-                was.devs[vol].repl == ReplState::Established && is.devs[vol].repl == ReplState::Off;
-            had(was.devs[vol].disk) && (!had(is.devs[vol].disk) || mirrored)
+            let (before, after) = (was.devs[vol].repl, is.devs[vol].repl);
+            let left = before >= ReplState::Established && after == ReplState::Off;
+            // Who is resynced from here stays in contact.
+            let held = had(is.devs[vol].disk) || after.is_source();
+            had(was.devs[vol].disk) && (!held || left)
         });
         let fresh_gap = old.peers.iter().zip(&self.st.peers).enumerate().any(|(p, (was, is))| {
             let came = was.conn != ConnState::Connected && is.conn == ConnState::Connected;

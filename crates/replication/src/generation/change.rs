@@ -88,17 +88,16 @@ pub struct Learned {
 }
 
 /// Nodes that do not see a new generation arise: all but this one, if its disk is UpToDate, and
-/// the connected peers whose disk is Negotiating, Inconsistent, Consistent or UpToDate (wire §9.1).
+/// the connected peers whose disk is Negotiating, Consistent or UpToDate (wire §9.1). Stricter than
+/// the reference, which counts Inconsistent ones: a resync target gets to the generation only at
+/// its end, and until then others need the base they have for it.
 pub fn weak_nodes(situation: &Situation) -> NodeMask {
     let hears = |node: &NodeId| {
         let neighbour = situation.node(*node);
         neighbour.connected
             && matches!(
                 neighbour.disk,
-                DiskState::Negotiating
-                    | DiskState::Inconsistent
-                    | DiskState::Consistent
-                    | DiskState::UpToDate
+                DiskState::Negotiating | DiskState::Consistent | DiskState::UpToDate
             )
     };
     let mut strong: NodeMask = situation.others().filter(hears).collect();
@@ -180,8 +179,9 @@ impl Generations {
     ) -> Option<NewGeneration> {
         let (day0, previous) = (self.is_day0(), self.current);
         let unheard = situation.others().any(|node| {
+            let away = !situation.node(node).connected || weak.contains(node);
             let missing = situation.node(node).misses_writes(weak.contains(node));
-            missing && self.may_be_unheard(node, situation)
+            away && missing && self.may_be_unheard(node, situation)
         });
         let behind = self.rotate(situation, weak, &mut fresh);
         if behind.is_empty() && !day0 && !unheard {

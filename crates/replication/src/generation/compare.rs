@@ -385,13 +385,12 @@ fn first_match(context: &Context, me: &Side, peer: &Side) -> (Rule, Finding) {
 /// a base for the target, which has none for it. Looked at only in a connect handshake between
 /// nodes that speak for themselves.
 ///
-/// A target that counts blocks as missing at the source has got them from somewhere else, and was
-/// brought to its generation there. Kernel nodes do not look at that.
+/// Ashlar nodes need no such rule: a Primary that loses a target starts a generation before it
+/// writes on, and what they count as missing within one generation is resynced in any case.
 pub(super) fn missed_end(context: &Context, source: &Side, target: &Side) -> bool {
     let base = source.towards(target);
-    let elsewhere = context.features & feature::BITS_OF_EQUALS != 0 && target.dirty_blocks > 0;
     context.occasion == Occasion::Connecting
-        && !elsewhere
+        && context.features & feature::BITS_OF_EQUALS == 0
         && !source.has(UuidFlags::SYNC_TARGET)
         && !target.has(UuidFlags::SYNC_TARGET)
         && is_generation(base)
