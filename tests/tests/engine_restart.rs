@@ -4,6 +4,8 @@
 
 mod engine_support;
 
+use std::time::Duration;
+
 use engine_support::nbd::Client;
 use engine_support::{Cluster, Setup, list, pattern};
 
@@ -46,6 +48,34 @@ fn an_engine_that_is_told_to_end_leaves_in_peace() {
     cluster.wait("everything is in sync", |c| {
         c.all_up_to_date() && c.nodes.iter().all(|n| n.out_of_sync() == 0)
     });
+    cluster.assert_equal(0, &[0, 1, 2]);
+}
+
+#[test]
+fn an_engine_that_is_told_to_end_while_clients_write_ends_as_a_secondary() {
+    let mut cluster = Cluster::up(&Setup::default());
+    let sockets: Vec<_> = cluster.nodes.iter().map(|node| node.export()).collect();
+    for node in [0, 1, 2, 0] {
+        std::thread::scope(|scope| {
+            let socket = &sockets[node];
+            for writer in 0..8u64 {
+                scope.spawn(move || {
+                    let Ok(mut client) = Client::open(socket, "r0/0") else { return };
+                    // Until the engine ends.
+                    while client.write(writer * 4096, &pattern(writer, 4096)).is_ok() {}
+                });
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(cluster.nodes[node].stop(), "it ends well");
+        });
+        let log = cluster.nodes[node].log();
+        assert!(!log.contains("could not"), "{log}");
+        cluster.nodes[node].start();
+        cluster.wait_connected();
+        cluster.wait("everything is in sync", |c| {
+            c.all_up_to_date() && c.nodes.iter().all(|n| n.out_of_sync() == 0)
+        });
+    }
     cluster.assert_equal(0, &[0, 1, 2]);
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use codec::config::{self, Host, Resolved, SourceFile};
 use replication::io::AdminCommand;
+use vocab::{RefusalCode, StateError};
 
 use crate::engine::{Done, Engine, Entry, Stop, lock};
 use crate::log::{Level, log};
@@ -18,6 +19,11 @@ use crate::state::Stored;
 
 /// How long a start waits for disks before it serves the control socket all the same.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long the end waits for requests in flight: longer than a peer takes to be found dead.
+const IN_FLIGHT: Duration = Duration::from_secs(10);
+/// How often it looks.
+const RETRY: Duration = Duration::from_millis(10);
 
 impl Engine {
     /// Brings up everything that is kept, and what the configuration file adds to it.
@@ -147,7 +153,16 @@ impl Engine {
             }
         };
         let config = lock(&entry.stored).config.clone();
-        report("demote", self.command(entry, AdminCommand::Secondary { force: false }));
+        if let Err(stop) = self.demote(entry) {
+            // Peers that a Primary tells goodbye count it as gone for good and go on without it,
+            // while what is in flight here goes on, too. One that just vanishes can not hurt.
+            return log!(
+                Level::Warn,
+                entry.name,
+                "could not demote: {}; leaving it as a crash would",
+                text(&stop)
+            );
+        }
         for peer in &config.peers {
             let command = AdminCommand::Disconnect { peer: peer.node_id, force: false };
             report(&format!("disconnect from {}", peer.name), self.command(entry, command));
@@ -156,6 +171,22 @@ impl Engine {
             let (volume, force, intentional) = (volume.nr, false, false);
             let command = AdminCommand::Detach { volume, force, intentional };
             report(&format!("detach volume {volume}"), self.command(entry, command));
+        }
+    }
+
+    /// Demotes, once what clients left in flight has ended.
+    fn demote(&self, entry: &Entry) -> Done {
+        let end = std::time::Instant::now() + IN_FLIGHT;
+        loop {
+            match self.command(entry, AdminCommand::Secondary { force: false }) {
+                Err(Stop::Refused(refusal))
+                    if refusal.code == RefusalCode::State(StateError::DeviceInUse)
+                        && std::time::Instant::now() < end =>
+                {
+                    std::thread::sleep(RETRY);
+                }
+                result => return result,
+            }
         }
     }
 
