@@ -11,6 +11,7 @@ mod mutants;
 mod sim;
 mod test;
 mod tidy;
+mod torture;
 mod workspace;
 
 const HELP: &str = "\
@@ -18,6 +19,7 @@ cargo xtask <command>
     test       install what the tests need, then run every check and test
     bench      measure real engines
     sim        run seeds of the simulator
+    torture    kill, stop and cut off three real engines under load
     mutants    plant bugs in the core and see whether the simulator finds them
     tidy       check what the compiler does not: arrows, licences, headers, links
     compat     write the option tables of COMPAT.md anew
@@ -45,6 +47,7 @@ fn run() -> Result<()> {
         "test" => test::main(rest),
         "bench" => bench::main(rest),
         "sim" => sim::main(rest),
+        "torture" => torture::main(rest),
         "mutants" => mutants::main(rest),
         "tidy" => tidy::main(rest),
         "compat" => compat::main(rest),
