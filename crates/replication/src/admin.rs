@@ -450,7 +450,7 @@ impl Resource {
         for peer in 0..self.peers.len() {
             if !self.st.is_connected(peer) {
                 let node = self.peers[peer].node;
-                self.forget_parts(node);
+                self.forget_parts(node, None);
             }
         }
     }

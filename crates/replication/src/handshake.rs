@@ -792,22 +792,22 @@ impl Resource {
     }
 
     /// L3 or L4: a peer is back and this node held writes for it.
+    ///
+    /// A peer that lost this Primary, or heard of it through others, is Consistent or Outdated
+    /// meanwhile; if it is of the same generation and has not restarted, it goes on where it was.
     fn resend_or_forget(&mut self, peer: PeerIx, starts: &[Start]) {
-        // A peer that lost this Primary, or heard of it through others, is Consistent or Outdated
-        // meanwhile; if it is of the same generation and has not restarted, it goes on where it was.
-        let same = starts.iter().enumerate().all(|(vol, s)| {
+        let node = self.peers[peer].node;
+        for (vol, start) in starts.iter().enumerate() {
             let disk = self.st.peers[peer].devs[vol].disk;
-            s.repl == ReplState::Established
+            let same = start.repl == ReplState::Established
                 && disk >= DiskState::Outdated
                 && disk != DiskState::DUnknown
-                && self.has_stayed(peer, vol)
-        });
-        if same && self.st.susp.any() {
-            self.resend(peer);
-        } else {
-            let node = self.peers[peer].node;
-            self.forget_parts(node);
+                && self.has_stayed(peer, vol);
+            if !same {
+                self.forget_parts(node, Some(vol));
+            }
         }
+        self.resend(peer);
     }
 
     /// Tells the peer where this node's write stream stands, so that the first write needs no

@@ -167,7 +167,7 @@ impl Resource {
             return;
         }
         self.peers[peer].hs.cleanup_waits = false;
-        self.forget_parts(node);
+        self.forget_parts(node, None);
         self.unconfirmed_peer_lost(node);
         self.advance_all();
         self.loss_settled(peer);

@@ -430,6 +430,10 @@ impl Resource {
                 self.work.push_back(Work::LossCleanup(peer));
             }
         }
+    }
+
+    /// A generation that was due when a handshake began is started after it.
+    pub(crate) fn retry_bump(&mut self) {
         let stuck =
             self.vols.iter().any(|v| v.bump_pending && !v.bump_running && !v.held.is_empty());
         if stuck && !self.handshake_running() {

@@ -171,10 +171,12 @@ impl Resource {
         };
         self.peers[peer].devs[vol].received_sectors += range.len.0;
         if !self.disk_in_use(vol) {
-            // Counted in its epoch, but this node does not have it: the position of the write
-            // stream stays (wire §5.3).
+            // Counted in its epoch, though this node does not have it. The position of the stream
+            // goes on: with several volumes it would not fit the sender's any more.
             self.free(payload);
-            let (_, epoch) = self.peers[peer].recv.open_epoch();
+            let recv = &mut self.peers[peer].recv;
+            recv.last_dagtag.0 += range.len.0;
+            let (_, epoch) = recv.open_epoch();
             epoch.writes += 1;
             let ack = self.block_ack(peer, vol, range, block_id);
             self.send(peer, Packet::NegAck(nr, ack));

@@ -623,7 +623,7 @@ impl Resource {
         } else if flush {
             write.local != Local::Failed || self.has_data(&self.st, write.vol)
         } else {
-            write.local == Local::Ok || write.parts.iter().any(|p| p.counts_as_written())
+            self.is_kept(write)
         };
         let quorate =
             self.opts.on_no_quorum != OnNoQuorum::IoError || self.st.vols.iter().all(|v| v.quorum);
@@ -651,6 +651,20 @@ impl Resource {
         if epoch == self.log.epoch && !flush {
             self.close_epoch();
         }
+    }
+
+    /// A disk that others can be brought up to date from has the write. A disk that is itself being
+    /// resynced may have it, too, but is worth nothing should it be left alone.
+    fn is_kept(&self, write: &Write) -> bool {
+        let vol = write.vol;
+        let here = write.local == Local::Ok && self.st.vols[vol].disk == DiskState::UpToDate;
+        let there = |p: PeerIx| {
+            let written = write.parts[self.peers[p].node.index()].counts_as_written();
+            let disk = self.st.peers[p].devs[vol].disk;
+            // Held over a loss: the peer had it, and was current then.
+            written && (!self.st.is_connected(p) || disk > DiskState::Outdated)
+        };
+        here || (0..self.peers.len()).any(there)
     }
 
     /// A diskless Primary holds the completion of writes in a generation that its peers have
@@ -781,9 +795,13 @@ impl Resource {
     }
 
     /// The connection is lost and the generation settled: its parts count no longer (L1).
-    pub(crate) fn forget_parts(&mut self, node: NodeId) {
+    /// Of one volume, or of all.
+    pub(crate) fn forget_parts(&mut self, node: NodeId, only: Option<VolIx>) {
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
+            if only.is_some_and(|vol| vol != write.vol) {
+                continue;
+            }
             let part = &mut write.parts[node.index()];
             match *part {
                 Part::Pending | Part::Sent | Part::Acked | Part::InSync => *part = Part::Lost,
@@ -799,7 +817,7 @@ impl Resource {
     pub(crate) fn freeze_parts(&mut self, peer: PeerIx) {
         let node = self.peers[peer].node;
         if self.peers[peer].net.protocol == Protocol::A {
-            return self.forget_parts(node);
+            return self.forget_parts(node, None);
         }
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");

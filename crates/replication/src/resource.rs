@@ -479,7 +479,8 @@ impl Resource {
             Input::Close { volume, opener } => self.close(volume, opener),
             Input::Request(request) => self.user_request(request),
             Input::Admin { id, command } => self.admin(id, command),
-            Input::Timeout => {}
+            // Only here: what an input brings is not undone by what is overdue in the same step.
+            Input::Timeout => self.timers(),
         }
         self.settle();
     }
@@ -491,7 +492,7 @@ impl Resource {
 
     /// Does what the input made possible, until nothing is left.
     fn settle(&mut self) {
-        self.timers();
+        self.retry_bump();
         loop {
             while let Some(work) = self.work.pop_front() {
                 self.do_work(work);

@@ -12,6 +12,7 @@ use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
 use vocab::{ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError};
 
+use crate::generation::is_generation;
 use crate::io::LogLevel;
 use crate::jobs::JobKind;
 use crate::quorum::{self, Decision as QuorumDecision};
@@ -144,7 +145,16 @@ impl Resource {
         let backing = self.vols[vol].backing.as_ref()?;
         // A Primary that this node can not hear writes on: nobody near knows that it stopped.
         let unheard = self.far_primaries.minus(new.connected_mask());
-        if new.is_target(vol) || self.unclean_towards_peers(vol) || !unheard.is_empty() {
+        // One that it hears may have moved on, and the neighbour's word of that be under way.
+        let moved_on = new.connected().any(|p| {
+            let uuids = self.peers[p].devs[vol].uuids.as_ref();
+            new.peers[p].role == Role::Primary
+                && uuids.is_some_and(|u| {
+                    is_generation(u.current) && !u.current.same(backing.gens.current())
+                })
+        });
+        let doubt = moved_on || !unheard.is_empty();
+        if new.is_target(vol) || self.unclean_towards_peers(vol) || doubt {
             return None;
         }
         new.connected()
@@ -692,7 +702,7 @@ impl Resource {
         for peer in 0..self.peers.len() {
             if !self.st.is_connected(peer) {
                 let node = self.peers[peer].node;
-                self.forget_parts(node);
+                self.forget_parts(node, None);
             }
         }
         self.advance_all();
