@@ -622,7 +622,9 @@ impl Resource {
         for node in tell {
             let Some(other) = self.peer_ix(node) else { continue };
             let repl = self.repl(other, vol);
-            if matches!(repl, ReplState::SyncSource | ReplState::PausedSyncS) {
+            // Its bitmap may be on the way already.
+            if matches!(repl, ReplState::WFBitMapS | ReplState::SyncSource | ReplState::PausedSyncS)
+            {
                 self.send(other, Packet::OutOfSync(nr, range));
             }
             self.resync_more(other, vol);
@@ -735,8 +737,8 @@ impl Resource {
         self.serve_dagtags(peer);
     }
 
-    /// P_OUT_OF_SYNC: the sender has newer data there than this node. So may have those from which
-    /// this disk is being resynced, and a sender without disk is none of them.
+    /// P_OUT_OF_SYNC: the sender has newer data there than this node. So may have all others, and
+    /// whoever this disk is brought up to date from has to be asked for it.
     pub(crate) fn peer_out_of_sync(
         &mut self,
         peer: PeerIx,
@@ -747,9 +749,8 @@ impl Resource {
         if !self.in_volume(vol, range) || range.len == Sectors(0) {
             return Err("an out-of-sync range lies outside the volume");
         }
-        let ahead: Vec<PeerIx> = (0..self.peers.len())
-            .filter(|p| *p == peer || self.repl(*p, vol).is_target())
-            .collect();
+        let behind = self.st.vols[vol].disk < DiskState::UpToDate;
+        let ahead: Vec<PeerIx> = (0..self.peers.len()).filter(|p| *p == peer || behind).collect();
         for p in ahead {
             let node = self.peers[p].node;
             if let Some(backing) = self.vols[vol].backing.as_mut() {

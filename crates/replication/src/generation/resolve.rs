@@ -391,10 +391,17 @@ impl Handshake<'_> {
         let (me, peer) = (self.me, self.peer);
         let up_to_date = |side: &Side| side.disk == DiskState::UpToDate;
         let features = self.context.features;
+        let ours = features & feature::BITS_OF_EQUALS != 0;
+        let open = match course {
+            Course::NoSync(_) => self.verdict.finding == Finding::NoSync,
+            // Who crashed, or had no quorum, is one reason among others.
+            Course::Source(strategy) | Course::Target(strategy) => {
+                ours && strategy == Strategy::IfBothFailed
+            }
+        };
         let applies = features & (feature::RECONCILE_RECONNECT | feature::BITS_OF_EQUALS) != 0
             && self.connecting()
-            && matches!(course, Course::NoSync(_))
-            && self.verdict.finding == Finding::NoSync
+            && open
             && is_generation(me.current)
             && up_to_date(me)
             && up_to_date(peer)
@@ -404,7 +411,7 @@ impl Handshake<'_> {
         }
         let marked =
             self.either(UuidFlags::CRASHED_PRIMARY) || self.either(UuidFlags::PRIMARY_LOST_QUORUM);
-        let source = match features & feature::BITS_OF_EQUALS != 0 {
+        let source = match ours {
             true => self.has_more(),
             false if marked => return Ok(None),
             false => match self.holds_named_bits()? {
@@ -458,6 +465,10 @@ impl Handshake<'_> {
             .or(dagtags)
             .or(either(me.has(stayed), peer.has(stayed)))
             .or(either(me.lost_primary.is_some(), peer.lost_primary.is_some()))
+            .or(either(
+                me.has(UuidFlags::PRIMARY_LOST_QUORUM),
+                peer.has(UuidFlags::PRIMARY_LOST_QUORUM),
+            ))
             .or(either(me.has(UuidFlags::CRASHED_PRIMARY), peer.has(UuidFlags::CRASHED_PRIMARY)))
             .or(either(holds(me, peer), holds(peer, me)))
             .unwrap_or(me.node < peer.node)
