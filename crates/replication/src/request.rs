@@ -743,9 +743,6 @@ impl Resource {
         if missed {
             self.vols[write.vol].missed_at = self.now;
         }
-        if write.al {
-            self.al_end(write.vol, write.range);
-        }
         let received: NodeMask = self
             .peers
             .iter()
@@ -753,6 +750,10 @@ impl Resource {
             .map(|p| p.node)
             .collect();
         self.owe_peer_ack(write.dagtag, write.range.len, holders, received);
+        // Last: writes that waited for the extents start, and may retire others behind this one.
+        if write.al {
+            self.al_end(write.vol, write.range);
+        }
     }
 
     /// Releases activity log references and lets waiting writes try again.
