@@ -57,7 +57,7 @@ struct RxEpoch {
 }
 
 /// A received write without a peer-ack.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Unacked {
     pub dagtag: Dagtag,
     pub vol: VolIx,
@@ -494,7 +494,10 @@ impl Resource {
     fn confirm_if_starving(&mut self, peer: PeerIx, vol: VolIx) {
         let starving = self.vols[vol].backing.as_ref().is_some_and(|b| b.al.is_starving());
         let recv = &mut self.peers[peer].recv;
-        if !starving || recv.confirming.is_some() || recv.draining {
+        if starving && recv.draining {
+            return self.release_executed(peer, vol);
+        }
+        if !starving || recv.confirming.is_some() {
             return;
         }
         let first_epoch = recv.first_epoch;
@@ -504,8 +507,9 @@ impl Resource {
             .skip_while(|u| u.confirmed || u.epoch < first_epoch)
             .take_while(|u| u.epoch == first_epoch && u.ok == Some(true))
             .count() as u64;
-        // Once the epoch is closed, its own barrier ack is on the way.
-        if run == 0 || recv.epochs[0].barrier.is_some() {
+        // Once a closed epoch is executed, its own barrier ack is on the way; but not before, and
+        // it may be its own writes that hold each other's extents.
+        if run == 0 || (recv.epochs[0].barrier.is_some() && recv.epochs[0].open == 0) {
             return;
         }
         let vols = recv.epochs[0].vols;
@@ -529,6 +533,10 @@ impl Resource {
             *outstanding -= 1;
             if *outstanding == 0 {
                 self.send_confirmation(peer);
+                // What was executed during the flush: nothing else may ever happen here.
+                for vol in 0..self.vols.len() {
+                    self.confirm_if_starving(peer, vol);
+                }
             }
         }
         if self.peers[peer].recv.draining {
@@ -703,6 +711,24 @@ impl Resource {
             recv.epochs.push_back(RxEpoch::default());
         }
         self.finish_epochs(peer);
+        for vol in 0..self.vols.len() {
+            self.confirm_if_starving(peer, vol);
+        }
+    }
+
+    /// The link is gone, and what was received last waits for extents that executed writes hold.
+    /// No peer-ack will come for those: they become bits now, not when all is executed.
+    fn release_executed(&mut self, peer: PeerIx, vol: VolIx) {
+        let mask = self.me.mask().with(self.peers[peer].node);
+        let mut index = 0;
+        while let Some(entry) = self.peers[peer].recv.unacked.get_mut(index) {
+            index += 1;
+            if entry.vol == vol && entry.al && entry.ok.is_some() {
+                let executed = *entry;
+                entry.al = false;
+                self.settle_unacked(peer, &executed, mask, false);
+            }
+        }
     }
 
     fn drained_if_idle(&mut self, peer: PeerIx) {

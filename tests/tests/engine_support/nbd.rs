@@ -99,6 +99,15 @@ impl Client {
         self.reply()
     }
 
+    /// Writes the same bytes to many places at once; returns once all are acknowledged.
+    pub fn write_all(&mut self, offsets: &[u64], bytes: &[u8]) -> io::Result<()> {
+        for offset in offsets {
+            self.request(1, 0, *offset, bytes.len() as u32)?;
+            self.stream.write_all(bytes)?;
+        }
+        offsets.iter().try_for_each(|_| self.reply())
+    }
+
     /// Reads.
     pub fn read(&mut self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         self.request(0, 0, offset, len as u32)?;
