@@ -14,7 +14,7 @@ use crate::generation::{Adoption, Neighbour, Situation, UNKNOWN, is_generation, 
 use crate::io::LogLevel;
 use crate::meta::Backing;
 use crate::request::Write;
-use crate::resource::{NewGeneration, PeerUuids, Resource, SentUuids, Unconfirmed, Work};
+use crate::resource::{Decision, NewGeneration, PeerUuids, Resource, SentUuids, Unconfirmed, Work};
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
@@ -123,6 +123,11 @@ impl Resource {
             if !self.st.is_connected(peer) {
                 continue;
             }
+            // To others a resync target counts as behind. It gets every write itself, and may have
+            // come to the end of its resync without this node having heard of it.
+            let follows = self.decide(peer, vol) == Decision::Data
+                && !new.never_synced.contains(self.peers[peer].node);
+            let weak = if follows { weak.without(self.peers[peer].node) } else { weak };
             self.send_uuids(peer, vol, UuidFlags::NEW_DATAGEN, weak);
             if new.forced {
                 // They may have to resync from here.
@@ -169,6 +174,9 @@ impl Resource {
         let nr = self.vols[vol].nr;
         for peer in 0..self.peers.len() {
             if self.st.is_connected(peer) {
+                let follows = self.decide(peer, vol) == Decision::Data;
+                let node = self.peers[peer].node;
+                let weak = if follows { weak.without(node) } else { weak };
                 self.send(peer, Packet::CurrentUuid(nr, new, weak));
                 if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
                     if self.st.peers[peer].devs[vol].disk == DiskState::UpToDate {

@@ -405,7 +405,8 @@ impl Resource {
         decisions
     }
 
-    fn decide(&self, peer: PeerIx, vol: VolIx) -> Decision {
+    /// What a write to the peer becomes now (semantics §8.2).
+    pub(crate) fn decide(&self, peer: PeerIx, vol: VolIx) -> Decision {
         if !self.st.is_connected(peer) {
             return Decision::Nothing;
         }

@@ -900,6 +900,15 @@ impl Resource {
         let unstable = self.peers[peer].devs[vol].unstable;
         let source_disk = self.st.peers[peer].devs[vol].disk;
         let good = failed == 0 && !unstable && source_disk > DiskState::Inconsistent;
+        let moved_on = self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
+            let backing = self.vols[vol].backing.as_ref();
+            backing.is_some_and(|b| !b.gens.current().same(u.current))
+        });
+        if good && moved_on {
+            // The source has started a generation while the end was being recorded. What it
+            // writes now belongs to that.
+            return self.work.push_back(Work::ResyncRecord(peer, vol));
+        }
         let text = match (good, failed > 0) {
             (true, _) => "finished".to_owned(),
             (false, true) => format!("ended, {} could not be read or written", Bytes(failed * 512)),

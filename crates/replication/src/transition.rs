@@ -184,14 +184,16 @@ impl Resource {
         };
         let candidate = |p: PeerIx, st: &State| {
             let dev = &st.peers[p].devs[vol];
-            matches!(dev.repl, SyncTarget | PausedSyncT)
-                && dev.disk >= DiskState::Outdated
-                && !dev.pause_user
-                && !dev.pause_peer
+            matches!(dev.repl, SyncTarget | PausedSyncT) && !dev.pause_user && !dev.pause_peer
+        };
+        let good = |p: PeerIx, st: &State| {
+            candidate(p, st) && st.peers[p].devs[vol].disk >= DiskState::Outdated
         };
         let active = (0..new.peers.len())
-            .find(|p| new.peers[*p].devs[vol].repl == SyncTarget && candidate(*p, new));
-        let best = (0..new.peers.len()).filter(|p| candidate(*p, new)).min_by_key(|p| bits(*p));
+            .find(|p| new.peers[*p].devs[vol].repl == SyncTarget && good(*p, new));
+        let best = (0..new.peers.len())
+            .filter(|p| candidate(*p, new))
+            .min_by_key(|p| (!good(*p, new), bits(*p)));
         let chosen = match (active, best) {
             (Some(a), Some(b)) if bits(b) + SWITCH_SOURCE_BITS > bits(a) => Some(a),
             (_, best) => best,

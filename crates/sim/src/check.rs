@@ -333,7 +333,11 @@ impl World {
             Origin::Peer(source) => source,
             _ => node,
         };
-        if self.checks.known[source].frozen && origin != Origin::Resync {
+        // Who is not connected takes no part in what was suspended.
+        let together = self
+            .view(source)
+            .is_some_and(|v| v.peers[node].as_ref().is_none_or(|p| p.conn == ConnState::Connected));
+        if self.checks.known[source].frozen && together && origin != Origin::Resync {
             let message =
                 format!("n{node} writes {range} of v{volume} though n{source} is suspended");
             return self.violate("49", message);
