@@ -256,6 +256,8 @@ impl Resource {
         backing.negotiating = Some(waiting);
         for peer in 0..self.peers.len() {
             self.peers[peer].devs[vol].uuids_fresh = false;
+            // What a Primary wrote until it knew of this disk, its peers have to tell.
+            self.peers[peer].recv.is_placed = false;
             // Left over from the disk before this one.
             self.peers[peer].devs[vol].resync = None;
         }
@@ -443,6 +445,18 @@ impl Resource {
             }
         }
         Ok(())
+    }
+
+    /// A peer's disk joins: from here on it is told what it misses, and what was written before
+    /// and has no peer-ack yet is for its sources to tell.
+    pub(crate) fn peer_attaches(&mut self, peer: PeerIx) {
+        if self.st.role == Role::Primary {
+            let dagtag = self.dagtag;
+            self.peers[peer].send.dagtag = Some(dagtag);
+            self.send(peer, Packet::Dagtag(dagtag));
+        }
+        let primaries = self.st.primary_peers().without(self.peers[peer].node);
+        self.peers[peer].joined = self.peers[peer].joined.or(primaries);
     }
 
     /// A node without disk trusts a disk only if it holds the generation it has seen.

@@ -61,15 +61,15 @@ impl Resource {
 
     /// All peers answered or are known to be lost.
     pub(crate) fn bump(&mut self, vol: VolIx) {
-        let quorate = self.st.vols[vol].quorum || self.opts.on_no_quorum == OnNoQuorum::IoError;
         let wanted = self.vols[vol].bump_pending
             && self.st.role == Role::Primary
-            && quorate
+            && self.st.vols[vol].quorum
             && self.has_data(&self.st, vol);
         if !wanted || self.handshake_running() {
             // Own identifiers must not change between sending and comparing them; whatever
             // ends the handshake looks at held requests again.
             self.vols[vol].bump_running = false;
+            self.resume_cleanups();
             return;
         }
         if self.vols[vol].backing.is_some() && self.st.vols[vol].disk == DiskState::UpToDate {
@@ -204,12 +204,17 @@ impl Resource {
         self.vols[vol].bump_running = false;
         self.work.push_back(Work::Kick(vol));
         self.advance_all();
+        self.resume_cleanups();
+        self.work.push_back(Work::Resume);
+    }
+
+    /// Losses that waited for a generation go on, or decide again.
+    fn resume_cleanups(&mut self) {
         for peer in 0..self.peers.len() {
             if self.peers[peer].hs.cleanup_waits {
                 self.work.push_back(Work::LossCleanup(peer));
             }
         }
-        self.work.push_back(Work::Resume);
     }
 
     /// Data forced UpToDate starts a generation at once; nodes that never had it are named.

@@ -33,14 +33,14 @@ impl Resource {
     /// The connection ends with that state; the sockets are closed.
     pub(crate) fn lose(&mut self, peer: PeerIx, conn: ConnState, then: AfterLoss) {
         self.close_link(peer);
-        self.give_up(peer, conn, then);
+        self.give_up(peer, conn, then, false);
     }
 
     /// A planned disconnect: the peer is to read the last word. Closed from here, the link might
     /// break under what the peer is sending, and take the word with it.
-    fn part(&mut self, peer: PeerIx) {
+    fn part(&mut self, peer: PeerIx, outdate_self: bool) {
         self.peers[peer].link = Link::Closing;
-        self.give_up(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+        self.give_up(peer, ConnState::Disconnecting, AfterLoss::StandAlone, outdate_self);
         self.peers[peer].hs.deadline = Some(self.now + self.peers[peer].net.ping_timeout);
     }
 
@@ -51,7 +51,10 @@ impl Resource {
         self.loss_settled(peer);
     }
 
-    fn give_up(&mut self, peer: PeerIx, conn: ConnState, then: AfterLoss) {
+    /// The connection is over. Who leaves a Primary in good order is Outdated from then on: not
+    /// before, or the peer's disk would vouch for this one, and not after, or this one would for
+    /// others.
+    fn give_up(&mut self, peer: PeerIx, conn: ConnState, then: AfterLoss, outdate_self: bool) {
         let node = self.peers[peer].node;
         self.peers[peer].retry_at = None;
         let refused = self.peers[peer].hs.has_refused();
@@ -83,7 +86,12 @@ impl Resource {
             self.log(LogLevel::Warn, text);
         }
         self.peers[peer].loss = None;
-        self.change_hard(|st| st.peers[peer].conn = conn);
+        self.change_hard(|st| {
+            st.peers[peer].conn = conn;
+            for vol in st.vols.iter_mut().filter(|v| outdate_self && v.disk > DiskState::Outdated) {
+                vol.disk = DiskState::Outdated;
+            }
+        });
         self.ping_settled(node);
         self.attach_peer_lost(node);
         for vol in 0..self.vols.len() {
@@ -242,17 +250,10 @@ impl Resource {
             }
         });
         if initiator {
-            self.part(peer);
+            self.part(peer, outdate_self);
         } else {
-            self.lose(peer, ConnState::TearDown, AfterLoss::Reconnect);
-        }
-        if outdate_self {
-            // Not before: the peer's disk would vouch for this one.
-            self.change_hard(|st| {
-                for vol in st.vols.iter_mut().filter(|v| v.disk > DiskState::Outdated) {
-                    vol.disk = DiskState::Outdated;
-                }
-            });
+            self.close_link(peer);
+            self.give_up(peer, ConnState::TearDown, AfterLoss::Reconnect, outdate_self);
         }
         if outdate_peer {
             // Known to have left in good order: stays Outdated instead of unknown.

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use codec::wire::{self, BlockAck, BlockId, ConfirmStable, DataFlags, Packet};
-use vocab::{Dagtag, DiskState, NodeId, NodeMask, ReplState, SectorRange, Sectors, VolumeNr};
+use vocab::{Dagtag, DiskState, NodeId, NodeMask, ReplState, Role, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
 use crate::io::{BufId, DiskError, DiskOp, Output};
@@ -231,6 +231,10 @@ impl Resource {
         let vol = self.vol_ix(nr).ok_or("a write names an unknown volume")?;
         if !self.st.is_connected(peer) {
             return Err("a write arrived before the connection was established");
+        }
+        if self.st.peers[peer].role != Role::Primary {
+            // Sent before it was demoted, over a link that it gave up long ago (invariant 27).
+            return Err("a write from a node that is not Primary");
         }
         if flags.has(DataFlags::WSAME) {
             return Err("a write uses the forbidden write-same flag");

@@ -421,7 +421,9 @@ impl Resource {
             {
                 Decision::Data
             }
-            (_, DiskState::Outdated | DiskState::Inconsistent) => Decision::OutOfSync,
+            (_, DiskState::Negotiating | DiskState::Outdated | DiskState::Inconsistent) => {
+                Decision::OutOfSync
+            }
             _ => Decision::Nothing,
         }
     }

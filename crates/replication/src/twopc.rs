@@ -692,6 +692,9 @@ impl Resource {
             (op, Some(peer), _) if self.st.is_connected(peer) => {
                 let vol = held.vol;
                 self.change_hard(|st| apply_remote(st, op, peer, vol, target_is_me));
+                if op == Operation::Attach {
+                    self.peer_attaches(peer);
+                }
             }
             _ => {}
         }
