@@ -363,6 +363,10 @@ impl World {
 
     /// Attaches the disk of a volume, if there is one and nobody has it.
     pub fn attach(&mut self, node: usize, volume: usize) -> Option<u64> {
+        if !self.nodes[node].up() {
+            // A fault may have struck while it booted.
+            return None;
+        }
         let drive = self.nodes[node].drives[volume].as_mut()?;
         if drive.claim != Claim::Free {
             return None;
