@@ -577,6 +577,10 @@ impl Resource {
             }
         }
         self.review_unconfirmed();
+        if self.st.susp.uuid_bridge {
+            // The next generation may have waited for this.
+            self.work.push_back(Work::Resume);
+        }
     }
 
     /// A lost peer can not confirm any more.

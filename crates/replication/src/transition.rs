@@ -659,7 +659,7 @@ impl Resource {
             && ((0..self.vols.len()).all(|v| self.has_data(&self.st, v))
                 || self.opts.on_no_data_accessible == OnNoDataAccessible::IoError
                 || self.st.role != Role::Primary);
-        if !quorum_back && !data_back {
+        if !quorum_back && !data_back && !self.st.susp.uuid_bridge {
             return;
         }
         // A handshake in progress may still bring a peer back that can take what is held.
@@ -679,7 +679,13 @@ impl Resource {
             if self.bump_blocks(vol) && writable && self.has_data(&self.st, vol) {
                 let frozen = self.log.iter().any(|w| w.vol == vol && !w.completed);
                 if frozen || self.vols[vol].bump_running {
-                    self.change_hard(|st| st.susp.uuid_bridge = true);
+                    // The bridge alone holds what an operator does not hold any more.
+                    self.change_hard(|st| {
+                        st.susp.uuid_bridge = true;
+                        st.susp.user &= !user;
+                        st.susp.fencing &= !user;
+                        st.susp.no_data &= !user;
+                    });
                     self.start_bump(vol);
                     if self.bump_blocks(vol) {
                         return;
