@@ -76,8 +76,6 @@ impl Resource {
             }
         });
         self.settle_size(vol);
-        // The replayed bits are durable before the log that said so is initialised.
-        self.write_bitmap(vol);
         let id = self.want(JobKind::Attach(vol), Some(admin));
         self.persist_with_bitmap(vol, Work::Job(id));
         self.hold_job(id);
@@ -122,7 +120,8 @@ impl Resource {
             }
         }
         let area: Vec<u8> = image.activity_log.iter().flat_map(|b| b.iter().copied()).collect();
-        if sb.flags.contains(MdFlags::PRIMARY_IND) {
+        // A clean log is in the bitmap; a crash may have torn it while it was initialised.
+        if sb.flags.contains(MdFlags::PRIMARY_IND) && !sb.flags.contains(MdFlags::AL_CLEAN) {
             let hot = al_format::recover(sb.al, &area, sb.al_nr_extents)
                 .map_err(|e| Refusal::config(ConfigError::MetaUnclean, e.to_string()))?;
             for extent in &hot.extents {
@@ -493,7 +492,7 @@ impl Backing {
 mod tests {
     use super::*;
     use crate::config::{ResourceConfig, VolumeConfig};
-    use crate::io::{AdminCommand, DiskLimits, Input, MetaPlace};
+    use crate::io::{AdminCommand, DiskLimits, Input, MetaBlock, MetaPlace};
     use codec::disk::{MdParams, Placement, zeroed_block};
     use vocab::options::ResourceOptions;
     use vocab::{Bytes, Instant, Minor, Sectors};
@@ -530,20 +529,27 @@ mod tests {
         };
         let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
         resource.handle(Instant(1), Input::Admin { id: 1, command });
-        let (mut told, mut recorded) = (None, None);
+        let mut told = None;
+        let mut writes = Vec::new();
         while let Some(output) = resource.poll() {
             match output {
                 Output::SizeChanged { volume, size } if volume == nr => told = Some(size),
-                Output::MetaWrite { write, .. } => {
-                    let block = write.commit.filter(|b| b.place == MetaPlace::Superblock);
-                    let written = block.map(|b| Superblock::decode(&b.bytes).unwrap());
-                    recorded = written.map(|sb| sb.effective_size);
+                Output::MetaWrite { op, write, .. } => {
+                    let block = write.commit.filter(|b| b.place == MetaPlace::Superblock).unwrap();
+                    let log = |b: &MetaBlock| matches!(b.place, MetaPlace::ActivityLog(_));
+                    let touches_log = write.plain.iter().any(log);
+                    writes.push((Superblock::decode(&block.bytes).unwrap(), touches_log));
+                    resource.handle(Instant(2), Input::MetaDone { op, result: Ok(()) });
                 }
                 _ => {}
             }
         }
         assert_eq!(told, Some(layout.usable));
-        assert_eq!(recorded, Some(layout.usable));
         assert!(layout.usable > Sectors(0));
+        assert!(writes.iter().all(|(sb, _)| sb.effective_size == layout.usable));
+        // The log is only touched while the superblock says that nobody needs it.
+        let clean = |sb: &Superblock| sb.flags.contains(MdFlags::AL_CLEAN);
+        let order: Vec<_> = writes[..2].iter().map(|(sb, log)| (clean(sb), *log)).collect();
+        assert_eq!(order, [(true, false), (false, true)]);
     }
 }

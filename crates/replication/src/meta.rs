@@ -58,8 +58,21 @@ struct MetaQueue {
     sync_at: Option<Instant>,
     /// Write lazily changed bitmap blocks now.
     pub lazy_at: Option<Instant>,
-    /// Activity log blocks to initialise (attach).
-    init_al: u32,
+    log: Log,
+    /// Blocks of the activity log.
+    log_blocks: u32,
+}
+
+/// The activity log of a disk that was just attached.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Log {
+    /// Replayed into the bitmap. What it says is needed until that is on disk.
+    #[default]
+    Replayed,
+    /// The bitmap has everything, and the superblock says that the log is not to be replayed.
+    Clean,
+    /// Initialised: transactions may go there.
+    Ready,
 }
 
 #[derive(Debug)]
@@ -87,10 +100,10 @@ impl Backing {
         limits: DiskLimits,
         capacity: Sectors,
         restore_quorum: bool,
-        init_al: u32,
+        log_blocks: u32,
     ) -> Backing {
         let primary_ind = sb.flags.contains(MdFlags::PRIMARY_IND);
-        let meta = MetaQueue { init_al, ..MetaQueue::default() };
+        let meta = MetaQueue { log_blocks, ..MetaQueue::default() };
         Backing {
             sb,
             gens,
@@ -224,9 +237,10 @@ impl Resource {
         if backing.meta.lazy_at.is_some_and(|at| at <= now) {
             backing.meta.bitmap = true;
         }
-        let meta = &backing.meta;
+        let meta = &mut backing.meta;
         let sync_due = meta.sync_at.is_some_and(|at| at <= now);
-        if !meta.waiters.is_empty() || sync_due {
+        meta.bitmap |= meta.log == Log::Replayed;
+        if meta.log != Log::Ready || !meta.waiters.is_empty() || sync_due {
             self.write_superblock(vol);
         } else if waits && !backing.primary_ind_durable {
             // The first write under a Primary: the indication comes before everything.
@@ -284,9 +298,11 @@ impl Resource {
             plain.push(MetaBlock { place: MetaPlace::Bitmap(*index), bytes });
         }
         volume.stats.bm_writes += plain.len() as u64;
-        for index in 0..std::mem::take(&mut backing.meta.init_al) {
-            let bytes = codec::disk::activity_log::empty_block();
-            plain.push(MetaBlock { place: MetaPlace::ActivityLog(index), bytes });
+        if backing.meta.log == Log::Clean {
+            for index in 0..backing.meta.log_blocks {
+                let bytes = codec::disk::activity_log::empty_block();
+                plain.push(MetaBlock { place: MetaPlace::ActivityLog(index), bytes });
+            }
         }
         if superblock.is_some() {
             backing.meta.sync_at = None;
@@ -309,6 +325,10 @@ impl Resource {
             // Nothing that relied on this write may go on here (metadata §3.4).
             return self.give_up_disk(vol, "a metadata write failed");
         }
+        backing.meta.log = match backing.meta.log {
+            Log::Replayed => Log::Clean,
+            Log::Clean | Log::Ready => Log::Ready,
+        };
         if let Some((change, primary_ind)) = done.superblock {
             backing.meta.written = change;
             backing.primary_ind_durable = primary_ind;
@@ -357,8 +377,8 @@ impl Resource {
         flags.set(MdFlags::PRIMARY_LOST_QUORUM, volume.lost_quorum);
         flags.set(MdFlags::HAVE_QUORUM, state.quorum);
         // Imitates the kernel: a running device is never clean, and the log is replayed here at
-        // the next attach, or by drbdmeta.
-        flags.set(MdFlags::AL_CLEAN, false);
+        // the next attach, or by drbdmeta. Until it is initialised it may be torn.
+        flags.set(MdFlags::AL_CLEAN, backing.meta.log == Log::Replayed);
         if state.disk > DiskState::Negotiating {
             for (peer, st) in self.peers.iter().zip(&self.st.peers) {
                 let slot = &mut sb.peers[peer.node.index()];

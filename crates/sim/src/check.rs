@@ -542,7 +542,8 @@ impl World {
             return;
         }
         let mut hot = BTreeSet::new();
-        if superblock.flags.contains(MdFlags::PRIMARY_IND) {
+        let flags = superblock.flags;
+        if flags.contains(MdFlags::PRIMARY_IND) && !flags.contains(MdFlags::AL_CLEAN) {
             let area: Vec<u8> =
                 drive.disk.activity_log().iter().flat_map(|b| b.iter().copied()).collect();
             match activity_log::recover(superblock.al, &area, superblock.al_nr_extents) {

@@ -1,0 +1,65 @@
+//! Disks that fail, are slow, or are lost at a bad moment.
+
+use replication::io::AdminCommand;
+use sim::disk::Behaviour;
+use sim::plan::{Plan, node_id};
+use sim::scenario::scenario;
+use sim::{Op, World};
+use vocab::{DiskState, VolumeNr};
+
+const V0: VolumeNr = VolumeNr(0);
+const EXTENT: u64 = 8192;
+const WRITE: Op = Op::Write { fua: false };
+
+fn behave(w: &mut World, node: usize, behaviour: Behaviour) {
+    w.nodes[node].drives[0].as_mut().expect("a disk").disk.behaviour = behaviour;
+}
+
+#[test]
+fn io_goes_on_after_a_resume_that_meets_an_unfinished_generation() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.granted(0, AdminCommand::SuspendIo);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        let held = w.start(0, WRITE, EXTENT, 8);
+        let until = w.now() + 5_000_000_000;
+        behave(w, 0, Behaviour { stuck_until: until, ..Behaviour::default() });
+        w.granted(0, AdminCommand::ResumeIo);
+        w.run_for(1_000_000_000);
+        w.granted(0, AdminCommand::ResumeIo);
+        w.finish(held).ok();
+        w.expect("nothing is suspended", |w| !w.seen(0).suspended.any());
+        w.heal(0, 1);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn an_activity_log_is_replayed_however_often_the_attach_fails() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        for i in 1..6 {
+            w.write(0, i * EXTENT);
+        }
+        w.cut(0, 1);
+        let open = w.start(0, WRITE, 3 * EXTENT, 64);
+        w.kill(0);
+        assert!(!w.is_answered(open));
+        for _ in 0..4 {
+            behave(w, 0, Behaviour { meta_errors: 50, ..Behaviour::default() });
+            w.start_node(0);
+            w.run_for(200_000_000);
+            w.power_loss(0);
+        }
+        behave(w, 0, Behaviour::default());
+        w.heal(0, 1);
+        w.start_node(0);
+        w.settle();
+    });
+}
