@@ -782,6 +782,16 @@ impl Resource {
         }
     }
 
+    /// A disk is gone while the cluster is asked whether it may come or go.
+    pub(crate) fn abort_disk_change(&mut self, vol: VolIx) {
+        let about_disk = self.twopc.held.as_ref().is_some_and(|h| {
+            h.vol == Some(vol) && matches!(h.op, Operation::Attach | Operation::Detach)
+        });
+        if about_disk {
+            self.abort_own(StateError::ConcurrentStChg);
+        }
+    }
+
     /// A prepared transaction of another node is not going to happen.
     fn transaction_dropped(&mut self, held: &Held) {
         if matches!(held.op, Operation::Connect(_)) && held.target == Some(self.me) {

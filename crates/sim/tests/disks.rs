@@ -39,6 +39,25 @@ fn io_goes_on_after_a_resume_that_meets_an_unfinished_generation() {
 }
 
 #[test]
+fn a_disk_that_is_lost_while_it_detaches_can_be_attached_again() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let command = |force| AdminCommand::Detach { volume: V0, force, intentional: false };
+        // The answer of the other node takes its time.
+        w.cut(1, 0);
+        let polite = w.admin(1, command(false));
+        w.granted(1, command(true));
+        w.heal(1, 0);
+        w.wait("the first wish is answered, too", |w| w.has_answer(polite));
+        w.expect("the disk is gone", |w| w.disk(1) == DiskState::Diskless);
+        w.attach_again(1);
+        // The cut may have cost a ping.
+        w.run_seconds(2);
+        w.settle();
+    });
+}
+
+#[test]
 fn an_activity_log_is_replayed_however_often_the_attach_fails() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
