@@ -330,13 +330,13 @@ impl Resource {
         self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
     }
 
-    /// A resync began here so recently that the peer's state may be older than that.
+    /// A resync or verify began here so recently that the peer's state may be older than that.
     fn just_started(&self, peer: PeerIx, vol: usize) -> bool {
-        let dev = &self.peers[peer].devs[vol];
-        match self.repl(peer, vol) {
-            ReplState::SyncTarget | ReplState::PausedSyncT => !dev.source_seen,
-            _ => false,
-        }
+        let begun = matches!(
+            self.repl(peer, vol),
+            ReplState::SyncTarget | ReplState::PausedSyncT | ReplState::VerifyS
+        );
+        begun && !self.peers[peer].devs[vol].source_seen
     }
 
     /// A node without disk shows a peer that *turns* UpToDate with another generation than it has

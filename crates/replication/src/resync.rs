@@ -179,6 +179,9 @@ impl Resource {
         if was == is {
             return;
         }
+        if was <= Established {
+            self.peers[peer].devs[vol].source_seen = false;
+        }
         if matches!(is, WFBitMapS | WFBitMapT | StartingSyncS | StartingSyncT) {
             self.peers[peer].devs[vol].verify_found = false;
         }

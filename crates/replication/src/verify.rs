@@ -226,10 +226,10 @@ impl Resource {
         let outcome = match &result {
             Ok(DiskData::Digest(own)) if request.theirs.as_ref() == Some(own) => OvResult::InSync,
             Ok(DiskData::Digest(_)) => OvResult::OutOfSync,
-            _ => OvResult::OutOfSync,
+            // What could not be read was not compared, here as at the other end.
+            _ => OvResult::Skipped,
         };
-        let written = request.written;
-        let outcome = if written && result.is_ok() { OvResult::Skipped } else { outcome };
+        let outcome = if request.written { OvResult::Skipped } else { outcome };
         self.verify_result(peer, vol, id, outcome);
         if result.is_err() {
             self.disk_failed(vol, Some(range), "a read for a verify failed");

@@ -58,6 +58,20 @@ fn a_disk_that_is_lost_while_it_detaches_can_be_attached_again() {
 }
 
 #[test]
+fn a_block_that_can_not_be_read_is_no_difference_to_a_verify() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        behave(w, 0, Behaviour { read_errors: 100, ..Behaviour::default() });
+        let peer = node_id(1);
+        w.granted(0, AdminCommand::Verify { peer, volume: V0, start: Some(0), stop: None });
+        w.wait_disk(0, DiskState::Diskless);
+        behave(w, 0, Behaviour::default());
+        w.attach_again(0);
+        w.settle();
+    });
+}
+
+#[test]
 fn an_activity_log_is_replayed_however_often_the_attach_fails() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
