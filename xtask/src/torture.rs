@@ -378,6 +378,8 @@ fn tell(
     ensure!(acked > 0, "no write was acknowledged");
     ensure!(stale + wrong == 0 && rounds.corrupt.is_empty(), "data was lost, stale or wrong");
     ensure!(report.different == 0, "the disks differ");
+    // Without an operator they would still be down, and the next failure could cost quorum.
+    ensure!(report.given_up == 0, "connections were given up for good; the data is whole");
     if options.seconds >= LONG {
         let rare = KINDS.iter().find(|(kind, _)| count(*kind) < ENOUGH);
         ensure!(rare.is_none(), "some kind of event happened less than {ENOUGH} times");
