@@ -5,6 +5,7 @@
 mod engine_support;
 
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -82,6 +83,23 @@ fn a_disk_that_is_let_go_in_a_moment_is_waited_for() {
     let (_, why) = alpha.fails(&["up", "r0"]);
     assert!(why.contains("in use"), "{why}");
     drop(held);
+}
+
+#[test]
+fn a_socket_that_is_let_go_in_a_moment_is_waited_for() {
+    let mut cluster = Cluster::new(&two());
+    let alpha = &mut cluster.nodes[0];
+    alpha.start();
+    alpha.ok(&["create-md", "r0"]);
+    alpha.ok(&["up", "r0"]);
+    // A killed engine's listener outlives it for some milliseconds.
+    let held = UnixListener::bind(alpha.directory.join("nbd")).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| alpha.export());
+        std::thread::sleep(Duration::from_millis(400));
+        drop(held);
+    });
+    assert!(alpha.ok(&["exports"]).contains("r0/0"));
 }
 
 #[test]

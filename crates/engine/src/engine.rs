@@ -320,7 +320,7 @@ pub(crate) fn is_claimed(refusal: &Refusal) -> bool {
     matches!(refusal.code, RefusalCode::Config(DiskClaimed | MetaDiskClaimed))
 }
 
-/// Claims a disk with `claim`, and again for a while if the error is that somebody holds it. The
+/// Claims a disk or an address with `claim`, and again for a while if somebody holds it. The
 /// kernel lets go of a file only after the last operation of its ring has ended, and does so in
 /// the background: some milliseconds after a ring was closed, or its process was killed. Until
 /// then old writes may still reach the disk, so it is right to wait for the lock.

@@ -9,9 +9,10 @@ use std::path::Path;
 
 use codec::admin::{ExportStatus, FailureKind, Listen};
 use frontend::nbd::server::{Export, ListenerId, Parting, Place, TargetKey};
+use runtime::Errno;
 use vocab::{ConfigError, Refusal, VolumeNr};
 
-use crate::engine::{Done, Engine, Stop, lock, not_kept};
+use crate::engine::{Done, Engine, Stop, lock, not_kept, while_claimed};
 use crate::shard::Shard;
 use crate::state::StoredExport;
 
@@ -86,19 +87,29 @@ impl Engine {
         if exports.listeners.contains_key(listen) {
             return Ok(());
         }
-        let place = listen.clone();
-        let result = self.on(LISTENING, move |shard| {
-            let ring = &mut shard.io.ring;
-            match &place {
-                Listen::Tcp(address) => shard.nbd.listen_tcp(ring, *address).map(|(id, _)| id),
-                Listen::Unix(path) => shard.nbd.listen_unix(ring, Path::new(path)),
+        // The socket of an engine that was killed a moment ago goes as late as its disks do.
+        let attempt = || {
+            let place = listen.clone();
+            let result = self.on(LISTENING, move |shard| {
+                let ring = &mut shard.io.ring;
+                match &place {
+                    Listen::Tcp(address) => shard.nbd.listen_tcp(ring, *address).map(|(id, _)| id),
+                    Listen::Unix(path) => shard.nbd.listen_unix(ring, Path::new(path)),
+                }
+            });
+            match result {
+                Ok(Ok(id)) => Ok(Ok(id)),
+                Ok(Err(errno)) => Err(errno),
+                Err(stop) => Ok(Err(stop)),
             }
-        })?;
-        let id = result.map_err(|errno| {
-            let place = place_name(listen);
-            let text = format!("can not listen for NBD clients at {place}: {errno}");
-            Stop::failed(FailureKind::Io, text, "give another place with --listen")
-        })?;
+        };
+        let id = while_claimed(|errno| *errno == Errno(libc::EADDRINUSE), attempt).map_err(
+            |errno| {
+                let place = place_name(listen);
+                let text = format!("can not listen for NBD clients at {place}: {errno}");
+                Stop::failed(FailureKind::Io, text, "give another place with --listen")
+            },
+        )??;
         exports.listeners.insert(listen.clone(), id);
         Ok(())
     }
