@@ -782,9 +782,10 @@ impl Resource {
     pub(crate) fn note_together(&mut self, peer: PeerIx) {
         for vol in 0..self.vols.len() {
             let disk = self.st.peers[peer].devs[vol].disk;
-            let both = self.st.vols[vol].disk >= DiskState::Inconsistent
-                && disk >= DiskState::Inconsistent
-                && disk != DiskState::DUnknown;
+            // A client has nothing that a restart of its own could have lost.
+            let present = disk >= DiskState::Inconsistent && disk != DiskState::DUnknown
+                || disk == DiskState::Diskless;
+            let both = self.st.vols[vol].disk >= DiskState::Inconsistent && present;
             if both && self.st.is_connected(peer) {
                 self.peers[peer].devs[vol].together = true;
             }

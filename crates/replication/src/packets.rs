@@ -292,6 +292,7 @@ impl Resource {
             self.follow_resync(peer, vol, theirs);
         }
         self.review_agreement(peer, vol);
+        self.resyncs_progress(vol);
         self.attach_answer(peer, vol);
         Ok(())
     }

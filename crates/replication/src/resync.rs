@@ -767,7 +767,10 @@ impl Resource {
         if !resync.heard && !gave_up {
             return self.hear_source(peer, vol);
         }
-        resync.finishing = true;
+        if !self.is_mirrored(peer, vol) {
+            return;
+        }
+        self.resync_mut(peer, vol).finishing = true;
         // The source is still there, and everything it sent before the answer has arrived. So is
         // a Primary whose writes the source passes on: this node hears it, too.
         let nodes = self.st.primary_peers().with(self.peers[peer].node);
@@ -785,6 +788,25 @@ impl Resource {
                     resync.next_turn.get_or_insert(self.now);
                 }
             }
+        }
+    }
+
+    /// Every other Primary that this node hears has said that it sends data for this disk. What it
+    /// counted as missed before, it has told on the same stream before.
+    fn is_mirrored(&self, source: PeerIx, vol: VolIx) -> bool {
+        self.st.connected().filter(|p| *p != source).all(|p| {
+            let word = self.peers[p].devs[vol].last_word;
+            let tells = self.peers[p].agreed_features & feature::BITS_OF_EQUALS != 0;
+            self.st.peers[p].role != Role::Primary
+                || !tells
+                || word.and_then(|w| w.pdsk()) == Some(DiskState::Inconsistent)
+        })
+    }
+
+    /// A peer's states are new: a resync may have waited for them.
+    pub(crate) fn resyncs_progress(&mut self, vol: VolIx) {
+        for peer in 0..self.peers.len() {
+            self.finish_if_done(peer, vol);
         }
     }
 

@@ -418,12 +418,16 @@ impl Plan {
     }
 
     /// What clients see can be judged: either quorum protects what was acknowledged, or one node
-    /// does all the work and its own disk decides.
+    /// does all the work and its own disk decides. With quorum the others decide without it once
+    /// it is alone; what it had acknowledged under protocol A or B and not delivered yet is lost.
     pub fn is_strict(&self) -> bool {
         let diskful = self.nodes.iter().filter(|n| n.diskful).count();
         let homes = &self.workload.nodes;
         let at_home = homes.len() == 1 && (self.nodes[homes[0]].diskful || diskful == 1);
-        at_home || self.failover_is_safe() && self.acks_are_replicated()
+        match self.failover_is_safe() {
+            true => self.acks_are_replicated(),
+            false => at_home,
+        }
     }
 
     /// The configuration of a node.
