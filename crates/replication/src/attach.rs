@@ -38,8 +38,10 @@ impl Resource {
         self.check_attach(vol, &backing)?;
         let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);
         let unclean = backing.sb.flags.contains(MdFlags::PRIMARY_IND) && !crashed;
+        // A disk that was detached in good order has lost nothing since.
+        let same = self.vols[vol].detached.take() == Some(backing.content());
         for peer in &mut self.peers {
-            peer.devs[vol].together = false;
+            peer.devs[vol].together &= same;
         }
         let lost_quorum = backing.sb.flags.contains(MdFlags::PRIMARY_LOST_QUORUM);
         let size = backing.bitmap.size();

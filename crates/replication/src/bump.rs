@@ -69,7 +69,9 @@ impl Resource {
             // Own identifiers must not change between sending and comparing them; whatever
             // ends the handshake looks at held requests again.
             self.vols[vol].bump_running = false;
-            self.resume_cleanups();
+            if !wanted {
+                self.resume_cleanups();
+            }
             return;
         }
         if self.vols[vol].backing.is_some() && self.st.vols[vol].disk == DiskState::UpToDate {

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use codec::wire::{self, Packet, UuidFlags};
-use vocab::options::OnNoQuorum;
 use vocab::{ConnState, Dagtag, DiskState, GenUuid, NodeId, NodeMask, ReplState, Role, StateError};
 
 use crate::compare::Decided;
@@ -160,12 +159,11 @@ impl Resource {
             self.unconfirmed_peer_lost(node);
             return self.loss_settled(peer);
         }
-        let failing =
-            self.opts.on_no_quorum == OnNoQuorum::IoError && self.st.vols.iter().any(|v| !v.quorum);
         let mut waits = false;
         for vol in 0..self.vols.len() {
             let owed = self.log.iter().any(|w| w.vol == vol && !w.completed);
-            let can = self.st.role == Role::Primary && self.has_data(&self.st, vol) && !failing;
+            let quorate = self.st.vols[vol].quorum;
+            let can = self.st.role == Role::Primary && quorate && self.has_data(&self.st, vol);
             if self.bump_blocks(vol) && owed && can {
                 self.start_bump(vol);
                 waits |= self.bump_blocks(vol);

@@ -90,7 +90,19 @@ const SYNC_DELAY: std::time::Duration = std::time::Duration::from_secs(5);
 /// Bits cleared by a resync are written at most this often.
 const LAZY_DELAY: std::time::Duration = std::time::Duration::from_secs(2);
 
+/// What tells that a disk and its content are those seen before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Content {
+    device: u64,
+    current: GenUuid,
+}
+
 impl Backing {
+    /// The disk and the generation it holds.
+    pub(crate) fn content(&self) -> Content {
+        Content { device: self.sb.device_uuid, current: self.gens.current() }
+    }
+
     #[expect(clippy::too_many_arguments, reason = "the parts of a disk, named once")]
     pub(crate) fn new(
         sb: Superblock,

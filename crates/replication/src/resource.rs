@@ -19,7 +19,7 @@ use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
 use crate::loss::PrimaryLoss;
-use crate::meta::Backing;
+use crate::meta::{Backing, Content};
 use crate::peer_ack::PeerAcks;
 use crate::peers_in_sync::Claim;
 use crate::read::{PeerRead, Read};
@@ -95,6 +95,8 @@ pub(crate) struct Volume {
     /// lack some that it had not flushed. It is not simply equal to peers of its generation.
     pub crashed_secondary: bool,
     pub lost_quorum: bool,
+    /// The disk that was detached last in good order; it is as it was then.
+    pub detached: Option<Content>,
     /// When a write was last recorded as missing on some node.
     pub missed_at: Instant,
     /// What peers have said lately about ranges in which they are equal to this node.
@@ -548,6 +550,7 @@ impl Resource {
             crashed_primary: false,
             crashed_secondary: false,
             lost_quorum: false,
+            detached: None,
             missed_at: Instant::default(),
             claims: VecDeque::new(),
             unconfirmed: None,
