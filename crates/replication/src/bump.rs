@@ -180,13 +180,9 @@ impl Resource {
                 let node = self.peers[peer].node;
                 let weak = if follows { weak.without(node) } else { weak };
                 self.send(peer, Packet::CurrentUuid(nr, new, weak));
-                if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
-                    if self.st.peers[peer].devs[vol].disk == DiskState::UpToDate {
-                        uuids.current = new;
-                    }
-                }
             }
         }
+        self.peers_follow(vol, new, weak);
         self.vols[vol].bump_pending = false;
         self.work.push_back(Work::BumpDone(vol));
     }
@@ -381,7 +377,7 @@ impl Resource {
         self.peers[peer].devs[vol].uuids_attaching |= shown < DiskState::Inconsistent;
         self.review_shown_disk(peer, vol);
         if flags.has(UuidFlags::NEW_DATAGEN) {
-            self.adopt(peer, vol, current, weak);
+            self.adopt(vol, current, weak);
         } else if self.vols[vol].backing.is_none()
             && self.st.role == Role::Secondary
             && is_generation(current)
@@ -458,7 +454,7 @@ impl Resource {
         let with_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
         if with_disk && self.st.peers[peer].role == Role::Primary {
             // Its own disk is still catching up: it starts generations as one without disk.
-            self.adopt(peer, vol, current, weak.with(node));
+            self.adopt(vol, current, weak.with(node));
             return Ok(());
         }
         if with_disk {
@@ -474,7 +470,7 @@ impl Resource {
         self.peers[peer].devs[vol].uuids = Some(PeerUuids::diskless(current));
         let disk = self.st.vols[vol].disk;
         if primary {
-            self.adopt(peer, vol, current, weak.with(node));
+            self.adopt(vol, current, weak.with(node));
         } else if let Some(backing) = &self.vols[vol].backing {
             // It has moved on to a generation that this node has never seen.
             let seen = current.same(backing.gens.current())
@@ -490,7 +486,7 @@ impl Resource {
     }
 
     /// ADOPT: a connected Primary has started a generation.
-    fn adopt(&mut self, peer: PeerIx, vol: VolIx, current: GenUuid, weak: NodeMask) {
+    fn adopt(&mut self, vol: VolIx, current: GenUuid, weak: NodeMask) {
         let situation = self.situation(vol);
         let target = self.st.is_target(vol);
         let disk = self.st.vols[vol].disk;
@@ -510,7 +506,8 @@ impl Resource {
         }
         match backing.gens.adopt(current, &situation, weak, target, || rng.next()) {
             Adoption::Ignored | Adoption::Known => {}
-            Adoption::OfSource => self.source_moved_on(peer, vol, current),
+            // While target: the generation of the source goes on; the target gets there at the end.
+            Adoption::OfSource => self.peers_follow(vol, current, weak),
             Adoption::Adopted { .. } => {
                 volume.exposed = backing.gens.current();
                 // Later writes of the peer wait for this like for the activity log.
@@ -520,10 +517,21 @@ impl Resource {
         }
     }
 
-    /// While target: the generation of the source goes on; the target gets there at the end.
-    fn source_moved_on(&mut self, peer: PeerIx, vol: VolIx, current: GenUuid) {
-        if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
-            uuids.current = current;
+    /// UpToDate peers take on a new generation: what is known of their identifiers takes the same
+    /// step. A resync from one of them may end before it says so itself, and the target would
+    /// not know the generation that was left, and so not who has stayed behind at it.
+    fn peers_follow(&mut self, vol: VolIx, new: GenUuid, weak: NodeMask) {
+        for peer in 0..self.peers.len() {
+            let node = self.peers[peer].node;
+            let follows = self.st.is_connected(peer)
+                && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
+                && !weak.contains(node);
+            if !follows {
+                continue;
+            }
+            if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
+                uuids.follow(new, weak);
+            }
         }
     }
 

@@ -313,15 +313,20 @@ impl Resource {
     }
 
     /// The one third node that this node has received writes from and is not connected to any
-    /// more, named at the start of the exchange (feature 0x200).
+    /// more, named at the start of the exchange (feature 0x200). An Ashlar node that has lost none
+    /// names the Primary it hears: the peer may have lost that one.
     fn lost_writer(&self, peer: PeerIx) -> Option<(NodeId, Dagtag)> {
-        if self.peers[peer].agreed_features & feature::RECONCILE_RECONNECT == 0 {
+        let features = self.peers[peer].agreed_features;
+        if features & feature::RECONCILE_RECONNECT == 0 {
             return None;
         }
-        let gone =
-            |p: &PeerIx| *p != peer && !self.st.is_connected(*p) && self.peers[*p].recv.has_written;
-        let mut lost = (0..self.peers.len()).filter(gone);
-        let only = lost.next().filter(|_| lost.next().is_none())?;
+        let wrote = |p: &PeerIx| *p != peer && self.peers[*p].recv.has_written;
+        let gone = |p: &PeerIx| wrote(p) && !self.st.is_connected(*p);
+        let heard = |p: &PeerIx| wrote(p) && self.st.peers[*p].role == Role::Primary;
+        let ours = features & feature::BITS_OF_EQUALS != 0;
+        let some_gone = (0..self.peers.len()).any(|p| gone(&p));
+        let mut named = (0..self.peers.len()).filter(|p| gone(p) || ours && !some_gone && heard(p));
+        let only = named.next().filter(|_| named.next().is_none())?;
         Some((self.peers[only].node, self.peers[only].recv.last_dagtag))
     }
 

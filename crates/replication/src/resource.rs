@@ -5,6 +5,7 @@
 //! (writes of peers), `epoch`, `resync`, `verify`, `loss` (what a lost peer means), `meta`
 //! (durability), `admin` and `open`. This file owns the data they share.
 
+use crate::generation::UNKNOWN;
 use std::collections::VecDeque;
 
 use codec::wire::{BlockId, Packet, Sizes, StateWord, UuidFlags};
@@ -745,5 +746,27 @@ impl PeerUuids {
     /// The peer's bitmap generation for `node`.
     pub(crate) fn bitmap_of(&self, node: NodeId) -> GenUuid {
         self.bitmap[node.index()]
+    }
+
+    /// The peer adopts a generation after which the nodes in `weak` miss what is written.
+    pub(crate) fn follow(&mut self, new: GenUuid, weak: NodeMask) {
+        let previous = std::mem::replace(&mut self.current, new);
+        if previous.same(new) {
+            return;
+        }
+        self.history.insert(0, previous);
+        for node in NodeId::all() {
+            let base = &mut self.bitmap[node.index()];
+            if *base == UNKNOWN {
+                continue;
+            }
+            if !weak.contains(node) {
+                if !base.is_none() {
+                    *base = new;
+                }
+            } else if base.is_none() || base.same(previous) {
+                *base = previous;
+            }
+        }
     }
 }

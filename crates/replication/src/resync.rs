@@ -599,7 +599,9 @@ impl Resource {
             Ok(found) => found,
             Err(why) => {
                 self.free(Some(buf));
-                return Err(why);
+                // An answer may cross the end of its resync.
+                let over = vol.is_some_and(|vol| !self.repl(peer, vol).is_target());
+                return if over { Ok(()) } else { Err(why) };
             }
         };
         self.peers[peer].devs[vol].received_sectors += data.range.len.0;
@@ -921,7 +923,12 @@ impl Resource {
         if self.repl(peer, vol) != ReplState::SyncTarget {
             return;
         }
-        let failed = self.peers[peer].devs[vol].resync.as_ref().map_or(0, |r| r.failed);
+        let resync = self.peers[peer].devs[vol].resync.as_ref();
+        if resync.is_some_and(|r| !r.finishing) {
+            // Called off while it was being recorded.
+            return;
+        }
+        let failed = resync.map_or(0, |r| r.failed);
         let unstable = self.peers[peer].devs[vol].unstable;
         let source_disk = self.st.peers[peer].devs[vol].disk;
         let good = failed == 0 && !unstable && source_disk > DiskState::Inconsistent;

@@ -814,6 +814,8 @@ impl Resource {
             }
             return;
         }
+        // Its next connection knows nothing of this transaction.
+        held.children.remove(node);
         held.parents.retain(|p| *p != peer);
         if held.parents.is_empty() {
             let held = self.twopc.held.take().expect("looked at above");

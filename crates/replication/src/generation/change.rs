@@ -308,8 +308,13 @@ impl Generations {
                 settled.insert(node);
             }
         }
+        // Disks of one generation differ by what a lost Primary had not yet sent to all: a resync
+        // among them says nothing of a third.
+        let equals = start.same(source.current);
         let there = |node: &NodeId| {
-            situation.node(*node).connected && currents[node.index()].same(source.current)
+            !equals
+                && situation.node(*node).connected
+                && currents[node.index()].same(source.current)
         };
         let in_sync = settled.iter().filter(|n| *n == source.node || there(n)).collect();
         // The generation this disk leaves survives in the slots of those still at it, and nowhere
