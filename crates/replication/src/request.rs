@@ -346,7 +346,7 @@ impl Resource {
         self.log.epoch_writes += 1;
         for (peer, decision) in decisions.iter().enumerate().take(self.peers.len()) {
             write.parts[self.peers[peer].node.index()] = match decision {
-                Decision::Nothing => Part::None,
+                Decision::Nothing => self.send_position(peer, &write),
                 Decision::OutOfSync => self.send_out_of_sync(peer, &write),
                 Decision::Data => self.send_write(peer, seq, &write),
             };
@@ -365,6 +365,18 @@ impl Resource {
         }
         // A diskless Primary whose peers have all just gone has nothing to wait for.
         self.advance(seq);
+    }
+
+    /// The write is not for the peer, which has no disk for the volume. If it has one for another
+    /// volume, it may be asked there for what was written up to here, and must know that it has it.
+    fn send_position(&mut self, peer: PeerIx, write: &Write) -> Part {
+        let has_disk = |disk| (DiskState::Inconsistent..=DiskState::UpToDate).contains(&disk);
+        let serves = self.st.peers[peer].devs.iter().any(|dev| has_disk(dev.disk));
+        if self.st.is_connected(peer) && serves {
+            self.peers[peer].send.dagtag = Some(write.dagtag);
+            self.send(peer, Packet::Dagtag(write.dagtag));
+        }
+        Part::None
     }
 
     /// The peer is to miss the write, and hears of it before it can hear anything else that this
