@@ -257,13 +257,19 @@ impl Resource {
             self.peers[p].link == Link::Up
                 && matches!(self.peers[p].hs.phase, Phase::Ready | Phase::Exchanging)
         });
-        // What was received from a lost Primary is executed before anything is decided on it.
-        let settled = self.vols.iter().all(|v| !v.bump_running)
-            && self.peers.iter().all(|p| !p.recv.draining);
-        match ready && settled {
+        match ready && !self.handshake_must_wait() {
             true => Ok(()),
             false => Err(StateError::InTransientState.into()),
         }
+    }
+
+    /// This node's data or identifiers are about to change, and nothing may be decided on them:
+    /// what was received from a lost Primary is executed first, a new generation is made durable,
+    /// and a disk that is being attached has found out from the peers there are what it is.
+    pub(crate) fn handshake_must_wait(&self) -> bool {
+        self.vols.iter().any(|v| v.bump_running)
+            || self.peers.iter().any(|p| p.recv.draining)
+            || self.st.vols.iter().any(|v| v.disk == DiskState::Negotiating)
     }
 
     /// A handshake is past the point where this node's identifiers may change.

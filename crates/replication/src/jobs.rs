@@ -439,9 +439,7 @@ impl Resource {
     // --- connections ----------------------------------------------------------------------
 
     fn start_connect(&mut self, id: u64, peer: PeerIx) -> Start {
-        let draining = self.peers.iter().any(|p| p.recv.draining);
-        if draining || self.vols.iter().any(|v| v.bump_running) {
-            // This node's data or identifiers are about to change.
+        if self.handshake_must_wait() {
             return Start::At(self.now + POLL);
         }
         if self.handshake_wants_twopc(peer) {
