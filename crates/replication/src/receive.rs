@@ -271,9 +271,16 @@ impl Resource {
                 Owner::ResyncTarget(source) => source != peer,
                 Owner::Local(_) | Owner::Peer(..) | Owner::ResyncSource(..) => true,
             };
+            let unacked = write.unacked;
+            // Of a Primary's own writes the earlier ones, of another one's those it left behind.
+            let earlier = |o: &PeerWrite| match o.peer == peer {
+                true => o.unacked < unacked,
+                false => self.peers[o.peer].recv.draining,
+            };
             let overtakes = self.vols[vol].conflict_wait.iter().any(|w| match w {
                 WaitingOn::Peer(other) if *other != key => {
-                    self.peer_writes.get(*other).is_some_and(|o| o.range.overlaps(range))
+                    let other = self.peer_writes.get(*other);
+                    other.is_some_and(|o| o.range.overlaps(range) && earlier(o))
                 }
                 _ => false,
             });
