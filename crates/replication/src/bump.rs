@@ -67,7 +67,7 @@ impl Resource {
             && self.has_data(&self.st, vol);
         if !wanted || self.handshake_running() {
             // Own identifiers must not change between sending and comparing them; whatever
-            // ends the handshake looks at held requests again.
+            // ends the handshake looks at held requests and at losses again.
             self.vols[vol].bump_running = false;
             if !wanted {
                 self.resume_cleanups();
@@ -207,7 +207,7 @@ impl Resource {
     }
 
     /// Losses that waited for a generation go on, or decide again.
-    fn resume_cleanups(&mut self) {
+    pub(crate) fn resume_cleanups(&mut self) {
         for peer in 0..self.peers.len() {
             if self.peers[peer].hs.cleanup_waits {
                 self.work.push_back(Work::LossCleanup(peer));

@@ -754,6 +754,7 @@ impl Resource {
             }
         }
         self.reconcile_pending(peer);
+        self.resume_cleanups();
         self.kick_all();
     }
 
@@ -842,6 +843,7 @@ impl Resource {
             hs.deadline = Some(self.now + self.opts.twopc_timeout);
             // What waited for the handshake goes on.
             self.kick_all();
+            self.resume_cleanups();
             self.work_later(crate::resource::Work::Resume);
         }
     }

@@ -123,6 +123,7 @@ impl Resource {
         if was_connected && conn.is_ungraceful_loss() && (in_members || was_primary) {
             self.work.push_back(Work::LostPeer);
         }
+        self.resume_cleanups();
         self.kick_all();
     }
 
