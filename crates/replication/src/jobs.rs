@@ -226,6 +226,10 @@ impl Resource {
     fn finish_job(&mut self, id: u64, result: Result<(), Refusal>) {
         let Some(index) = self.twopc.jobs.iter().position(|j| j.id == id) else { return };
         let job = self.twopc.jobs.remove(index);
+        if let (JobKind::Attach(vol), true) = (&job.kind, result.is_err()) {
+            // Nobody goes on with it: the disk is as free as before.
+            self.drop_disk(*vol);
+        }
         if let Some(id) = job.admin {
             if result.is_ok() && job.kind == (JobKind::Primary { force: false })
                 || job.kind == (JobKind::Primary { force: true })
