@@ -310,7 +310,7 @@ impl Generations {
         }
         // Disks of one generation differ by what a lost Primary had not yet sent to all: a resync
         // among them says nothing of a third.
-        let equals = start.same(source.current);
+        let equals = start.same(source.current) || self.current.same(source.current);
         let there = |node: &NodeId| {
             !equals
                 && situation.node(*node).connected
