@@ -61,6 +61,8 @@ pub(crate) struct Resync {
     pub failed: u64,
     pub since: Instant,
     finishing: bool,
+    /// The nodes whose answer the end waits for.
+    asked: NodeMask,
     /// The source has sent data in this resync, and thereby everything that it had to say before.
     heard: bool,
 }
@@ -145,6 +147,7 @@ impl Resync {
             failed: 0,
             since: now,
             finishing: false,
+            asked: NodeMask::EMPTY,
             heard: false,
         }
     }
@@ -769,13 +772,15 @@ impl Resource {
         if !resync.heard && !gave_up {
             return self.hear_source(peer, vol);
         }
-        if !self.is_mirrored(peer, vol) {
+        if !self.is_mirrored(peer, vol) || self.promotion_is_prepared() {
             return;
         }
-        self.resync_mut(peer, vol).finishing = true;
         // The source is still there, and everything it sent before the answer has arrived. So is
         // a Primary whose writes the source passes on: this node hears it, too.
         let nodes = self.st.primary_peers().with(self.peers[peer].node);
+        let resync = self.resync_mut(peer, vol);
+        resync.finishing = true;
+        resync.asked = nodes;
         self.ping_some(nodes, Work::ResyncEndPing(peer, vol));
     }
 
@@ -803,6 +808,13 @@ impl Resource {
                 || !tells
                 || word.and_then(|w| w.pdsk()) == Some(DiskState::Inconsistent)
         })
+    }
+
+    /// There is a Primary, or about to be one, that was none when the end was prepared: it may
+    /// write through the source, and not know that this node is to be told.
+    fn end_is_in_doubt(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let asked = self.peers[peer].devs[vol].resync.as_ref().map_or(NodeMask::EMPTY, |r| r.asked);
+        self.promotion_is_prepared() || !self.st.primary_peers().minus(asked).is_empty()
     }
 
     /// A peer's states are new: a resync may have waited for them.
@@ -853,6 +865,9 @@ impl Resource {
                 self.resync_more(peer, vol);
             }
             return;
+        }
+        if self.end_is_in_doubt(peer, vol) {
+            return self.resync_more(peer, vol);
         }
         let Some(resync) = self.peers[peer].devs[vol].resync.as_ref() else { return };
         if !resync.finishing {
@@ -928,6 +943,9 @@ impl Resource {
             // Called off while it was being recorded.
             return;
         }
+        if self.end_is_in_doubt(peer, vol) {
+            return self.resync_more(peer, vol);
+        }
         let failed = resync.map_or(0, |r| r.failed);
         let unstable = self.peers[peer].devs[vol].unstable;
         let source_disk = self.st.peers[peer].devs[vol].disk;
@@ -968,13 +986,17 @@ impl Resource {
                     Decided::Retry | Decided::Refuse(_) => true,
                 })
                 .collect();
+            // A Primary that this node does not hear goes on writing through the source: the news of
+            // that takes its time, and until then this disk only seems to be as good.
+            let unheard = !self.far_primaries.minus(self.st.connected_mask()).is_empty();
+            let disk = if unheard { source_disk.min(DiskState::Outdated) } else { source_disk };
             self.change_hard(|st| {
                 st.peers[peer].devs[vol].repl = ReplState::Established;
                 for p in &done {
                     st.peers[*p].devs[vol].repl = ReplState::Established;
                 }
                 if !st.is_target(vol) {
-                    st.vols[vol].disk = source_disk;
+                    st.vols[vol].disk = disk;
                 }
             });
             for p in done {

@@ -760,6 +760,9 @@ impl Resource {
         }
         // Members feed quorum.
         self.change_hard(|_| {});
+        for vol in 0..self.vols.len() {
+            self.resyncs_progress(vol);
+        }
     }
 
     /// P_TWOPC_ABORT.
@@ -792,8 +795,17 @@ impl Resource {
         }
     }
 
+    /// Another node has been told that it may become Primary, and may have become it.
+    pub(crate) fn promotion_is_prepared(&self) -> bool {
+        let promotes = |h: &Held| h.job.is_none() && matches!(h.op, Operation::Promote { .. });
+        self.twopc.held.as_ref().is_some_and(promotes)
+    }
+
     /// A prepared transaction of another node is not going to happen.
     fn transaction_dropped(&mut self, held: &Held) {
+        for vol in 0..self.vols.len() {
+            self.resyncs_progress(vol);
+        }
         if matches!(held.op, Operation::Connect(_)) && held.target == Some(self.me) {
             if let Some(peer) = self.peer_ix(held.initiator) {
                 self.handshake_aborted(peer);
