@@ -294,8 +294,17 @@ impl Resource {
     /// A read follows the writes that were sent before it, also where nobody waits for their
     /// acks (protocol A).
     fn try_peer_read(&mut self, key: usize) {
-        let PeerRead { vol, range, .. } = self.peer_reads[key];
+        let PeerRead { peer, vol, range, block_id, dead, .. } = self.peer_reads[key];
         let nr = self.vols[vol].nr;
+        if self.st.vols[vol].disk != DiskState::UpToDate {
+            // The disk was lost while the read waited.
+            self.peer_reads.remove(key);
+            if !dead {
+                let ack = self.block_ack(peer, vol, range, block_id);
+                self.send(peer, Packet::NegDreply(nr, ack));
+            }
+            return;
+        }
         if self.peer_writes.iter().any(|(_, w)| w.vol == vol && w.range.overlaps(range)) {
             return;
         }
