@@ -748,7 +748,8 @@ impl PeerUuids {
         self.bitmap[node.index()]
     }
 
-    /// The peer adopts a generation after which the nodes in `weak` miss what is written.
+    /// The peer adopts a generation after which the nodes in `weak` miss what is written: the
+    /// same step as [`crate::generation::Generations::adopt`], on what the peer last sent.
     pub(crate) fn follow(&mut self, new: GenUuid, weak: NodeMask) {
         let previous = std::mem::replace(&mut self.current, new);
         if previous.same(new) {

@@ -1,6 +1,7 @@
 //! The primitives one by one, and against the generations kernel nodes sent in captures.
 
 use super::*;
+use crate::resource::PeerUuids;
 use DiskState::{DUnknown, Diskless, Inconsistent, Negotiating, Outdated, UpToDate};
 use codec::wire::packet::UuidFlags;
 use vocab::NodeMask;
@@ -513,6 +514,41 @@ fn a_finished_resync_believes_only_what_the_source_says() {
     assert_eq!(finish([0, 0, 0x40, 0], true), (NodeMask::EMPTY, g(0)), "it got there meanwhile");
     let missing = finish([0, 0, u64::MAX, 0], false);
     assert_eq!(missing, (mask(&[2]), g(0x10)), "a slot not sent proves nothing");
+}
+
+#[test]
+fn a_resync_among_equals_says_nothing_of_a_third() {
+    let s = situation(0, false, [Inconsistent, UpToDate, UpToDate]);
+    let mut currents = NOTHING;
+    currents[2] = g(0x300);
+    let in_sync = |start: u64, current: u64| {
+        let mut a = gens(current, [0; 4], &[]);
+        let bitmap = sent([0; 4]);
+        a.finish_target(&s, g(start), &source(1, 0x300, &bitmap, &[]), &currents).in_sync
+    };
+    assert_eq!(in_sync(0x10, 0x10), mask(&[1, 2]), "the third has what the source has");
+    assert_eq!(in_sync(0x300, 0x300), mask(&[1]), "it may lack what this disk lacked");
+    assert_eq!(in_sync(0x10, 0x300), mask(&[1]), "the end of another resync came first");
+}
+
+#[test]
+fn what_is_known_of_a_peer_takes_the_step_that_the_peer_takes() {
+    let (old, new) = (0x400, 0x501);
+    let s13 = situation(2, false, [UpToDate, DUnknown, UpToDate]);
+    let weak = mask(&[0, 2]).complement();
+    for slots in [[0, 0, 0, 0], [0, 0x300, 0, 0], [0x200, old, 0, 0]] {
+        let mut peer = gens(old, slots, &[0x100]);
+        let mut known = PeerUuids::diskless(g(old));
+        known.history = vec![g(0x100)];
+        known.bitmap[..3].copy_from_slice(&slots[..3].iter().map(|u| g(*u)).collect::<Vec<_>>());
+        peer.adopt(g(new), &s13, weak, false, fresh(&[]));
+        known.follow(g(new), weak);
+        assert!(known.current.same(peer.current()));
+        for node in [0, 1] {
+            assert!(known.bitmap_of(n(node)).same(peer.bitmap(n(node)).uuid), "{slots:x?}");
+        }
+        assert_eq!(known.history, [g(old), g(0x100)]);
+    }
 }
 
 #[test]
