@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 
 mod bench;
 mod compat;
+mod fuzz;
 mod mutants;
 mod sim;
 mod test;
@@ -20,6 +21,7 @@ cargo xtask <command>
     bench      measure real engines
     sim        run seeds of the simulator
     torture    kill, stop and cut off three real engines under load
+    fuzz       run fuzz targets
     mutants    plant bugs in the core and see whether the simulator finds them
     tidy       check what the compiler does not: arrows, licences, headers, links
     compat     write the option tables of COMPAT.md anew
@@ -49,6 +51,7 @@ fn run() -> Result<()> {
         "sim" => sim::main(rest),
         "torture" => torture::main(rest),
         "mutants" => mutants::main(rest),
+        "fuzz" => fuzz::main(rest),
         "tidy" => tidy::main(rest),
         "compat" => compat::main(rest),
         "--help" | "-h" | "help" => {

@@ -3,7 +3,6 @@
 //! Sections run one after the other, cheapest first; one that fails does not keep the next from
 //! running. The last line adds them up: a check counts as one test, a simulated seed does not.
 
-mod fuzz;
 mod known;
 mod libtest;
 mod tools;
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{sim, tidy, workspace};
+use crate::{fuzz, sim, tidy, workspace};
 
 const HELP: &str = "\
 cargo xtask test [SECTION ...]
@@ -25,7 +24,7 @@ cargo xtask test [SECTION ...]
     clippy     lints, as errors
     tests      unit, interoperation and end-to-end tests of the workspace
     sim        2,000 fixed seeds of the simulator
-    fuzz       each fuzz target for a few seconds, from its corpus
+    fuzz       500,000 fixed inputs of each fuzz target
     With CI set in the environment, a section that hangs is ended and fails.";
 
 /// What came of a section.
@@ -41,8 +40,13 @@ pub struct Outcome {
 
 impl Outcome {
     /// One check that either holds or not.
-    fn of(good: bool) -> Outcome {
+    pub fn of(good: bool) -> Outcome {
         Outcome { passed: u64::from(good), failed: u64::from(!good), ..Outcome::default() }
+    }
+
+    /// True if nothing failed that should not.
+    pub fn is_good(&self) -> bool {
+        self.failed == 0
     }
 }
 
@@ -67,7 +71,7 @@ const SECTIONS: &[(&str, Section)] = &[
     ("clippy", clippy),
     ("tests", libtest::run),
     ("sim", simulate),
-    ("fuzz", fuzz::run),
+    ("fuzz", fuzz::section),
 ];
 
 /// The command.
@@ -94,7 +98,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
             println!("{error:#}");
             Outcome::of(false)
         });
-        let verdict = if outcome.failed == 0 { "ok" } else { "FAILED" };
+        let verdict = if outcome.is_good() { "ok" } else { "FAILED" };
         let seconds = section_begun.elapsed().as_secs_f64();
         println!("-- {name}: {verdict} in {seconds:.0} s");
         summary.push(format!("{name:<10} {verdict:<8} {seconds:>5.0} s"));
@@ -145,14 +149,14 @@ fn simulate() -> Result<Outcome> {
 }
 
 /// `cargo` with these arguments, at the root.
-fn cargo(arguments: &[&str]) -> Command {
+pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).current_dir(workspace::root());
     command
 }
 
 /// Runs a command with its output on ours, for at most so many minutes. True if it succeeds.
-fn run(command: Command, minutes: u64) -> Result<bool> {
+pub fn run(command: Command, minutes: u64) -> Result<bool> {
     let mut command = limited(command, Duration::from_secs(60 * minutes));
     let status = command.status().with_context(|| format!("{command:?} could not be started"))?;
     Ok(status.success())
@@ -160,7 +164,7 @@ fn run(command: Command, minutes: u64) -> Result<bool> {
 
 /// The command, ended with all that it started after `limit` where nobody is there to end it.
 /// With a person at the keyboard there is no limit: a signal of the terminal has to reach it.
-fn limited(command: Command, limit: Duration) -> Command {
+pub fn limited(command: Command, limit: Duration) -> Command {
     if std::env::var_os("CI").is_none() {
         return command;
     }

@@ -163,7 +163,10 @@ pub fn decode_header(
     let command =
         Command::from_number(number).ok_or(WireError::UnknownCommand { stream, number })?;
     check(command, version, stream, agreed)?;
-    if command.scope() == Scope::Volume && volume == WHOLE_CONNECTION {
+    // Protocol 8 has no packet about the whole connection that could be about a volume as well.
+    let volume_only = command.scope() == Scope::Volume
+        || command.scope() == Scope::Either && agreed.is_protocol8();
+    if volume_only && volume == WHOLE_CONNECTION {
         return Err(WireError::NoVolume(command));
     }
     let allowed = command.lengths(version, agreed, agreed.peer_digest_len);
@@ -206,6 +209,10 @@ pub(super) fn emit(
     let version = agreed.header_version(len);
     let has_volumes = version == HeaderVersion::V100;
     assert!(has_volumes || volume.is_none_or(|nr| nr.0 == 0), "one volume below protocol 100");
+    assert!(
+        volume.is_some() || command.scope() == Scope::Connection || !agreed.is_protocol8(),
+        "{command} names a volume below protocol 110"
+    );
     let mut bytes = [0; MAX_HEADER];
     let number = command.number().to_be_bytes();
     match version {

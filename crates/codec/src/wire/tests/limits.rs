@@ -183,6 +183,12 @@ fn packets_about_a_volume_name_one() {
     let write_ack = hex("8620ec20 ffff0016 00000018 00000000");
     let error = WireError::NoVolume(Command::WriteAck);
     assert_eq!(decode_header(&write_ack, Stream::Control, &OURS), Err(error));
+    // A state may be that of the whole connection, but not below protocol 110.
+    let state = hex("8620ec20 ffff000e 00000004 00000000 00092003");
+    let header = decode_header(&state, Stream::Data, &OURS).unwrap().unwrap();
+    assert_eq!(header.volume(), None);
+    let error = WireError::NoVolume(Command::State);
+    assert_eq!(decode_header(&state, Stream::Data, &Agreed::new(101, 0xf)), Err(error));
 }
 
 /// A block request for `size` bytes at `sector`.
