@@ -294,11 +294,13 @@ impl Resource {
         let volume = &mut self.vols[vol];
         let backing = volume.backing.as_mut().expect("looked at above");
         let new = backing.gens.new_current(&situation, clear_bitmap, told, || rng.next());
-        volume.exposed = new.current;
         if clear_bitmap {
             for slot in 0..backing.bitmap.slots() {
                 backing.bitmap.clear_all(slot);
             }
+        }
+        volume.expose(new.current);
+        if clear_bitmap {
             for peer in &connected {
                 self.send_uuids(*peer, vol, UuidFlags::SKIP_INITIAL_SYNC, NodeMask::EMPTY);
             }

@@ -249,7 +249,8 @@ impl Resource {
             .connected()
             .filter(|p| {
                 let disk = self.st.peers[*p].devs[vol].disk;
-                disk >= DiskState::Negotiating && disk != DiskState::DUnknown
+                let with_disk = disk >= DiskState::Negotiating && disk != DiskState::DUnknown;
+                with_disk || self.st.peers[*p].role == Role::Primary
             })
             .map(|p| self.peers[p].node)
             .collect();
@@ -462,10 +463,10 @@ impl Resource {
 
     /// A node without disk trusts a disk only if it holds the generation it has seen.
     fn client_accepts(&self, peer: PeerIx, vol: VolIx) -> bool {
-        let exposed = self.vols[vol].exposed;
+        let volume = &self.vols[vol];
         let current =
             self.peers[peer].devs[vol].uuids.as_ref().map_or(GenUuid::NONE, |u| u.current);
-        exposed.is_none() || current.same(exposed)
+        volume.exposed.is_none() || current.same(volume.exposed)
     }
 }
 

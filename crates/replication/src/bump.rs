@@ -5,7 +5,6 @@
 //! answered a ping before it starts, so that "connected" means what it says.
 
 use codec::wire::{Packet, UuidFlags, Uuids110};
-use vocab::options::OnNoQuorum;
 use vocab::{
     ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role, VolumeNr,
 };
@@ -13,8 +12,7 @@ use vocab::{
 use crate::generation::{Adoption, Neighbour, Situation, UNKNOWN, is_generation, weak_nodes};
 use crate::io::LogLevel;
 use crate::meta::Backing;
-use crate::request::Write;
-use crate::resource::{Decision, NewGeneration, PeerUuids, Resource, SentUuids, Unconfirmed, Work};
+use crate::resource::{Decision, NewGeneration, PeerUuids, Resource, SentUuids, Work};
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
@@ -77,7 +75,7 @@ impl Resource {
         if self.vols[vol].backing.is_some() && self.st.vols[vol].disk == DiskState::UpToDate {
             self.bump_disk(vol, NodeMask::EMPTY, false);
         } else {
-            self.bump_exposed(vol);
+            self.propose_generation(vol);
         }
     }
 
@@ -93,14 +91,14 @@ impl Resource {
         let Some(new) = new else {
             // Nobody misses anything: the generation goes on, written by a Primary now.
             let previous = backing.gens.current();
-            volume.exposed = previous;
+            volume.expose(previous);
             if forced {
                 volume.bump_announce = Some(NewGeneration { previous, never_synced, forced });
             }
             self.persist(vol, Work::BumpDone(vol));
             return;
         };
-        volume.exposed = new.current;
+        volume.expose(new.current);
         let text = format!(
             "{}/{}: new data generation {}; behind are {:?}",
             self.name, volume.nr, new.current, new.behind
@@ -117,7 +115,7 @@ impl Resource {
         let Some(new) = self.vols[vol].bump_announce.take() else { return };
         if self.vols[vol].backing.is_none() {
             // Lost with the disk. What follows starts from the generation that peers know.
-            self.vols[vol].exposed = new.previous;
+            self.vols[vol].expose(new.previous);
             return;
         }
         let weak = weak_nodes(&self.situation(vol)).or(new.never_synced);
@@ -137,62 +135,6 @@ impl Resource {
                 self.work.push_back(Work::Recompare(peer, vol));
             }
         }
-    }
-
-    /// A Primary without an UpToDate disk of its own: its peers record the divergence.
-    fn bump_exposed(&mut self, vol: VolIx) {
-        let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;
-        let unconfirmed = self.vols[vol].unconfirmed.as_ref();
-        if let Some(first_epoch) = unconfirmed.map(|u| u.first_epoch).filter(|_| suspend) {
-            // One unconfirmed generation at a time (semantics §4.3 rule 2): the next one waits
-            // until its peers have confirmed what was written in this one, if anything was. A
-            // peer that is gone never will; its loss may be what asks for this generation.
-            let owes = |w: &Write| self.st.connected().any(|p| !self.part_is_done(w, p));
-            if self.log.iter().any(|w| w.vol == vol && w.epoch >= first_epoch && owes(w)) {
-                self.vols[vol].bump_running = false;
-                return;
-            }
-        }
-        let needed = self.diskless_bump_needed(vol);
-        if !needed {
-            self.vols[vol].bump_pending = false;
-            self.work.push_back(Work::BumpDone(vol));
-            return;
-        }
-        self.close_epoch();
-        let new = self.rng.uuid(true);
-        let connected: NodeMask = self
-            .st
-            .connected()
-            .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
-            .map(|p| self.peers[p].node)
-            .collect();
-        let previous = std::mem::replace(&mut self.vols[vol].exposed, new);
-        let predecessor = self.vols[vol].unconfirmed.take().map_or(previous, |u| u.predecessor);
-        let first_epoch = self.log.epoch;
-        self.vols[vol].unconfirmed =
-            Some(Unconfirmed { predecessor, first_epoch, waiting: connected });
-        let weak = weak_nodes(&self.situation(vol));
-        let nr = self.vols[vol].nr;
-        for peer in 0..self.peers.len() {
-            if self.st.is_connected(peer) {
-                let follows = self.decide(peer, vol) == Decision::Data;
-                let node = self.peers[peer].node;
-                let weak = if follows { weak.without(node) } else { weak };
-                self.send(peer, Packet::CurrentUuid(nr, new, weak));
-            }
-        }
-        self.peers_follow(vol, new, weak);
-        self.vols[vol].bump_pending = false;
-        self.work.push_back(Work::BumpDone(vol));
-    }
-
-    /// Semantics §4.3 rule 1: does some node that should hold the data miss it? A first write
-    /// after a promotion always starts a generation (wire §6): the slot memory of this node may
-    /// be lost, and another client may have written meanwhile.
-    fn diskless_bump_needed(&self, vol: VolIx) -> bool {
-        let _ = vol;
-        true
     }
 
     /// The new generation is durable, or none was needed: writes go on.
@@ -378,13 +320,14 @@ impl Resource {
         self.review_shown_disk(peer, vol);
         if flags.has(UuidFlags::NEW_DATAGEN) {
             self.adopt(vol, current, weak);
-        } else if self.vols[vol].backing.is_none()
-            && self.st.role == Role::Secondary
-            && is_generation(current)
-            && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
-        {
-            self.vols[vol].exposed = current;
         }
+        let newest = flags.has(UuidFlags::NEW_DATAGEN)
+            || self.st.role == Role::Secondary
+                && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        if self.vols[vol].backing.is_none() && newest && is_generation(current) {
+            self.vols[vol].expose(current);
+        }
+        self.generation_held(vol, current);
         if flags.has(UuidFlags::SKIP_INITIAL_SYNC) {
             self.skip_initial_sync(peer, vol);
         }
@@ -468,6 +411,7 @@ impl Resource {
         let node = self.peers[peer].node;
         let known = self.peers[peer].devs[vol].uuids.as_ref().map(|u| u.current);
         self.peers[peer].devs[vol].uuids = Some(PeerUuids::diskless(current));
+        self.peers[peer].devs[vol].uuids_fresh = true;
         let disk = self.st.vols[vol].disk;
         if primary {
             self.adopt(vol, current, weak.with(node));
@@ -493,8 +437,10 @@ impl Resource {
         let rng = &mut self.rng;
         let volume = &mut self.vols[vol];
         let Some(backing) = volume.backing.as_mut() else {
-            if is_generation(current) {
-                volume.exposed = current;
+            // Nothing to adopt it on. Meant for a disk (one that was lost meanwhile), it is no more
+            // than proposed.
+            if is_generation(current) && weak.contains(self.me) {
+                volume.expose(current);
             }
             return;
         };
@@ -509,9 +455,10 @@ impl Resource {
             // While target: the generation of the source goes on; the target gets there at the end.
             Adoption::OfSource => self.peers_follow(vol, current, weak),
             Adoption::Adopted { .. } => {
-                volume.exposed = backing.gens.current();
+                let adopted = backing.gens.current();
                 // Later writes of the peer wait for this like for the activity log.
                 backing.hold_writes();
+                volume.expose(adopted);
                 self.persist(vol, Work::Adopted(vol));
             }
         }
@@ -520,7 +467,7 @@ impl Resource {
     /// UpToDate peers take on a new generation: what is known of their identifiers takes the same
     /// step. A resync from one of them may end before it says so itself, and the target would
     /// not know the generation that was left, and so not who has stayed behind at it.
-    fn peers_follow(&mut self, vol: VolIx, new: GenUuid, weak: NodeMask) {
+    pub(crate) fn peers_follow(&mut self, vol: VolIx, new: GenUuid, weak: NodeMask) {
         for peer in 0..self.peers.len() {
             let node = self.peers[peer].node;
             let follows = self.st.is_connected(peer)
@@ -552,7 +499,7 @@ impl Resource {
         let volume = &mut self.vols[vol];
         let Some(backing) = volume.backing.as_mut() else {
             if established && volume.exposed.is_just_created() {
-                volume.exposed = current;
+                volume.expose(current);
             }
             return;
         };
@@ -563,7 +510,7 @@ impl Resource {
         for slot in 0..backing.bitmap.slots() {
             backing.bitmap.clear_all(slot);
         }
-        volume.exposed = current;
+        volume.expose(current);
         self.log(
             LogLevel::Info,
             "the initial resync is skipped: an operator declared all disks identical",
@@ -573,62 +520,6 @@ impl Resource {
             st.peers[peer].devs[vol].disk = DiskState::UpToDate;
         });
         self.persist_with_bitmap(vol, Work::Adopted(vol));
-    }
-
-    /// An epoch is stable on a peer: it has all writes of the unconfirmed generation so far.
-    pub(crate) fn unconfirmed_barrier_ack(&mut self, peer: PeerIx, epoch: u64) {
-        let node = self.peers[peer].node;
-        for vol in 0..self.vols.len() {
-            let held_writes = self.log.iter().any(|w| w.vol == vol && !w.completed);
-            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
-                if epoch >= unconfirmed.first_epoch || !held_writes {
-                    unconfirmed.waiting.remove(node);
-                }
-            }
-        }
-        self.review_unconfirmed();
-        if self.st.susp.uuid_bridge {
-            // The next generation may have waited for this.
-            self.work.push_back(Work::Resume);
-        }
-    }
-
-    /// A lost peer can not confirm any more.
-    pub(crate) fn unconfirmed_peer_lost(&mut self, node: NodeId) {
-        for vol in &mut self.vols {
-            if let Some(unconfirmed) = &mut vol.unconfirmed {
-                unconfirmed.waiting.remove(node);
-            }
-        }
-        self.review_unconfirmed();
-    }
-
-    /// Only peers that are connected and UpToDate are waited for; with none left, and quorum,
-    /// the generation is confirmed.
-    pub(crate) fn review_unconfirmed(&mut self) {
-        for vol in 0..self.vols.len() {
-            let able: NodeMask = self
-                .st
-                .connected()
-                .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
-                .map(|p| self.peers[p].node)
-                .collect();
-            let quorate = self.st.vols[vol].real_quorum;
-            let Some(unconfirmed) = &self.vols[vol].unconfirmed else { continue };
-            let lost = unconfirmed.waiting.minus(able).minus(self.losing());
-            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
-                unconfirmed.waiting = unconfirmed.waiting.minus(lost);
-                if unconfirmed.waiting.is_empty() && quorate {
-                    self.vols[vol].unconfirmed = None;
-                    self.work.push_back(Work::Kick(vol));
-                }
-            }
-        }
-    }
-
-    /// Peers whose loss is not dealt with yet.
-    fn losing(&self) -> NodeMask {
-        self.peers.iter().filter(|p| p.hs.losing).map(|p| p.node).collect()
     }
 }
 

@@ -242,13 +242,13 @@ impl Resource {
         if start.adopt_exposed {
             if let Some(uuids) = &self.peers[peer].devs[vol].uuids {
                 if is_generation(uuids.current) {
-                    self.vols[vol].exposed = uuids.current;
+                    self.vols[vol].expose(uuids.current);
                 }
             }
         }
         if self.vols[vol].backing.is_none() && !is_generation(self.vols[vol].exposed) {
             if let Some(uuids) = &self.peers[peer].devs[vol].uuids {
-                self.vols[vol].exposed = uuids.current;
+                self.vols[vol].expose(uuids.current);
             }
         }
         // While the last writes of a lost Primary are not settled with the peer, the bits are

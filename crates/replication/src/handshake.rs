@@ -565,8 +565,13 @@ impl Resource {
 
     /// This node has no disk, the peer has one (semantics §4.9).
     fn decide_as_client(&mut self, peer: PeerIx, vol: VolIx, peer_disk: DiskState) -> Decided {
-        let volume = &self.vols[vol];
         let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        let volume = &mut self.vols[vol];
+        if volume.proposals.contains(uuids.current) {
+            // The peer took a generation of this node, and was lost before it could say so.
+            volume.expose(uuids.current);
+            return Decided::Retry;
+        }
         let exposed = volume.exposed;
         if !is_generation(exposed)
             || uuids.current.same(exposed)
@@ -591,7 +596,7 @@ impl Resource {
                 })
         });
         let primary = self.st.role == Role::Primary;
-        let unconfirmed = volume.unconfirmed.as_ref();
+        let unconfirmed = volume.unconfirmed.is_some();
         match (successor, primary) {
             (true, true) => {
                 self.yield_to_newer_data();
@@ -599,12 +604,9 @@ impl Resource {
             }
             (true, false) => Decided::adopt_exposed(),
             (false, _) if ancestor => Decided::peer_disk(DiskState::Outdated),
-            // The newest generation of this client may not have reached the peer: park it until
-            // it has resynced from a disk that has it (R4 is the faster way for the same end).
-            (false, true) if unconfirmed.is_some_and(|u| u.predecessor.same(uuids.current)) => {
-                Decided::peer_disk(DiskState::Outdated)
-            }
-            (false, true) if unconfirmed.is_some() => Decided::peer_disk(DiskState::Outdated),
+            // The newest generation of this client has not reached the peer: park it until it has
+            // resynced from a disk that has it (R5).
+            (false, true) if unconfirmed => Decided::peer_disk(DiskState::Outdated),
             (false, false) => Decided::adopt_exposed(),
             (false, true) => Decided::Refuse(format!(
                 "volume {}: its data is not related to what this Primary uses",

@@ -506,11 +506,13 @@ impl Resource {
         if self.handshake_running() || self.negotiating() {
             return Start::At(self.now + POLL);
         }
-        let with_disk = |p: PeerIx| {
+        // A Primary without disk knows which generation its users have seen.
+        let knows = |p: PeerIx| {
             let disk = self.st.peers[p].devs[vol].disk;
-            disk >= DiskState::Inconsistent && disk != DiskState::DUnknown
+            let with_disk = disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
+            with_disk || self.st.peers[p].role == Role::Primary
         };
-        if self.st.connected().any(with_disk) {
+        if self.st.connected().any(knows) {
             self.start_twopc(id, Operation::Attach, None, Some(vol));
             return Start::Running;
         }

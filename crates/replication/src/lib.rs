@@ -12,6 +12,7 @@ mod bump;
 mod compare;
 pub mod config;
 mod epoch;
+mod exposed;
 pub mod generation;
 mod handshake;
 pub mod intervals;

@@ -633,7 +633,13 @@ impl Resource {
             // Nothing is reported before it is known that it will last (invariant 6).
             return;
         }
-        let ok = if self.st.fail_io {
+        // A disk that the write is on goes on in a generation that others lack, or it can not be
+        // told from those that lack the write.
+        let unheld = !flush && self.is_proposing(vol);
+        if unheld && !self.st.fail_io && self.has_data(&self.st, vol) {
+            return;
+        }
+        let ok = if self.st.fail_io || unheld {
             false
         } else if flush {
             write.local != Local::Failed || self.has_data(&self.st, write.vol)

@@ -16,6 +16,7 @@ use vocab::{
 };
 
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
+use crate::exposed::{Proposals, Unconfirmed};
 use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
@@ -82,8 +83,11 @@ pub(crate) struct Volume {
     pub backing: Option<Box<Backing>>,
     /// Effective size; 0 until known.
     pub size: Sectors,
-    /// Generation that users of this node have seen; survives the loss of the disk.
+    /// Generation that users of this node have seen; survives the loss of the disk. Changed by
+    /// `expose` alone.
     pub exposed: GenUuid,
+    /// Generations of this node that no disk is known to have.
+    pub proposals: Proposals,
     /// A new generation must start before the next write is admitted.
     pub bump_pending: bool,
     /// A ping round or metadata write of the bump runs.
@@ -129,16 +133,6 @@ pub(crate) struct NewGeneration {
     pub never_synced: NodeMask,
     /// The data was forced UpToDate: peers compare again.
     pub forced: bool,
-}
-
-/// A diskless Primary's generation that peers have not confirmed (semantics §4.3).
-#[derive(Debug, Clone)]
-pub(crate) struct Unconfirmed {
-    pub predecessor: GenUuid,
-    /// First epoch of the generation.
-    pub first_epoch: u64,
-    /// Peers that still have to confirm.
-    pub waiting: NodeMask,
 }
 
 /// Counters of a volume.
@@ -545,6 +539,7 @@ impl Resource {
             backing: None,
             size: Sectors(0),
             exposed: GenUuid::NONE,
+            proposals: Proposals::default(),
             bump_pending: false,
             bump_running: false,
             bump_announce: None,

@@ -929,7 +929,8 @@ impl Resource {
                 backing.bitmap.clear_all(slot);
             }
         }
-        self.vols[vol].exposed = backing.gens.current();
+        let current = backing.gens.current();
+        self.vols[vol].expose(current);
         self.persist_with_bitmap(vol, Work::ResyncRecorded(peer, vol));
     }
 

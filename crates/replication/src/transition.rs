@@ -395,6 +395,9 @@ impl Resource {
                 self.after_repl_change(&old, peer, vol);
             }
         }
+        for vol in 0..self.vols.len() {
+            self.tell_proposals(vol);
+        }
         self.review_unconfirmed();
         self.want_catch_up();
         self.kick_all();
@@ -483,8 +486,8 @@ impl Resource {
         let peer_up_to_date =
             self.st.connected().any(|p| self.st.peers[p].devs[vol].disk == DiskState::UpToDate);
         if disk == DiskState::UpToDate {
-            if let Some(backing) = &self.vols[vol].backing {
-                self.vols[vol].exposed = backing.gens.current();
+            if let Some(current) = self.vols[vol].backing.as_ref().map(|b| b.gens.current()) {
+                self.vols[vol].expose(current);
             }
             // Another disk may still lack what was under write at the crash. One with a Primary
             // has nothing to tell it any more.
@@ -534,11 +537,7 @@ impl Resource {
             && self.st.vols[vol].disk < DiskState::UpToDate;
         let accessible = self.has_data(old, vol) || self.has_data(&self.st, vol);
         if accessible && (lost_peer || fresh_gap || own_lost) {
-            self.vols[vol].bump_pending = true;
-            let busy = self.log.iter().any(|w| w.vol == vol && !w.completed);
-            if busy && !self.st.susp.any() && self.st.vols[vol].quorum {
-                self.start_bump(vol);
-            }
+            self.owe_generation(vol);
         }
     }
 

@@ -1,0 +1,246 @@
+//! The generation that the users of a node without a current disk of its own work with, and how a
+//! Primary there starts a new one (semantics §4.3, §4.9).
+//!
+//! Such a Primary has nothing to make a generation durable on. It *proposes* one to its peers, and
+//! works on in the generation before it, the *exposed* one, until a disk is known to have the new
+//! one. Until then no write is completed. So every disk that holds the exposed generation holds
+//! every write that users know of, and can be trusted whatever became of the proposals: of those
+//! that nobody has, nothing is left. A disk that comes back is told the proposals it missed, in
+//! their order, so that it gets to where the others may be already.
+
+use codec::wire::Packet;
+use vocab::options::OnNoQuorum;
+use vocab::{DiskState, GenUuid, NodeId, NodeMask, Role};
+
+use crate::generation::weak_nodes;
+use crate::request::Write;
+use crate::resource::{Decision, Resource, Volume, Work};
+use crate::state::{PeerIx, VolIx};
+
+/// Generations that no disk is known to have, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Proposals {
+    list: Vec<Proposal>,
+    /// Connected peers whose disks have been told all of them.
+    told: NodeMask,
+}
+
+#[derive(Debug)]
+struct Proposal {
+    uuid: GenUuid,
+    /// Nodes that did not hear of it.
+    weak: NodeMask,
+}
+
+/// The newest proposal, while some of the peers it was sent to have not confirmed what was written
+/// in it (semantics §4.3 rule 4).
+#[derive(Debug)]
+pub(crate) struct Unconfirmed {
+    /// First epoch of the generation.
+    pub first_epoch: u64,
+    /// Peers that still have to confirm.
+    pub waiting: NodeMask,
+}
+
+impl Proposals {
+    /// The generation was proposed here.
+    pub(crate) fn contains(&self, uuid: GenUuid) -> bool {
+        self.list.iter().any(|p| p.uuid.same(uuid))
+    }
+}
+
+impl Volume {
+    /// A disk has this generation, and users may see it. What was proposed before it has been
+    /// overtaken.
+    pub(crate) fn expose(&mut self, uuid: GenUuid) {
+        if uuid.same(self.exposed) {
+            return;
+        }
+        self.exposed = uuid;
+        let list = &mut self.proposals.list;
+        let reached = list.iter().position(|p| p.uuid.same(uuid)).unwrap_or(list.len());
+        list.drain(..list.len().min(reached + 1));
+    }
+}
+
+impl Resource {
+    /// A generation has been proposed, and no disk is known to have it. What is written may be
+    /// on a disk that then goes away, while another one that lacks it looks just as good.
+    pub(crate) fn is_proposing(&self, vol: VolIx) -> bool {
+        !self.vols[vol].proposals.list.is_empty()
+    }
+
+    /// A Primary without an UpToDate disk of its own starts a generation.
+    ///
+    /// Even if no node misses anything (semantics §4.3 rule 1): the slot memory of this node may be
+    /// lost, and another client may have written meanwhile, so that the first write after a
+    /// promotion starts one always (wire §6).
+    pub(crate) fn propose_generation(&mut self, vol: VolIx) {
+        let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;
+        let unconfirmed = self.vols[vol].unconfirmed.as_ref();
+        if let Some(first_epoch) = unconfirmed.map(|u| u.first_epoch).filter(|_| suspend) {
+            // One unconfirmed generation at a time (semantics §4.3 rule 2): the next one waits
+            // until its peers have confirmed what was written in this one, if anything was. A
+            // peer that is gone never will; its loss may be what asks for this generation.
+            let owes = |w: &Write| self.st.connected().any(|p| !self.part_is_done(w, p));
+            if self.log.iter().any(|w| w.vol == vol && w.epoch >= first_epoch && owes(w)) {
+                self.vols[vol].bump_running = false;
+                return;
+            }
+        }
+        self.close_epoch();
+        let uuid = self.rng.uuid(true);
+        let weak = weak_nodes(&self.situation(vol));
+        let first_epoch = self.log.epoch;
+        let waiting: NodeMask = self
+            .st
+            .connected()
+            .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
+            .map(|p| self.peers[p].node)
+            .collect();
+        self.vols[vol].unconfirmed = Some(Unconfirmed { first_epoch, waiting });
+        let proposal = Proposal { uuid, weak };
+        for peer in 0..self.peers.len() {
+            let with_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
+            if self.st.is_connected(peer) && with_disk {
+                self.send_proposal(peer, vol, &proposal);
+            }
+        }
+        let proposals = &mut self.vols[vol].proposals;
+        proposals.told = proposals.told.or(waiting);
+        proposals.list.push(proposal);
+        self.peers_follow(vol, uuid, weak);
+        self.vols[vol].bump_pending = false;
+        self.work.push_back(Work::BumpDone(vol));
+    }
+
+    fn send_proposal(&mut self, peer: PeerIx, vol: VolIx, proposal: &Proposal) {
+        // Who gets every write gets the generation, whatever others think of its disk.
+        let follows = self.decide(peer, vol) == Decision::Data;
+        let node = self.peers[peer].node;
+        let weak = if follows { proposal.weak.without(node) } else { proposal.weak };
+        self.send(peer, Packet::CurrentUuid(self.vols[vol].nr, proposal.uuid, weak));
+    }
+
+    /// Disks that have come back in the exposed generation are told what was proposed meanwhile;
+    /// the next write starts a generation for those that are still away.
+    pub(crate) fn tell_proposals(&mut self, vol: VolIx) {
+        if !self.is_proposing(vol) {
+            self.vols[vol].proposals.told = NodeMask::EMPTY;
+            return;
+        }
+        if self.st.vols[vol].disk == DiskState::UpToDate {
+            // The own disk is current again, and a generation of its own says who is not.
+            self.vols[vol].proposals.list.clear();
+            return self.owe_generation(vol);
+        }
+        if self.st.role != Role::Primary {
+            return;
+        }
+        let able: Vec<PeerIx> = self
+            .st
+            .connected()
+            .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
+            .collect();
+        let nodes: NodeMask = able.iter().map(|p| self.peers[*p].node).collect();
+        let new = nodes.minus(self.vols[vol].proposals.told);
+        self.vols[vol].proposals.told = nodes;
+        if new.is_empty() {
+            return;
+        }
+        let list = std::mem::take(&mut self.vols[vol].proposals.list);
+        for peer in able {
+            if new.contains(self.peers[peer].node) {
+                list.iter().for_each(|proposal| self.send_proposal(peer, vol, proposal));
+            }
+        }
+        self.vols[vol].proposals.list = list;
+        if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
+            unconfirmed.waiting = unconfirmed.waiting.or(new);
+        }
+        self.owe_generation(vol);
+    }
+
+    /// A new generation is due, at once if writes wait.
+    pub(crate) fn owe_generation(&mut self, vol: VolIx) {
+        self.vols[vol].bump_pending = true;
+        let busy = self.log.iter().any(|w| w.vol == vol && !w.completed);
+        if busy && !self.st.susp.any() && self.st.vols[vol].quorum {
+            self.start_bump(vol);
+        }
+    }
+
+    /// A disk holds a generation. If this node proposed it, users may be told of what was written
+    /// in it.
+    pub(crate) fn generation_held(&mut self, vol: VolIx, uuid: GenUuid) {
+        if !self.vols[vol].proposals.contains(uuid) {
+            return;
+        }
+        self.vols[vol].expose(uuid);
+        // Others without a disk, which may be all that is left one day, know what to look for.
+        let weak = weak_nodes(&self.situation(vol));
+        for peer in 0..self.peers.len() {
+            let has_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
+            if self.st.is_connected(peer) && !has_disk {
+                self.send(peer, Packet::CurrentUuid(self.vols[vol].nr, uuid, weak));
+            }
+        }
+        self.advance_all();
+    }
+
+    /// An epoch is stable on a peer: it has all writes of the unconfirmed generation so far.
+    pub(crate) fn unconfirmed_barrier_ack(&mut self, peer: PeerIx, epoch: u64) {
+        let node = self.peers[peer].node;
+        for vol in 0..self.vols.len() {
+            let held_writes = self.log.iter().any(|w| w.vol == vol && !w.completed);
+            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
+                if epoch >= unconfirmed.first_epoch || !held_writes {
+                    unconfirmed.waiting.remove(node);
+                }
+            }
+        }
+        self.review_unconfirmed();
+        if self.st.susp.uuid_bridge {
+            // The next generation may have waited for this.
+            self.work.push_back(Work::Resume);
+        }
+    }
+
+    /// A lost peer can not confirm any more.
+    pub(crate) fn unconfirmed_peer_lost(&mut self, node: NodeId) {
+        for vol in &mut self.vols {
+            if let Some(unconfirmed) = &mut vol.unconfirmed {
+                unconfirmed.waiting.remove(node);
+            }
+        }
+        self.review_unconfirmed();
+    }
+
+    /// Only peers that are connected and UpToDate are waited for; with none left, and quorum,
+    /// the generation is confirmed.
+    pub(crate) fn review_unconfirmed(&mut self) {
+        for vol in 0..self.vols.len() {
+            let able: NodeMask = self
+                .st
+                .connected()
+                .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
+                .map(|p| self.peers[p].node)
+                .collect();
+            let quorate = self.st.vols[vol].real_quorum;
+            let Some(unconfirmed) = &self.vols[vol].unconfirmed else { continue };
+            let lost = unconfirmed.waiting.minus(able).minus(self.losing());
+            if let Some(unconfirmed) = &mut self.vols[vol].unconfirmed {
+                unconfirmed.waiting = unconfirmed.waiting.minus(lost);
+                if unconfirmed.waiting.is_empty() && quorate {
+                    self.vols[vol].unconfirmed = None;
+                    self.work.push_back(Work::Kick(vol));
+                }
+            }
+        }
+    }
+
+    /// Peers whose loss is not dealt with yet.
+    fn losing(&self) -> NodeMask {
+        self.peers.iter().filter(|p| p.hs.losing).map(|p| p.node).collect()
+    }
+}
