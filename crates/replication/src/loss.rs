@@ -85,6 +85,12 @@ impl Resource {
             self.log(LogLevel::Warn, text);
         }
         self.peers[peer].loss = None;
+        if was_connected {
+            let silent = conn.is_ungraceful_loss();
+            for (dev, st) in self.peers[peer].devs.iter_mut().zip(&self.st.peers[peer].devs) {
+                dev.maybe_current = silent && st.disk == DiskState::Inconsistent;
+            }
+        }
         self.change_hard(|st| {
             st.peers[peer].conn = conn;
             for vol in st.vols.iter_mut().filter(|v| outdate_self && v.disk > DiskState::Outdated) {

@@ -397,7 +397,11 @@ impl Resource {
                 let dev = &st.devs[vol];
                 let connected = st.conn == ConnState::Connected;
                 slot.flags.set(PeerFlags::CONNECTED, connected);
-                let outdated = matches!(dev.disk, DiskState::Inconsistent | DiskState::Outdated);
+                // A resync that runs may come to its end while this node is away.
+                let inconsistent = dev.disk == DiskState::Inconsistent
+                    && !connected
+                    && !peer.devs[vol].maybe_current;
+                let outdated = dev.disk == DiskState::Outdated || inconsistent;
                 slot.flags.set(PeerFlags::OUTDATED, outdated);
                 if connected {
                     slot.flags.set(PeerFlags::NODE_EXISTS, true);

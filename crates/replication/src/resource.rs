@@ -277,6 +277,9 @@ pub(crate) struct PeerDevice {
     pub uuids_attaching: bool,
     /// The peer has shown itself as resync source or in a verify since it began.
     pub source_seen: bool,
+    /// It was Inconsistent when it was lost without a word. Its resync may have come to its end
+    /// just then, so it is not known to be harmless.
+    pub maybe_current: bool,
     pub sizes: Option<Sizes>,
     pub last_sent: Option<StateWord>,
     pub last_word: Option<StateWord>,
@@ -707,6 +710,7 @@ impl PeerDevice {
             uuids: None,
             together: false,
             uuids_fresh: false,
+            maybe_current: false,
             uuids_attaching: false,
             source_seen: false,
             sizes: None,

@@ -235,7 +235,10 @@ impl Resource {
                 quorum::Peer {
                     node: peer.node,
                     connected,
-                    disk: dev.disk,
+                    disk: match peer.devs[vol].maybe_current && !connected {
+                        true => DiskState::DUnknown,
+                        false => dev.disk,
+                    },
                     intentional_diskless: !has_bitmap,
                     exists: connected
                         || peer.reconnect

@@ -5,7 +5,7 @@ use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated, Quorum, ResourceOptions, RrConflict};
-use vocab::{DiskState, Role};
+use vocab::{DiskState, ReplState, Role};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -36,6 +36,30 @@ fn two_nodes_lose_quorum_together() {
         w.heal(0, 1);
         w.wait("quorum is back", |w| quorate(w, 0));
         w.write(0, 0);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_target_that_falls_silent_may_have_become_current() {
+    scenario(majority(2, 1, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        (0..200).for_each(|i| w.write(0, i * 8));
+        w.start_node(1);
+        w.wait("n1 is resynced", |w| w.device(0, 1).repl == ReplState::SyncSource);
+        // Its resync may end just now, and then it and n2 are as good as this one alone.
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        w.expect("n0 is not the last one standing", |w| !quorate(w, 0));
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.wait_disk(1, DiskState::UpToDate);
         w.close(0, opener);
         w.settle();
     });
