@@ -9,10 +9,12 @@ use vocab::{
     ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role, VolumeNr,
 };
 
-use crate::generation::{Adoption, Neighbour, Situation, UNKNOWN, is_generation, weak_nodes};
+use crate::generation::{
+    Adoption, Generations, Neighbour, Situation, UNKNOWN, is_generation, weak_nodes,
+};
 use crate::io::LogLevel;
 use crate::meta::Backing;
-use crate::resource::{Decision, NewGeneration, PeerUuids, Resource, SentUuids, Work};
+use crate::resource::{Decision, NewGeneration, PeerUuids, Resource, SentUuids, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
@@ -86,14 +88,14 @@ impl Resource {
         let rng = &mut self.rng;
         let volume = &mut self.vols[vol];
         let backing = volume.backing.as_mut().expect("checked by the caller");
+        let before = Box::new(backing.gens.clone());
         let new = backing.gens.bump(&situation, never_synced, || rng.next());
         volume.bump_pending = false;
         let Some(new) = new else {
             // Nobody misses anything: the generation goes on, written by a Primary now.
-            let previous = backing.gens.current();
-            volume.expose(previous);
+            volume.expose(before.current());
             if forced {
-                volume.bump_announce = Some(NewGeneration { previous, never_synced, forced });
+                volume.bump_announce = Some(NewGeneration { before, never_synced, forced });
             }
             self.persist(vol, Work::BumpDone(vol));
             return;
@@ -104,10 +106,39 @@ impl Resource {
             self.name, volume.nr, new.current, new.behind
         );
         self.log(LogLevel::Info, text);
-        let announce = NewGeneration { previous: new.previous, never_synced, forced };
+        let announce = NewGeneration { before, never_synced, forced };
         self.vols[vol].bump_announce = Some(announce);
         self.close_epoch();
         self.persist(vol, Work::BumpDone(vol));
+    }
+
+    /// The generation is durable, but this node may not write any more: it took so long that others
+    /// may have gone on without it. Nothing was written in it and nobody has heard of it, so it
+    /// goes back to the one before. Otherwise it would look like data of its own.
+    fn withdraw_generation(&mut self, vol: VolIx) -> bool {
+        let primary = self.st.role == Role::Primary;
+        let may_write = primary && self.st.vols[vol].quorum;
+        let volume = &mut self.vols[vol];
+        let unused = |new: &mut NewGeneration| !may_write && !new.forced;
+        let Some(backing) = volume.backing.as_mut() else { return false };
+        let Some(new) = volume.bump_announce.take_if(unused) else { return false };
+        let previous = new.before.current();
+        if previous.same(backing.gens.current()) {
+            return false;
+        }
+        backing.gens = *new.before;
+        if !primary {
+            backing.gens.demote();
+        }
+        volume.bump_pending = primary;
+        volume.expose(previous);
+        let text = format!(
+            "{}/{}: the new data generation is withdrawn, this node may not write any more",
+            self.name, volume.nr
+        );
+        self.log(LogLevel::Info, text);
+        self.persist(vol, Work::BumpDone(vol));
+        true
     }
 
     /// The generation is durable: peers take it before any write that belongs to it.
@@ -115,7 +146,7 @@ impl Resource {
         let Some(new) = self.vols[vol].bump_announce.take() else { return };
         if self.vols[vol].backing.is_none() {
             // Lost with the disk. What follows starts from the generation that peers know.
-            self.vols[vol].expose(new.previous);
+            self.vols[vol].expose(new.before.current());
             return;
         }
         let weak = weak_nodes(&self.situation(vol)).or(new.never_synced);
@@ -139,6 +170,9 @@ impl Resource {
 
     /// The new generation is durable, or none was needed: writes go on.
     pub(crate) fn bump_done(&mut self, vol: VolIx) {
+        if self.withdraw_generation(vol) {
+            return;
+        }
         self.announce_generation(vol);
         // A peer lost meanwhile leaves the mark set: another generation follows.
         self.vols[vol].bump_running = false;
@@ -217,11 +251,12 @@ impl Resource {
         } else {
             self.st.primary_peers()
         };
+        let gens = self.vols[vol].shown_generations().unwrap_or(&backing.gens);
         let seen = |n: &NodeId| {
             *n == self.me
                 || backing.slot_of(*n).is_some()
                 || self.peer_ix(*n).is_some()
-                || !backing.bitmap_uuid(*n).is_none()
+                || !gens.bitmap(*n).uuid.is_none()
         };
         let bitmap_uuids: Vec<(u8, GenUuid)> =
             NodeId::all().filter(|n| seen(n)).map(|n| (n.get(), backing.bitmap_uuid(n))).collect();
@@ -231,22 +266,22 @@ impl Resource {
             *n != self.me
                 && backing.slot_of(*n).is_none()
                 && self.peer_ix(*n).is_none()
-                && is_generation(backing.bitmap_uuid(*n))
+                && is_generation(gens.bitmap(*n).uuid)
         });
         if let (Some(node), true) = (day0, used < backing.bitmap.slots()) {
             flags = UuidFlags(flags.0 | UuidFlags::HAS_UNALLOC.0 | u64::from(node.get()) << 56);
         }
         let uuids = Uuids110 {
-            current: backing.gens.current(),
+            current: gens.current(),
             dirty_bits: backing.oos(to),
             flags,
             node_mask,
             bitmap_uuids,
-            history: backing.gens.history().to_vec(),
+            history: gens.history().to_vec(),
         };
         let sent = SentUuids {
-            current: backing.gens.current(),
-            bitmap: backing.bitmap_uuid(to),
+            current: gens.current(),
+            bitmap: gens.bitmap(to).uuid,
             flags: flags.without(UuidFlags::INCONSISTENT),
             dirty_bits: uuids.dirty_bits,
         };
@@ -280,9 +315,10 @@ impl Resource {
     /// generation every pair is complete by itself, in whatever order they run: a block received
     /// from one source is out of sync towards all others until they have been asked, too.
     pub(crate) fn presented(&self, vol: VolIx) -> GenUuid {
-        match self.shown_backing(vol) {
-            Some(backing) => backing.gens.current(),
-            None => self.vols[vol].exposed,
+        let volume = &self.vols[vol];
+        match self.shown_backing(vol).and(volume.shown_generations()) {
+            Some(gens) => gens.current(),
+            None => volume.exposed,
         }
     }
 
@@ -520,6 +556,16 @@ impl Resource {
             st.peers[peer].devs[vol].disk = DiskState::UpToDate;
         });
         self.persist_with_bitmap(vol, Work::Adopted(vol));
+    }
+}
+
+impl Volume {
+    /// The generations of this disk as others see them: one that is not durable yet does not
+    /// exist, unless an operator has asked for it.
+    pub(crate) fn shown_generations(&self) -> Option<&Generations> {
+        let backing = self.backing.as_ref()?;
+        let pending = self.bump_announce.as_ref().filter(|new| !new.forced);
+        Some(pending.map_or(&backing.gens, |new| &*new.before))
     }
 }
 

@@ -185,7 +185,8 @@ impl Resource {
             disk => disk,
         };
         let node = self.peers[peer].node;
-        let mut side = Side::from_generations(self.me, &backing.gens, disk, self.st.role);
+        let gens = self.vols[vol].shown_generations()?;
+        let mut side = Side::from_generations(self.me, gens, disk, self.st.role);
         let sent = self.peers[peer].devs[vol].sent_uuids.as_ref()?;
         side.attaching = attaching;
         side.flags = sent.flags;

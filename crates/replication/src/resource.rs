@@ -5,7 +5,6 @@
 //! (writes of peers), `epoch`, `resync`, `verify`, `loss` (what a lost peer means), `meta`
 //! (durability), `admin` and `open`. This file owns the data they share.
 
-use crate::generation::UNKNOWN;
 use std::collections::VecDeque;
 
 use codec::wire::{BlockId, Packet, Sizes, StateWord, UuidFlags};
@@ -17,6 +16,7 @@ use vocab::{
 
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
 use crate::exposed::{Proposals, Unconfirmed};
+use crate::generation::{Generations, UNKNOWN};
 use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
@@ -126,9 +126,10 @@ pub(crate) struct Volume {
 }
 
 /// A generation that this node has started and not told its peers yet.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct NewGeneration {
-    pub previous: GenUuid,
+    /// What it comes after.
+    pub before: Box<Generations>,
     /// Connected nodes that never had the data: they miss the start of it.
     pub never_synced: NodeMask,
     /// The data was forced UpToDate: peers compare again.

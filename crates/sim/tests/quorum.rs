@@ -42,6 +42,32 @@ fn two_nodes_lose_quorum_together() {
 }
 
 #[test]
+fn a_generation_that_comes_too_late_is_withdrawn() {
+    scenario(majority(2, 1, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        // The generation of the first write is not durable before others have gone on.
+        let stuck = w.now() + 20_000_000_000;
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = stuck;
+        w.start(0, WRITE, 0, 8);
+        w.run_for(100_000_000);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        let other = w.open(1);
+        w.write(1, 8);
+        w.run_seconds(20);
+        w.close(0, opener);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(1, other);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_target_that_falls_silent_may_have_become_current() {
     scenario(majority(2, 1, OnNoQuorum::IoError), |w| {
         w.form();
