@@ -74,7 +74,7 @@ impl Resource {
         hs.then = then;
         self.peers[peer].pings_out = 0;
         self.drop_jobs(|k| *k == JobKind::Connect(peer), StateError::NeedConnection);
-        self.twopc_peer_lost(peer);
+        self.twopc_peer_lost(peer, was_primary && conn.is_ungraceful_loss());
         self.forget_claims(node);
         self.reads_lost_peer(peer);
         self.resync_lost_peer(peer);

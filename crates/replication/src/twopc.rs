@@ -44,6 +44,8 @@ pub(crate) struct Held {
     /// Those that have not answered.
     waiting: NodeMask,
     nodes_to_reach: NodeMask,
+    /// Primaries that fell silent here since.
+    lost_primaries: NodeMask,
     retry: bool,
     no: bool,
     replied: bool,
@@ -91,6 +93,7 @@ impl Resource {
             children,
             waiting: children,
             nodes_to_reach,
+            lost_primaries: NodeMask::EMPTY,
             retry: false,
             no: false,
             replied: false,
@@ -193,6 +196,7 @@ impl Resource {
             children: NodeMask::EMPTY,
             waiting: NodeMask::EMPTY,
             nodes_to_reach: request.nodes_to_reach,
+            lost_primaries: NodeMask::EMPTY,
             retry: false,
             no: false,
             replied: false,
@@ -721,9 +725,11 @@ impl Resource {
     /// What every participant concludes from a committed transaction (semantics §2.6, §2.9).
     fn after_commit(&mut self, held: &Held, info: CommitInfo) {
         let direct = self.st.connected_mask().with(self.me);
+        // A Primary that fell silent here since it was counted may be gone altogether. The
+        // transaction about its loss is to come, and finds out whether others hear it.
         let far = match info.primary_incapable {
             true => NodeMask::EMPTY,
-            false => info.primary.minus(direct),
+            false => info.primary.minus(direct).minus(held.lost_primaries),
         };
         self.far_primaries = far;
         let far_primary = !far.is_empty();
@@ -735,7 +741,7 @@ impl Resource {
                     }
                 }
             });
-        } else if held.op == Operation::Empty {
+        } else if held.op == Operation::Empty && held.lost_primaries.is_empty() {
             self.become_up_to_date(held.job.is_some());
         }
         if held.op == Operation::Empty
@@ -813,10 +819,13 @@ impl Resource {
         }
     }
 
-    /// A connection is lost (semantics §2.7).
-    pub(crate) fn twopc_peer_lost(&mut self, peer: PeerIx) {
+    /// A connection is lost (semantics §2.7). `silent_primary`: that to a Primary, without a word.
+    pub(crate) fn twopc_peer_lost(&mut self, peer: PeerIx, silent_primary: bool) {
         let node = self.peers[peer].node;
         let Some(held) = &mut self.twopc.held else { return };
+        if silent_primary {
+            held.lost_primaries.insert(node);
+        }
         if held.job.is_some() {
             if held.children.contains(node) {
                 let target = held.target == Some(node);
