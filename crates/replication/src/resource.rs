@@ -16,7 +16,7 @@ use vocab::{
 
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
 use crate::exposed::{Proposals, Unconfirmed};
-use crate::generation::{Generations, UNKNOWN};
+use crate::generation::{Generations, UNKNOWN, is_generation};
 use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
@@ -746,6 +746,12 @@ impl PeerUuids {
     /// The peer's bitmap generation for `node`.
     pub(crate) fn bitmap_of(&self, node: NodeId) -> GenUuid {
         self.bitmap[node.index()]
+    }
+
+    /// The disk was at that generation once, and is no more.
+    pub(crate) fn has_passed(&self, old: GenUuid) -> bool {
+        let is = |u: &GenUuid| is_generation(*u) && u.same(old);
+        !self.current.same(old) && (self.bitmap.iter().any(is) || self.history.iter().any(is))
     }
 
     /// The peer adopts a generation after which the nodes in `weak` miss what is written: the

@@ -412,6 +412,18 @@ impl Resource {
             && authoritative.and(self.st.connected_mask()).is_empty()
     }
 
+    /// A Primary that this node hears goes on in a generation that the source does not have. It
+    /// takes what the disk misses for the source's to tell, and the source does not know it.
+    fn newer_primary(&self, source: PeerIx, vol: VolIx) -> Option<PeerIx> {
+        let old = self.peers[source].devs[vol].uuids.as_ref()?.current;
+        self.st.connected().filter(|p| *p != source).find(|p| {
+            let st = &self.st.peers[*p];
+            st.role == Role::Primary
+                && st.devs[vol].disk == DiskState::UpToDate
+                && self.peers[*p].devs[vol].uuids.as_ref().is_some_and(|u| u.has_passed(old))
+        })
+    }
+
     pub(crate) fn resync_may_write(&mut self, peer: PeerIx, vol: VolIx) {
         let now = self.now;
         if matches!(self.repl(peer, vol), ReplState::SyncTarget | ReplState::PausedSyncT) {
@@ -886,7 +898,8 @@ impl Resource {
         let unstable = self.unstable_source(peer, vol, stable);
         self.peers[peer].devs[vol].unstable = unstable;
         let source_good = self.st.peers[peer].devs[vol].disk > DiskState::Inconsistent;
-        if failed || unstable || !source_good {
+        let overtaken = self.newer_primary(peer, vol).is_some();
+        if failed || unstable || overtaken || !source_good {
             return self.work.push_back(Work::ResyncRecorded(peer, vol));
         }
         let targets: NodeMask = (0..self.peers.len())
@@ -950,7 +963,9 @@ impl Resource {
         let failed = resync.map_or(0, |r| r.failed);
         let unstable = self.peers[peer].devs[vol].unstable;
         let source_disk = self.st.peers[peer].devs[vol].disk;
-        let good = failed == 0 && !unstable && source_disk > DiskState::Inconsistent;
+        let newer = self.newer_primary(peer, vol);
+        let good =
+            failed == 0 && !unstable && newer.is_none() && source_disk > DiskState::Inconsistent;
         let moved_on = self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
             let backing = self.vols[vol].backing.as_ref();
             backing.is_some_and(|b| !b.gens.current().same(u.current))
@@ -963,7 +978,7 @@ impl Resource {
         let text = match (good, failed > 0) {
             (true, _) => "finished".to_owned(),
             (false, true) => format!("ended, {} could not be read or written", Bytes(failed * 512)),
-            (false, false) => "ended, the source's own data is still changing".to_owned(),
+            (false, false) => "ended, the source does not have what is written now".to_owned(),
         };
         let text = format!(
             "{}/{}: resync from {} {text}",
@@ -1009,6 +1024,9 @@ impl Resource {
             }
         } else {
             self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
+            if let Some(newer) = newer {
+                self.ask_recompare(newer, vol);
+            }
         }
         if std::mem::take(&mut self.peers[peer].devs[vol].resync_again) {
             self.work.push_back(Work::Recompare(peer, vol));
