@@ -220,15 +220,19 @@ impl Resource {
     /// A1 and A2: what a disk without better knowledge is.
     fn attached_state(&self, vol: VolIx, md: DiskState) -> DiskState {
         let Some(backing) = &self.vols[vol].backing else { return md };
+        let unseen = |generation: GenUuid| {
+            generation.is_real()
+                && !generation.same(backing.gens.current())
+                && !backing.gens.has_passed(generation)
+        };
         let client_ahead = self.st.connected().any(|p| {
             let dev = &self.st.peers[p].devs[vol];
             let current = self.peers[p].devs[vol].uuids.as_ref().map(|u| u.current);
             self.st.peers[p].role == Role::Primary
                 && dev.disk == DiskState::Diskless
-                && current.is_some_and(|c| c.is_real() && !c.same(backing.gens.current()))
+                && current.is_some_and(unseen)
         });
-        let exposed = self.vols[vol].exposed;
-        let moved_on = exposed.is_real() && !exposed.same(backing.gens.current());
+        let moved_on = unseen(self.vols[vol].exposed);
         match md {
             DiskState::UpToDate if client_ahead || moved_on => DiskState::Outdated,
             md => md,

@@ -454,8 +454,7 @@ impl Resource {
         } else if let Some(backing) = &self.vols[vol].backing {
             // It has moved on to a generation that this node has never seen.
             let seen = current.same(backing.gens.current())
-                || backing.gens.bitmaps().iter().any(|b| b.uuid.same(current))
-                || backing.gens.history().iter().any(|h| h.same(current))
+                || backing.gens.has_passed(current)
                 || !is_generation(current)
                 || known.is_some_and(|k| k.same(current));
             if !seen && disk > DiskState::Outdated {

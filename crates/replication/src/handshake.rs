@@ -630,8 +630,7 @@ impl Resource {
                 !self.st.is_target(vol) && backing.md_was_up_to_date(self.st.vols[vol].disk);
             return if primary && whole { Decided::own_up_to_date() } else { Decided::none() };
         }
-        let known = backing.gens.bitmaps().iter().any(|b| b.uuid.same(current))
-            || backing.gens.history().iter().any(|h| h.same(current));
+        let known = backing.gens.has_passed(current);
         match (primary, known) {
             // A Primary's data does not become old by meeting a client. If it is frozen, the
             // others went on without it; if it is not, the client follows.

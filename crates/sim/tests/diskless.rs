@@ -234,3 +234,28 @@ fn a_write_to_fresh_nodes_always_starts_a_generation_case_12() {
         });
     });
 }
+
+#[test]
+fn a_newer_disk_is_not_old_because_its_node_has_met_an_older_one() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.wait_lost(1, 0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.detach(0);
+        w.wait_disk(0, DiskState::Diskless);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.attach_again(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.wait_disk(1, DiskState::UpToDate);
+        let opener = w.open(1);
+        w.read(1, 0);
+        w.close(1, opener);
+        w.settle();
+    });
+}

@@ -167,6 +167,13 @@ impl Generations {
         &self.bitmap
     }
 
+    /// The disk was at that generation once, and is no more.
+    pub fn has_passed(&self, old: GenUuid) -> bool {
+        let is = |u: &GenUuid| is_generation(*u) && u.same(old);
+        let past = self.bitmap.iter().any(|b| is(&b.uuid)) || self.history.iter().any(is);
+        past && !self.current.same(old)
+    }
+
     /// Former generations, youngest first, then none.
     pub fn history(&self) -> &[GenUuid; HISTORY] {
         &self.history
