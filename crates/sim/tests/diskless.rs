@@ -1,11 +1,11 @@
 //! Hard cases 1 to 14 of semantics §14: a Primary without a disk, and day 0.
 
 use replication::io::AdminCommand;
-use sim::plan::Plan;
+use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
-use vocab::{DiskState, GenUuid, VolumeNr};
+use vocab::{DiskState, GenUuid, ReplState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -256,6 +256,45 @@ fn a_newer_disk_is_not_old_because_its_node_has_met_an_older_one() {
         let opener = w.open(1);
         w.read(1, 0);
         w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn the_only_current_disk_does_not_doubt_itself_beside_its_resync_target() {
+    scenario(plan(2, 1), |w| {
+        w.form();
+        w.open(0);
+        for i in 0..6 {
+            w.write(0, i * 8192);
+        }
+        w.power_loss(0);
+        w.wait_lost(1, 0);
+        w.start_node(0);
+        // Promoted while it is resynced: all it has is on n1.
+        w.wait_disk(0, DiskState::Inconsistent);
+        let opener = w.open(0);
+        let pause =
+            |pause| AdminCommand::PauseSync { peer: node_id(1), volume: VolumeNr(0), pause };
+        w.granted(0, pause(true));
+        w.write(0, 0);
+        w.cut(1, 2);
+        w.power_loss(1);
+        w.wait_lost(0, 1);
+        w.start_node(1);
+        w.wait("n1 is the source again", |w| {
+            w.nodes[1].up()
+                && w.disk(1) == DiskState::UpToDate
+                && w.device(1, 0).repl == ReplState::PausedSyncS
+        });
+        // A client joins, which has no disk that could know better.
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.expect("n1 is UpToDate", |w| w.disk(1) == DiskState::UpToDate);
+        w.write(0, 8);
+        w.granted(0, pause(false));
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(0, opener);
         w.settle();
     });
 }
