@@ -400,12 +400,14 @@ impl Resource {
         is_generation(asked) && theirs.same(asked) && !self.presented(vol).same(asked)
     }
 
-    /// A peer that a node without disk shows as Consistent (A8) may have named the right
+    /// A peer that a node without disk does not take for UpToDate (A8) may have named the right
     /// generation by now.
     fn review_shown_disk(&mut self, peer: PeerIx, vol: VolIx) {
         let Some(word) = self.peers[peer].devs[vol].last_word else { return };
         let shown = self.st.peers[peer].devs[vol].disk;
-        if shown != DiskState::Consistent || word.disk() != Some(DiskState::UpToDate) {
+        let doubted = shown == DiskState::Consistent
+            || shown == DiskState::Outdated && self.vols[vol].backing.is_none();
+        if !doubted || word.disk() != Some(DiskState::UpToDate) {
             return;
         }
         let disk = self.shown_peer_disk(peer, vol, DiskState::UpToDate, word);

@@ -7,8 +7,8 @@ use codec::wire::{
 };
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
 use vocab::{
-    ConnState, Dagtag, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState, Role,
-    Sectors, StateError, VolumeNr,
+    ConnState, Dagtag, DiskState, GenUuid, Instant, NodeId, NodeMask, Refusal, RefusalCode,
+    ReplState, Role, Sectors, StateError, VolumeNr,
 };
 
 use crate::compare::{Decided, Start};
@@ -121,7 +121,7 @@ impl Resource {
             dev.uuids_attaching = false;
             dev.sent_uuids = None;
             dev.bitmap_in = 0;
-            dev.asked = vocab::GenUuid::NONE;
+            dev.asked = GenUuid::NONE;
         }
         p.hs = Handshake { phase: Phase::Features, ..Handshake::default() };
         p.hs.deadline = Some(now + p.net.ping_timeout * 4);
@@ -588,13 +588,7 @@ impl Resource {
         }
         let successor = uuids.bitmap.iter().any(|u| is_generation(*u) && u.same(exposed))
             || uuids.history.iter().any(|u| u.same(exposed));
-        let ancestor = self.peers.iter().enumerate().any(|(p, other)| {
-            p != peer
-                && other.devs[vol].uuids.as_ref().is_some_and(|o| {
-                    o.bitmap.iter().any(|u| is_generation(*u) && u.same(uuids.current))
-                        || o.history.iter().any(|u| u.same(uuids.current))
-                })
-        });
+        let ancestor = self.is_ancestor(peer, vol);
         let primary = self.st.role == Role::Primary;
         let unconfirmed = volume.unconfirmed.is_some();
         match (successor, primary) {
@@ -612,6 +606,43 @@ impl Resource {
                 "volume {}: its data is not related to what this Primary uses",
                 volume.nr
             )),
+        }
+    }
+
+    /// The peer's generation is one that another disk has left behind.
+    pub(crate) fn is_ancestor(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(uuids) = &self.peers[peer].devs[vol].uuids else { return false };
+        let left = |u: &GenUuid| is_generation(*u) && u.same(uuids.current);
+        let others = self.peers.iter().enumerate().filter(|(p, _)| *p != peer);
+        let mut known = others.filter_map(|(_, other)| other.devs[vol].uuids.as_ref());
+        known.any(|o| {
+            !o.current.same(uuids.current)
+                && (o.bitmap.iter().any(left) || o.history.iter().any(left))
+        })
+    }
+
+    /// This node without disk has just seen a newer generation than the disks that it is connected
+    /// to hold (semantics §4.9 R2, R3). They are told, and do not count as current from now on: a
+    /// user of this node might read from them, and its writes would make them equal in name.
+    /// Where a Primary is near, it is the one to tell them.
+    fn doubt_ancestors(&mut self, vol: VolIx) {
+        if self.vols[vol].backing.is_some() || !self.st.primary_peers().is_empty() {
+            return;
+        }
+        let exposed = self.vols[vol].exposed;
+        let old: Vec<PeerIx> = self
+            .st
+            .connected()
+            .filter(|p| {
+                let uuids = self.peers[*p].devs[vol].uuids.as_ref();
+                self.st.peers[*p].devs[vol].disk > DiskState::Outdated
+                    && uuids.is_some_and(|u| !u.current.same(exposed))
+                    && self.is_ancestor(*p, vol)
+            })
+            .collect();
+        for peer in old {
+            self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Outdated);
         }
     }
 
@@ -752,6 +783,9 @@ impl Resource {
         for (vol, start) in starts.iter().enumerate() {
             if start.own_disk == Some(DiskState::Outdated) {
                 self.catch_up_from_others(vol);
+            }
+            if start.adopt_exposed {
+                self.doubt_ancestors(vol);
             }
         }
         self.reconcile_pending(peer);

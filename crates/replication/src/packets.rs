@@ -341,8 +341,9 @@ impl Resource {
     }
 
     /// A node without disk shows a peer that *turns* UpToDate with another generation than it has
-    /// seen as Consistent only (A8). One that is UpToDate already follows this node's
-    /// generations in the order of the stream, even if it has not said so yet.
+    /// seen as Consistent only (A8), and as Outdated if another disk has left that generation
+    /// behind. One that is UpToDate already follows this node's generations in the order of the
+    /// stream, even if it has not said so yet.
     pub(crate) fn shown_peer_disk(
         &mut self,
         peer: PeerIx,
@@ -372,8 +373,12 @@ impl Resource {
             .uuids
             .as_ref()
             .is_none_or(|u| u.current.same(exposed) || exposed.is_none());
-        let primary = self.st.role == Role::Primary;
-        if same || !primary { disk } else { DiskState::Consistent }
+        match (same, self.st.role) {
+            (true, _) => disk,
+            (false, _) if self.is_ancestor(peer, vol) => DiskState::Outdated,
+            (false, Role::Primary) => DiskState::Consistent,
+            (false, _) => disk,
+        }
     }
 
     // --- completions ------------------------------------------------------------------------

@@ -298,3 +298,36 @@ fn the_only_current_disk_does_not_doubt_itself_beside_its_resync_target() {
         w.settle();
     });
 }
+
+#[test]
+fn a_client_that_meets_newer_data_trusts_the_older_disk_no_more() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.write(1, 0);
+        w.write(1, 8);
+        w.close(1, opener);
+        w.wait("n1 is Secondary", |w| !w.is_primary(1));
+        w.kill(1);
+        w.kill(2);
+        // The client starts anew, and the older disk is the first that it sees.
+        w.cut(0, 1);
+        w.start_node(0);
+        w.start_node(2);
+        w.wait_connected(0, 2);
+        w.start_node(1);
+        w.wait_connected(1, 2);
+        let opener = w.open(2);
+        for i in 0..6 {
+            w.read(2, i % 2 * 8);
+            w.write(2, 16 + i * 8);
+        }
+        w.heal(0, 1);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
