@@ -38,7 +38,8 @@ impl Resource {
         self.check_attach(vol, &backing)?;
         let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);
         let unclean = backing.sb.flags.contains(MdFlags::PRIMARY_IND) && !crashed;
-        // A disk that was detached in good order has lost nothing since.
+        // A disk that is back has what this node has told its peers that it has. If it was given up
+        // under writes, these were never acknowledged from here, and the activity log names them.
         let same = self.vols[vol].detached.take() == Some(backing.content());
         for peer in &mut self.peers {
             peer.devs[vol].together &= same;

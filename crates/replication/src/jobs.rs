@@ -549,7 +549,6 @@ impl Resource {
             return Start::Running;
         }
         if self.job_mut(id).is_some_and(|j| j.step == RELEASING) {
-            self.vols[vol].detached = self.vols[vol].backing.as_ref().map(|b| b.content());
             self.drop_disk(vol);
             return Start::Done(Ok(()));
         }

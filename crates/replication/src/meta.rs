@@ -478,6 +478,7 @@ impl Resource {
     /// Last step of losing or detaching a disk.
     pub(crate) fn drop_disk(&mut self, vol: VolIx) {
         let Some(backing) = self.vols[vol].backing.take() else { return };
+        self.vols[vol].detached = Some(backing.content());
         self.abort_disk_change(vol);
         // Whoever waited for the metadata goes on without it: there is none any more.
         for (_, work) in backing.meta.waiters {

@@ -100,7 +100,7 @@ pub(crate) struct Volume {
     /// lack some that it had not flushed. It is not simply equal to peers of its generation.
     pub crashed_secondary: bool,
     pub lost_quorum: bool,
-    /// The disk that was detached last in good order; it is as it was then.
+    /// The disk that was given up last, in good order or not: it has lost nothing that was written.
     pub detached: Option<Content>,
     /// When a write was last recorded as missing on some node.
     pub missed_at: Instant,

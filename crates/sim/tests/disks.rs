@@ -5,6 +5,7 @@ use sim::disk::Behaviour;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
+use vocab::options::Quorum;
 use vocab::{DiskState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -92,6 +93,52 @@ fn an_activity_log_is_replayed_however_often_the_attach_fails() {
         }
         behave(w, 0, Behaviour::default());
         w.heal(0, 1);
+        w.start_node(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn many_that_lost_their_power_do_not_win_over_one_that_stayed() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        for i in 0..6 {
+            w.write(0, i * EXTENT);
+        }
+        for lost in [0, 2] {
+            w.power_loss(lost);
+            w.wait_lost(1, lost);
+            w.cut(1, lost);
+        }
+        // They meet first, and have quorum.
+        w.start_node(0);
+        w.start_node(2);
+        w.wait_connected(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.heal(1, 2);
+        w.heal(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_survivor_that_attached_its_disk_again_still_has_what_it_confirmed() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        for i in 0..6 {
+            w.write(0, i * EXTENT);
+        }
+        w.power_loss(0);
+        w.wait_lost(1, 0);
+        w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        w.attach_again(1);
         w.start_node(0);
         w.settle();
     });

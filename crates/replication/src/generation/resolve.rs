@@ -445,9 +445,13 @@ impl Handshake<'_> {
     }
 
     /// Which of two disks of one generation has what the other may lack, by what can be trusted
-    /// most: a Primary's data is in use, that of a node with quorum may be; of two that received from the same Primary one is as far
-    /// or further; a disk that has been in use since the two last met lost nothing in a restart;
-    /// who stopped as a Primary wrote most; who counts blocks as missing at the other has them.
+    /// most: a Primary's data is in use; a disk that has been in use since the two last met lost
+    /// nothing in a restart; the data of a node with quorum may be in use; of two that received from
+    /// the same Primary one is as far or further; who stopped as a Primary wrote most; who counts
+    /// blocks as missing at the other has them.
+    ///
+    /// That a node has quorum comes behind: nodes that lost acknowledged writes with their power
+    /// can be many. What they wrote without the survivor, they wrote in another generation.
     fn has_more(&self) -> bool {
         let (me, peer) = (self.me, self.peer);
         let either = |mine: bool, theirs: bool| (mine != theirs).then_some(mine);
@@ -461,9 +465,9 @@ impl Handshake<'_> {
         };
         let stayed = UuidFlags::RECONNECT;
         either(me.is_primary(), peer.is_primary())
+            .or(either(me.has(stayed), peer.has(stayed)))
             .or(either(me.quorate, peer.quorate))
             .or(dagtags)
-            .or(either(me.has(stayed), peer.has(stayed)))
             .or(either(me.lost_primary.is_some(), peer.lost_primary.is_some()))
             .or(either(
                 me.has(UuidFlags::PRIMARY_LOST_QUORUM),
