@@ -586,26 +586,38 @@ impl World {
         }
     }
 
-    // ---- power loss ----
+    // ---- lost caches ----
 
-    /// A node has lost power: which acknowledged writes may that have taken back?
-    pub(crate) fn doubt_after_power_loss(&mut self, node: usize, volume: usize) {
+    /// A node has stopped: which acknowledged writes may that have taken back?
+    ///
+    /// Those of a node that has lost power, but for what others that run on have. And once all of
+    /// these have stopped, too, what some disk has lost: of nodes that have all been restarted the
+    /// crashed Primary is the source (semantics §4.5, 4j and 4k), which may be the one that lost
+    /// its power. Nobody can tell it from one whose process alone died.
+    pub(crate) fn doubt_after_crash(&mut self, node: usize, volume: usize, power: bool) {
         let Some(drive) = self.nodes[node].drive(volume) else { return };
+        let safe_failover = self.plan.failover_is_safe() && self.plan.acks_are_replicated();
+        if !power && !safe_failover {
+            return;
+        }
         let current = |disk: &Disk| {
             Superblock::decode(disk.superblock()).map(|s| s.current_uuid.masked()).ok()
         };
         let generation = current(&drive.disk);
-        let safe_failover = self.plan.failover_is_safe() && self.plan.acks_are_replicated();
-        let others: Vec<&Disk> = self
+        let equal: Vec<(bool, &Disk)> = self
             .nodes
             .iter()
             .enumerate()
-            .filter(|(n, other)| *n != node && other.up() && safe_failover)
-            .filter_map(|(_, other)| other.drive(volume).map(|d| &d.disk))
-            .filter(|disk| current(disk) == generation)
+            .filter_map(|(n, other)| {
+                let runs = n != node && other.up() && safe_failover;
+                other.drive(volume).map(|d| (runs, &d.disk))
+            })
+            .filter(|(_, disk)| current(disk) == generation)
             .collect();
         self.histories[volume].doubt(|history, write| {
-            !others.iter().any(|disk| missing(history, write, |s| disk.tag(s)).is_none())
+            let has = |disk: &Disk| missing(history, write, |s| disk.tag(s)).is_none();
+            let kept = equal.iter().any(|(runs, disk)| *runs && has(disk));
+            !kept && (power || equal.iter().any(|(_, disk)| !has(disk)))
         });
     }
 

@@ -142,7 +142,7 @@ impl History {
         self.soft.iter().map(|ix| &self.writes[*ix as usize])
     }
 
-    /// A power loss may have taken back those soft writes of which `lost` says so.
+    /// A crash may have taken back those soft writes of which `lost` says so.
     pub fn doubt(&mut self, mut lost: impl FnMut(&History, &Write) -> bool) {
         let soft = std::mem::take(&mut self.soft);
         let (gone, kept): (Vec<_>, Vec<_>) =

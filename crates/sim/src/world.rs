@@ -415,10 +415,10 @@ impl World {
             drive.transactions.clear();
             if power {
                 drive.disk.lose_power(&mut self.rng);
-                self.doubt_after_power_loss(node, volume);
             } else {
                 drive.disk.kill(&mut self.rng);
             }
+            self.doubt_after_crash(node, volume, power);
         }
         let now = self.stamp;
         self.checks.node_down(node, now);
