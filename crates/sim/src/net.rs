@@ -92,6 +92,8 @@ struct Link {
     held: [bool; 2],
     /// Which ends have been told that it is up.
     told: [bool; 2],
+    /// It breaks: nothing that is sent from now on arrives, whether the sender knows or not.
+    broken: bool,
     /// When each end is told at the latest.
     up_at: [u64; 2],
     /// By receiving end and stream.
@@ -280,6 +282,7 @@ impl Net {
             id,
             held: [true; 2],
             told: [false; 2],
+            broken: false,
             up_at,
             lanes,
             tie_break: self.rng.below(2) as usize,
@@ -356,6 +359,9 @@ impl Net {
             let loss = LinkLoss::Broken;
             let event = NetEvent::Down { pair, link: id, end: from_end, loss };
             return Some((now + delay, event));
+        }
+        if link.broken {
+            return None;
         }
         let lane = &mut link.lanes[to_end][stream];
         let sectors = data.as_ref().map_or(0, Data::sectors);
@@ -503,7 +509,8 @@ impl Net {
 
     /// The link of two nodes breaks: each end notices at its own time.
     pub fn reset(&mut self, now: u64, pair: usize) -> Vec<(u64, NetEvent)> {
-        let Some(link) = &self.pairs[pair].link else { return Vec::new() };
+        let Some(link) = &mut self.pairs[pair].link else { return Vec::new() };
+        link.broken = true;
         let (id, up_at) = (link.id, link.up_at);
         for end in 0..2 {
             self.truncate(pair, end);
@@ -588,6 +595,32 @@ mod tests {
         assert_eq!(net.send(now, 0, 1, 0, Some(Packet::Ping), None), None);
         let events = net.set_cut(now + 1, 0, 1, false);
         assert_eq!(pump(&mut net, events).len(), 1);
+    }
+
+    #[test]
+    fn nothing_arrives_behind_what_a_reset_has_cut_off() {
+        for seed in 0..20 {
+            let mut net = connected(2, seed);
+            let now = 10_000_000_000;
+            let mut events = Vec::new();
+            for i in 0..10 {
+                events.extend(net.send(now, 0, 1, 0, Some(Packet::Barrier(i)), None));
+            }
+            events.extend(net.reset_between(now, 0, 1));
+            for i in 10..20 {
+                events.extend(net.send(now + 1, 0, 1, 0, Some(Packet::Barrier(i)), None));
+            }
+            let seen = pump(&mut net, events);
+            let numbers: Vec<u32> = seen
+                .iter()
+                .filter_map(|(_, _, p)| match p {
+                    Some(Packet::Barrier(i)) => Some(*i),
+                    _ => None,
+                })
+                .collect();
+            assert!(numbers.len() <= 10);
+            assert_eq!(numbers, (0..numbers.len() as u32).collect::<Vec<_>>());
+        }
     }
 
     #[test]
