@@ -12,7 +12,7 @@ use vocab::{
 
 use crate::io::{LogLevel, OpenError, Output};
 use crate::resource::{Link, PingRound, Resource, Work};
-use crate::state::{PeerIx, VolIx};
+use crate::state::{PeerIx, VolIx, VolState};
 use crate::twopc::apply_own_change;
 
 /// A wanted change.
@@ -330,6 +330,15 @@ impl Resource {
         }
         if self.handshake_running() {
             return self.wait_or_fail(id, StateError::InTransientState.into());
+        }
+        // The I/O of a Primary would wait for it in any case (semantics §8.1). This may be the disk
+        // of a crashed Primary that has acknowledged writes which the disks in reach lack (protocol
+        // A); once this node is Primary by the data of others, it has to follow them.
+        let attaches =
+            |v: &VolState| matches!(v.disk, DiskState::Attaching | DiskState::Negotiating);
+        if !force && self.st.vols.iter().any(attaches) {
+            let why = "a disk is being attached";
+            return self.wait_or_fail(id, Refusal::state(StateError::InTransientState, why));
         }
         let step = self.job_mut(id).map_or(0, |j| j.step);
         if step == 0 && self.st.connected().next().is_some() {

@@ -5,7 +5,7 @@ use sim::disk::Behaviour;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::Quorum;
+use vocab::options::{Protocol, Quorum};
 use vocab::{DiskState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -140,6 +140,41 @@ fn a_survivor_that_attached_its_disk_again_still_has_what_it_confirmed() {
         w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
         w.attach_again(1);
         w.start_node(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_crashed_primary_is_not_promoted_before_its_own_disk_is_back() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.net.protocol = Protocol::A;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        // Acknowledged, and on its way when both stop.
+        w.cut(0, 1);
+        for i in 0..4 {
+            w.write(0, i * EXTENT);
+        }
+        w.kill(0);
+        w.kill(1);
+        w.heal(0, 1);
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        let until = w.now() + 5_000_000_000;
+        behave(w, 0, Behaviour { stuck_until: until, ..Behaviour::default() });
+        w.start_node(0);
+        w.wait_connected(0, 1);
+        let mut opener = w.try_open(0);
+        while opener.is_err() && w.violation.is_none() {
+            w.run_seconds(1);
+            opener = w.try_open(0);
+        }
+        for i in 0..4 {
+            w.read(0, i * EXTENT);
+        }
+        w.close(0, opener.unwrap_or(0));
         w.settle();
     });
 }
