@@ -277,3 +277,33 @@ fn a_disk_that_stops_answering_can_be_detached_by_force_case_78() {
         w.settle();
     });
 }
+
+#[test]
+fn a_stopped_primary_completes_what_the_next_one_had_confirmed_before() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        let force = |peer| AdminCommand::Disconnect { peer: node_id(peer), force: true };
+        w.granted(1, force(0));
+        w.wait_lost(0, 1);
+        w.write(0, 0);
+        // n2 has it, and its answer is on its way.
+        let last = w.start(0, WRITE, 8, 8);
+        w.wait("n2 has the write", |w| w.nodes[2].drive(0).is_some_and(|d| d.disk.tag(8) != 0));
+        w.nodes[0].paused_until = w.now() + 2_000_000_000;
+        w.run_for(20_000_000);
+        w.granted(2, force(0));
+        let opener = w.open(2);
+        w.write(2, 16);
+        w.finish(last).ok();
+        w.write(2, 24);
+        w.read(2, 8);
+        for node in [1, 2] {
+            w.connect(node, 0);
+            w.connect(0, node);
+        }
+        w.close(2, opener);
+        w.granted(0, AdminCommand::Secondary { force: true });
+        w.settle();
+    });
+}
