@@ -153,7 +153,11 @@ impl Resource {
                     is_generation(u.current) && !u.current.same(backing.gens.current())
                 })
         });
-        let doubt = moved_on || !unheard.is_empty();
+        // A Primary that takes this disk for Outdated sends it no data. It has to agree, which takes
+        // a resync, though one of no block.
+        let sent_nothing =
+            new.vols[vol].disk == DiskState::Outdated && !new.primary_peers().is_empty();
+        let doubt = moved_on || sent_nothing || !unheard.is_empty();
         if new.is_target(vol) || self.unclean_towards_peers(vol) || doubt {
             return None;
         }
@@ -410,7 +414,8 @@ impl Resource {
     /// Resyncs that no comparison of generations starts, because both disks hold the same one:
     ///
     /// - a disk that is not current, next to a stable UpToDate one that counts blocks as out of
-    ///   sync (a Primary without quorum wrote without starting a generation);
+    ///   sync (a Primary without quorum wrote without starting a generation), or one next to a
+    ///   Primary that sends it nothing;
     /// - a disk that stopped while its Primary wrote, where nobody has written since: the blocks
     ///   that were under write then may differ. A Primary is the source, else the other disk;
     /// - a disk that holds what a crashed Primary wrote last, which is the source.
@@ -443,7 +448,8 @@ impl Resource {
                 dev.repl == ReplState::Established
                     && dev.disk == DiskState::UpToDate
                     && uuids.is_some_and(|u| {
-                        let bits = own != 0 || (behind && u.dirty_bits != 0);
+                        let primary_there = self.st.peers[*p].role == Role::Primary;
+                        let bits = own != 0 || (behind && (u.dirty_bits != 0 || primary_there));
                         let stable = primary || u.flags.has(UuidFlags::STABLE);
                         u.current.same(backing.gens.current()) && stable && bits
                     })

@@ -6,7 +6,7 @@ use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::Quorum;
-use vocab::{DiskState, Role, VolumeNr};
+use vocab::{DiskState, ReplState, Role, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -304,6 +304,37 @@ fn a_stopped_primary_completes_what_the_next_one_had_confirmed_before() {
         }
         w.close(2, opener);
         w.granted(0, AdminCommand::Secondary { force: true });
+        w.settle();
+    });
+}
+
+#[test]
+fn an_outdated_disk_is_current_beside_a_primary_only_if_that_agrees() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        let force = |peer| AdminCommand::Disconnect { peer: node_id(peer), force: true };
+        w.granted(1, force(0));
+        w.wait_lost(0, 1);
+        w.write(0, 0);
+        w.granted(2, force(0));
+        // n1 gets what it missed, and is Outdated as long as n0 may be writing.
+        w.wait("n1 has it", |w| {
+            let repl = [w.device(1, 2).repl, w.device(2, 1).repl];
+            w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(0) != 0)
+                && repl == [ReplState::Established; 2]
+        });
+        w.run_for(20_000_000);
+        let opener = w.open(2);
+        w.write(2, 16);
+        w.write(2, 24);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.granted(0, AdminCommand::Secondary { force: true });
+        for node in [1, 2] {
+            w.connect(node, 0);
+            w.connect(0, node);
+        }
+        w.close(2, opener);
         w.settle();
     });
 }
