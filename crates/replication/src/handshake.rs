@@ -722,7 +722,6 @@ impl Resource {
         self.peers[peer].hs.phase = Phase::Done;
         self.peers[peer].hs.deadline = None;
         self.peers[peer].hs.refused = false;
-        let frozen = self.has_frozen_parts(self.peers[peer].node);
         let starts: Vec<_> = decided
             .into_iter()
             .map(|d| match d {
@@ -765,7 +764,7 @@ impl Resource {
             self.settle_size(vol);
             self.note_missing_peer_generation(peer, vol);
         }
-        if frozen {
+        if self.log.len() > 0 {
             self.resend_or_forget(peer, &starts);
         }
         if role == Role::Primary {
@@ -839,7 +838,7 @@ impl Resource {
         }
     }
 
-    /// L3 or L4: a peer is back and this node held writes for it.
+    /// L3 or L4: a peer is back, and writes of this node are under way.
     ///
     /// A peer that lost this Primary, or heard of it through others, is Consistent or Outdated
     /// meanwhile; if it is of the same generation and has not restarted, it goes on where it was.
@@ -877,6 +876,7 @@ impl Resource {
             hs.decided.clear();
             hs.deadline = Some(self.now + self.opts.twopc_timeout);
             // What waited for the handshake goes on.
+            self.advance_all();
             self.kick_all();
             self.resume_cleanups();
             self.work_later(crate::resource::Work::Resume);

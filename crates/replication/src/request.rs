@@ -625,12 +625,16 @@ impl Resource {
         let susp = &self.st.susp;
         let frozen = susp.quorum || susp.no_data || susp.fencing || susp.uuid_bridge;
         let vol = write.vol;
-        let missed = write.parts.contains(&Part::Neg)
+        // A disk that was there and has not got it must not pass for current (semantics §8.6 L7).
+        let missed = write.parts.iter().any(|p| matches!(p, Part::Neg | Part::Lost))
             && self.st.vols[vol].quorum
             && self.has_data(&self.st, vol)
             && self.bump_blocks(vol);
         if missed || self.completion_held(write) || (frozen && !self.st.fail_io) {
             // Nothing is reported before it is known that it will last (invariant 6).
+            if missed && !frozen {
+                self.start_bump(vol);
+            }
             return;
         }
         // A disk that the write is on goes on in a generation that others lack, or it can not be
@@ -858,6 +862,10 @@ impl Resource {
 
     /// The peer is back in the same generation: send what it did not acknowledge, in the
     /// original order (L3).
+    ///
+    /// That is also what it was not sent, or was lost on the way, and is not answered yet: with
+    /// quorum lost no new generation tells the peer that it misses these, and they may end well
+    /// now that it is back.
     pub(crate) fn resend(&mut self, peer: PeerIx) {
         let node = self.peers[peer].node;
         for seq in self.log.seqs() {
@@ -867,13 +875,21 @@ impl Resource {
                 // The peer has run on since, so what it had written it still has.
                 *part = Part::Kept;
             }
-            if *part != Part::Pending {
+            let (part, vol, epoch) = (*part, write.vol, write.epoch);
+            let unanswered = matches!(part, Part::None | Part::Lost) && !write.completed;
+            if write.op == RequestOp::Flush || part != Part::Pending && !unanswered {
+                // The epochs of a flush are confirmed by the barriers that follow.
                 continue;
             }
-            if write.op == RequestOp::Flush {
-                // Its epochs are confirmed by the barriers that follow.
+            let follows = self.repl(peer, vol) == ReplState::Established
+                && self.decide(peer, vol) == Decision::Data;
+            if unanswered && !follows {
                 continue;
             }
+            // The peer may have confirmed that epoch already, without this write.
+            let send = &mut self.peers[peer].send;
+            send.acked_epoch = send.acked_epoch.min(epoch.saturating_sub(1));
+            let Some(write) = self.log.get_mut(seq) else { continue };
             let copy = Write { parts: write.parts, ..*write };
             let part = self.send_write(peer, seq, &copy);
             let entry = self.log.get_mut(seq).expect("in range");

@@ -1,6 +1,7 @@
 //! Hard cases 26 to 39 of semantics §14: quorum, lost, kept and regained.
 
 use replication::io::AdminCommand;
+use sim::disk::Behaviour;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
@@ -479,6 +480,58 @@ fn a_frozen_primary_can_be_demoted_by_force_case_42() {
         w.close(0, opener);
         w.heal(0, 1);
         w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_write_that_outlives_a_loss_of_quorum_is_not_acknowledged_where_a_peer_lacks_it() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        let until = w.now() + 60_000_000_000;
+        let disk = &mut w.nodes[0].drives[0].as_mut().expect("a disk").disk;
+        disk.behaviour = Behaviour { stuck_until: until, ..Behaviour::default() };
+        w.cut(0, 1);
+        w.cut(0, 2);
+        // It reaches nobody, and the own disk takes its time.
+        let id = w.start(0, WRITE, 8, 8);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        w.expect("it is not answered", |w| !w.is_answered(id));
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.finish(id).ok();
+        w.read(0, 8);
+        w.heal(0, 2);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_client_without_quorum_brings_a_server_that_is_back_what_is_under_way() {
+    scenario(majority(3, 1, OnNoQuorum::IoError), |w| {
+        w.form();
+        let opener = w.open(3);
+        w.write(3, 0);
+        w.run_seconds(1);
+        let until = w.now() + 60_000_000_000;
+        let disk = &mut w.nodes[0].drives[0].as_mut().expect("a disk").disk;
+        disk.behaviour = Behaviour { stuck_until: until, ..Behaviour::default() };
+        let links = [(3, 1), (3, 2), (0, 1), (0, 2)];
+        links.iter().for_each(|(a, b)| w.cut(*a, *b));
+        // It reaches n0 alone, whose disk takes its time.
+        let id = w.start(3, WRITE, 8, 8);
+        links.iter().for_each(|(a, b)| w.wait_lost(*a, *b));
+        w.expect("it is not answered", |w| !w.is_answered(id));
+        w.heal(3, 1);
+        w.wait_connected(3, 1);
+        w.finish(id).ok();
+        links.iter().for_each(|(a, b)| w.heal(*a, *b));
+        w.close(3, opener);
         w.settle();
     });
 }
