@@ -716,6 +716,15 @@ impl Resource {
         }
     }
 
+    /// Blocks were counted as out of sync since the peer was told how many there are: a write
+    /// ended that the peer has not got. Both ends have concluded without it that they are equal,
+    /// so these bits have to stay.
+    fn bits_changed(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let sent = self.peers[peer].devs[vol].sent_uuids.as_ref().map_or(0, |s| s.dirty_bits);
+        let node = self.peers[peer].node;
+        self.shown_backing(vol).is_some_and(|backing| backing.oos(node) != sent)
+    }
+
     /// The connect transaction is committed.
     pub(crate) fn apply_connect(&mut self, peer: PeerIx) {
         let decided = std::mem::take(&mut self.peers[peer].hs.decided);
@@ -724,8 +733,12 @@ impl Resource {
         self.peers[peer].hs.refused = false;
         let starts: Vec<_> = decided
             .into_iter()
-            .map(|d| match d {
-                Some(Decided::Start(start)) => start,
+            .enumerate()
+            .map(|(vol, d)| match d {
+                Some(Decided::Start(start)) => {
+                    let clear_bits = start.clear_bits && !self.bits_changed(peer, vol);
+                    Start { clear_bits, ..start }
+                }
                 _ => Start::default(),
             })
             .collect();

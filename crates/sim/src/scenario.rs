@@ -19,6 +19,7 @@ use replication::io::{AdminCommand, Input, IoError, OpenError};
 use vocab::{ConnState, DiskState, Refusal, Role, SectorRange, VolumeNr};
 
 use crate::client::Op;
+use crate::net::Pace;
 use crate::plan::{Plan, SECOND, node_id};
 use crate::rng::Rng;
 use crate::run;
@@ -238,6 +239,13 @@ impl World {
                 self.queue.at(at, crate::world::Event::Net(event));
             }
         }
+    }
+
+    /// Lets every packet between two nodes take so many nanoseconds.
+    pub fn slow(&mut self, a: usize, b: usize, nanoseconds: u64) {
+        let pace = Pace { delay: (nanoseconds, nanoseconds), ..Pace::default() };
+        self.net.set_pace(a, b, pace);
+        self.net.set_pace(b, a, pace);
     }
 
     /// Kills a node's process.

@@ -535,3 +535,34 @@ fn a_client_without_quorum_brings_a_server_that_is_back_what_is_under_way() {
         w.settle();
     });
 }
+
+#[test]
+fn a_write_that_fails_during_a_handshake_is_not_forgotten() {
+    for early in [3, 4, 5, 6, 8, 10] {
+        scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.run_seconds(1);
+            let until = w.now() + 60_000_000_000;
+            let disk = &mut w.nodes[0].drives[0].as_mut().expect("a disk").disk;
+            disk.behaviour = Behaviour { stuck_until: until, ..Behaviour::default() };
+            w.cut(0, 1);
+            w.cut(0, 2);
+            let id = w.start(0, WRITE, 8, 8);
+            w.wait_lost(0, 1);
+            w.wait_lost(0, 2);
+            // The own disk answers while the connection comes up.
+            w.slow(0, 1, 100_000_000);
+            let wait = until - w.now() - early * 100_000_000;
+            w.run_for(wait);
+            w.heal(0, 1);
+            w.finish(id).ok();
+            w.wait_connected(0, 1);
+            w.slow(0, 1, 100_000);
+            w.heal(0, 2);
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}
