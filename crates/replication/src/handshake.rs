@@ -572,7 +572,7 @@ impl Resource {
             volume.expose(uuids.current);
             return Decided::Retry;
         }
-        let exposed = volume.exposed;
+        let (nr, exposed) = (volume.nr, volume.exposed);
         if !is_generation(exposed)
             || uuids.current.same(exposed)
             || peer_disk < DiskState::Consistent
@@ -590,7 +590,7 @@ impl Resource {
             || uuids.history.iter().any(|u| u.same(exposed));
         let ancestor = self.is_ancestor(peer, vol);
         let primary = self.st.role == Role::Primary;
-        let unconfirmed = volume.unconfirmed.is_some();
+        let unconfirmed = self.vols[vol].unconfirmed.is_some();
         match (successor, primary) {
             (true, true) => {
                 self.yield_to_newer_data();
@@ -603,8 +603,7 @@ impl Resource {
             (false, true) if unconfirmed => Decided::peer_disk(DiskState::Outdated),
             (false, false) => Decided::adopt_exposed(),
             (false, true) => Decided::Refuse(format!(
-                "volume {}: its data is not related to what this Primary uses",
-                volume.nr
+                "volume {nr}: its data is not related to what this Primary uses"
             )),
         }
     }
