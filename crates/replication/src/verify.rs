@@ -162,7 +162,9 @@ impl Resource {
         let id = self.verify_request(peer, vol, reply.block_id, reply.range)?;
         let range = reply.range;
         let verify = self.peers[peer].devs[vol].verify.as_ref().expect("found above");
+        // A received write that waits for its epoch is in what the peer has read.
         let busy = verify.requests[&id].written
+            || self.has_waiting_write(vol, range)
             || self.vols[vol]
                 .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)))
                 .is_some();
