@@ -328,8 +328,7 @@ impl Resource {
     }
 
     /// The peer's disk has become UpToDate by a resync from somewhere else, and is at this node's
-    /// generation now. Bits that recorded what it missed before are of no use any more, nor is a
-    /// verify that compares with what it had before.
+    /// generation now. Bits that recorded what it missed before are of no use any more.
     pub(crate) fn drop_artefacts(&mut self, peer: PeerIx, vol: VolIx) {
         let node = self.peers[peer].node;
         let Some(backing) = &self.vols[vol].backing else { return };
@@ -341,9 +340,6 @@ impl Resource {
             && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
         if !same || !up_to_date || backing.oos(node) == 0 || self.peers[peer].loss.is_some() {
             return;
-        }
-        if matches!(self.repl(peer, vol), ReplState::VerifyS | ReplState::VerifyT) {
-            self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
         }
         if self.repl(peer, vol) != ReplState::Established {
             return;

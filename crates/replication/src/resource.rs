@@ -294,6 +294,8 @@ pub(crate) struct PeerDevice {
     pub verify_position: u64,
     /// Some of the bits are what a verify has found; an operator decides about them.
     pub verify_found: bool,
+    /// Neither disk was resynced since the peer's last verify began: what it finds is taken.
+    pub verify_valid: bool,
     /// The last handshake asked for a resync again while one was running.
     pub resync_again: bool,
     /// The exchange of bitmaps that runs was begun by comparing outside of a handshake.
@@ -723,6 +725,7 @@ impl PeerDevice {
             bitmap_in: 0,
             verify_position: 0,
             verify_found: false,
+            verify_valid: false,
             resync_again: false,
             recompared: false,
             disagree: None,

@@ -234,7 +234,7 @@ impl Resource {
                 }
             }
             VerifyS => self.verify_started(peer, vol),
-            VerifyT => {}
+            VerifyT => self.peers[peer].devs[vol].verify_valid = true,
             Established => {
                 self.end_resync(peer, vol);
                 if matches!(was, VerifyS | VerifyT) {

@@ -18,6 +18,7 @@ use crate::jobs::JobKind;
 use crate::quorum::{self, Decision as QuorumDecision};
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, State, VolIx, allowed_disks, clamp};
+use crate::verify::{became_other_disk, end_verifies};
 
 /// Fewer bits by this many make another resync source worth a switch (semantics §9.2).
 const SWITCH_SOURCE_BITS: u64 = 256;
@@ -59,6 +60,7 @@ impl Resource {
         for vol in 0..new.vols.len() {
             self.adjust_disk(old, new, vol);
             self.arbitrate(new, vol);
+            end_verifies(old, new, vol);
         }
         for vol in 0..new.vols.len() {
             let verdict = self.quorum_of(new, vol);
@@ -399,6 +401,9 @@ impl Resource {
         self.after_primaries_change(&old);
         for peer in 0..self.peers.len() {
             for vol in 0..self.vols.len() {
+                if became_other_disk(&old, &self.st, peer, vol) {
+                    self.forget_verify(peer, vol);
+                }
                 self.after_repl_change(&old, peer, vol);
             }
         }

@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, OvResult, Packet, RsReq};
-use vocab::{ConfigError, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr};
+use vocab::{
+    ConfigError, DiskState, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr,
+};
 
 use crate::intervals::Slot;
 use crate::io::{DiskData, DiskError, DiskOp, LogLevel, Output};
 use crate::resource::{IdKind, Op, Owner, Resource};
-use crate::state::{PeerIx, VolIx};
+use crate::state::{PeerIx, State, VolIx};
 
 /// Requests in flight.
 const WINDOW: usize = 32;
@@ -303,7 +305,8 @@ impl Resource {
         if !self.in_volume(vol, ack.range) {
             return Err("a verify result lies outside the volume");
         }
-        if outcome == OvResult::OutOfSync {
+        // Verdicts may come after the end of their verify, and after that of a resync.
+        if outcome == OvResult::OutOfSync && self.peers[peer].devs[vol].verify_valid {
             let node = self.peers[peer].node;
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
@@ -314,6 +317,14 @@ impl Resource {
             self.write_bitmap(vol);
         }
         Ok(())
+    }
+
+    /// A resync has begun or ended on one of the two disks: what was found before says nothing
+    /// about what is there now. Bits that are left are as good as any others.
+    pub(crate) fn forget_verify(&mut self, peer: PeerIx, vol: VolIx) {
+        let dev = &mut self.peers[peer].devs[vol];
+        dev.verify_found = false;
+        dev.verify_valid = false;
     }
 
     /// The peer could not serve a block of a verify.
@@ -370,6 +381,26 @@ impl Resource {
     pub(crate) fn verify_lost_peer(&mut self, peer: PeerIx) {
         for vol in 0..self.vols.len() {
             self.verify_ended(peer, vol);
+        }
+    }
+}
+
+/// One of the two disks has begun to be a mixture of generations, or has ceased to be one. What a
+/// resync brings to a disk is not what a verify compared.
+pub(crate) fn became_other_disk(old: &State, new: &State, peer: PeerIx, vol: VolIx) -> bool {
+    let mixed = |st: &State| {
+        [st.vols[vol].disk, st.peers[peer].devs[vol].disk].map(|d| d == DiskState::Inconsistent)
+    };
+    mixed(old) != mixed(new)
+}
+
+/// A verify does not survive the resync of one of its disks.
+pub(crate) fn end_verifies(old: &State, new: &mut State, vol: VolIx) {
+    for peer in 0..new.peers.len() {
+        let verifies =
+            matches!(new.peers[peer].devs[vol].repl, ReplState::VerifyS | ReplState::VerifyT);
+        if verifies && became_other_disk(old, new, peer, vol) {
+            new.peers[peer].devs[vol].repl = ReplState::Established;
         }
     }
 }

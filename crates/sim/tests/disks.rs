@@ -62,6 +62,8 @@ fn a_disk_that_is_lost_while_it_detaches_can_be_attached_again() {
 fn a_block_that_can_not_be_read_is_no_difference_to_a_verify() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
+        // A disk that has only just become UpToDate would end the verify.
+        w.wait("each sees the other", |w| w.device(0, 1).disk == DiskState::UpToDate);
         behave(w, 0, Behaviour { read_errors: 100, ..Behaviour::default() });
         let peer = node_id(1);
         w.granted(0, AdminCommand::Verify { peer, volume: V0, start: Some(0), stop: None });

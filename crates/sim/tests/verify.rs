@@ -2,10 +2,12 @@
 
 use replication::io::AdminCommand;
 use sim::disk::Behaviour;
+use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::{ReplState, VolumeNr};
+use vocab::options::Quorum;
+use vocab::{DiskState, ReplState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
 const WRITE: Op = Op::Write { fua: false };
@@ -37,6 +39,31 @@ fn a_verify_of_blocks_whose_received_writes_wait_for_their_epoch_reports_nothing
             w.wait("the verify ends", |w| w.device(1, 0).repl == ReplState::Established);
         }
         w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn what_a_verify_found_before_a_disk_was_resynced_means_nothing_afterwards() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.cut(0, 2);
+        w.wait_lost(2, 0);
+        w.wait_lost(0, 2);
+        for i in 0..100 {
+            let id = w.start(2, WRITE, i * 512, 512);
+            w.finish(id).ok();
+        }
+        // What n1 says arrives so late that n0 has got the data from n2 meanwhile.
+        w.net.set_pace(1, 0, Pace { delay: (100_000_000, 101_000_000), ..Pace::default() });
+        w.granted(1, verify(0, 0, u64::MAX));
+        w.wait("a difference is found", |w| w.device(0, 1).out_of_sync > 0);
+        w.heal(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
         w.settle();
     });
 }
