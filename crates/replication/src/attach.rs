@@ -456,13 +456,8 @@ impl Resource {
     }
 
     /// A peer's disk joins: from here on it is told what it misses, and what was written before
-    /// and has no peer-ack yet is for its sources to tell.
+    /// the position that it has just been told and has no peer-ack yet is for its sources to tell.
     pub(crate) fn peer_attaches(&mut self, peer: PeerIx) {
-        if self.st.role == Role::Primary {
-            let dagtag = self.dagtag;
-            self.peers[peer].send.dagtag = Some(dagtag);
-            self.send(peer, Packet::Dagtag(dagtag));
-        }
         let primaries = self.st.primary_peers().without(self.peers[peer].node);
         self.peers[peer].joined = self.peers[peer].joined.or(primaries);
     }

@@ -785,7 +785,7 @@ impl Resource {
         self.peers[peer].reconnect = true;
         self.note_together(peer);
         self.peers[peer].discard_my_data = false;
-        self.send_initial_dagtag(peer);
+        self.tell_position(peer);
         for vol in 0..self.vols.len() {
             if self.sent_changed(peer, vol) {
                 self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
@@ -867,16 +867,6 @@ impl Resource {
             }
         }
         self.resend(peer);
-    }
-
-    /// Tells the peer where this node's write stream stands, so that the first write needs no
-    /// announcement (wire §5.5).
-    fn send_initial_dagtag(&mut self, peer: PeerIx) {
-        if self.peers[peer].send.dagtag.is_none() {
-            let dagtag = self.dagtag;
-            self.peers[peer].send.dagtag = Some(dagtag);
-            self.send(peer, Packet::Dagtag(dagtag));
-        }
     }
 
     /// The connect transaction did not happen.

@@ -346,7 +346,7 @@ impl Resource {
         self.log.epoch_writes += 1;
         for (peer, decision) in decisions.iter().enumerate().take(self.peers.len()) {
             write.parts[self.peers[peer].node.index()] = match decision {
-                Decision::Nothing => self.send_position(peer, &write),
+                Decision::Nothing => self.leave_out(peer),
                 Decision::OutOfSync => self.send_out_of_sync(peer, &write),
                 Decision::Data => self.send_write(peer, seq, &write),
             };
@@ -369,14 +369,21 @@ impl Resource {
 
     /// The write is not for the peer, which has no disk for the volume. If it has one for another
     /// volume, it may be asked there for what was written up to here, and must know that it has it.
-    fn send_position(&mut self, peer: PeerIx, write: &Write) -> Part {
-        let has_disk = |disk| (DiskState::Inconsistent..=DiskState::UpToDate).contains(&disk);
-        let serves = self.st.peers[peer].devs.iter().any(|dev| has_disk(dev.disk));
-        if self.st.is_connected(peer) && serves {
-            self.peers[peer].send.dagtag = Some(write.dagtag);
-            self.send(peer, Packet::Dagtag(write.dagtag));
+    fn leave_out(&mut self, peer: PeerIx) -> Part {
+        if self.st.has_disk(peer) {
+            self.tell_position(peer);
         }
         Part::None
+    }
+
+    /// Tells the peer where this node's write stream stands, unless it has just been told: what it
+    /// is to get of that stream, it has got (wire §5.5). Who is asked for blocks of a resync waits
+    /// until it has what the requester has seen of the stream.
+    pub(crate) fn tell_position(&mut self, peer: PeerIx) {
+        let dagtag = self.dagtag;
+        if self.peers[peer].send.dagtag.replace(dagtag) != Some(dagtag) {
+            self.send(peer, Packet::Dagtag(dagtag));
+        }
     }
 
     /// The peer is to miss the write, and hears of it before it can hear anything else that this
@@ -390,8 +397,7 @@ impl Resource {
                 backing.bitmap.set_range(slot, range);
             }
         }
-        self.peers[peer].send.dagtag = Some(write.dagtag);
-        self.send(peer, Packet::Dagtag(write.dagtag));
+        self.tell_position(peer);
         self.send(peer, Packet::OutOfSync(nr, range));
         Part::OutOfSync
     }

@@ -104,6 +104,13 @@ impl State {
         self.peers[peer].conn == ConnState::Connected
     }
 
+    /// The peer is connected and has a disk, or negotiates what it is: blocks of a resync are asked
+    /// of it, or by it.
+    pub(crate) fn has_disk(&self, peer: PeerIx) -> bool {
+        let has_disk = |disk| (DiskState::Negotiating..=DiskState::UpToDate).contains(&disk);
+        self.is_connected(peer) && self.peers[peer].devs.iter().any(|dev| has_disk(dev.disk))
+    }
+
     /// Connected peers that are Primary.
     pub(crate) fn primary_peers(&self) -> NodeMask {
         self.connected()

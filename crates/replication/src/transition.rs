@@ -400,6 +400,12 @@ impl Resource {
         self.broadcast_states();
         self.after_primaries_change(&old);
         for peer in 0..self.peers.len() {
+            // What was written while it had no disk, it was told nothing of.
+            if old.is_connected(peer) && !old.has_disk(peer) && self.st.has_disk(peer) {
+                self.tell_position(peer);
+            }
+        }
+        for peer in 0..self.peers.len() {
             for vol in 0..self.vols.len() {
                 if became_other_disk(&old, &self.st, peer, vol) {
                     self.forget_verify(peer, vol);

@@ -364,3 +364,28 @@ fn a_disk_replaced_by_a_blank_one_gets_a_full_sync() {
         });
     });
 }
+
+#[test]
+fn a_primary_is_resynced_by_a_disk_that_was_attached_after_its_last_write() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let (peer, volume) = (node_id(1), VolumeNr(0));
+        let opener = w.open(0);
+        w.detach(1);
+        w.wait_disk(1, DiskState::Diskless);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.attach_again(1);
+        w.wait("the peer is UpToDate", |w| w.device(0, 1).disk == DiskState::UpToDate);
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.granted(0, AdminCommand::Invalidate { volume, from: None });
+        w.wait_disk(0, DiskState::Inconsistent);
+        // It asks for what its peer has from its own last write on.
+        let opener = w.open(0);
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
