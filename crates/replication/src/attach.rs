@@ -284,13 +284,15 @@ impl Resource {
         self.attach_progress(vol);
     }
 
-    /// A peer's states arrived while this disk negotiates.
+    /// A peer's states arrived while this disk negotiates. One that has lost its disk before it
+    /// heard of this one has nothing to compare.
     pub(crate) fn attach_answer(&mut self, peer: PeerIx, vol: VolIx) {
         let node = self.peers[peer].node;
-        let fresh = self.peers[peer].devs[vol].uuids_fresh;
+        let answered = self.peers[peer].devs[vol].uuids_fresh
+            || self.st.peers[peer].devs[vol].disk < DiskState::Negotiating;
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let Some(waiting) = backing.negotiating.as_mut() else { return };
-        if fresh && waiting.contains(node) {
+        if answered && waiting.contains(node) {
             waiting.remove(node);
             self.attach_progress(vol);
         }

@@ -2,6 +2,7 @@
 
 use replication::io::AdminCommand;
 use sim::disk::Behaviour;
+use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
@@ -177,6 +178,23 @@ fn a_crashed_primary_is_not_promoted_before_its_own_disk_is_back() {
             w.read(0, i * EXTENT);
         }
         w.close(0, opener.unwrap_or(0));
+        w.settle();
+    });
+}
+
+#[test]
+fn an_attach_does_not_wait_for_a_peer_that_has_lost_its_disk_meanwhile() {
+    scenario(Plan::quiet(3, 0), |w| {
+        w.form();
+        w.detach(0);
+        // n1 answers on the other stream than it says what becomes of its disk.
+        let late = Pace { delay: (100_000, 400_000_000), ..Pace::default() };
+        w.net.set_pace(1, 0, late);
+        let gone = AdminCommand::Detach { volume: V0, force: true, intentional: false };
+        w.granted(1, gone);
+        w.attach_again(0);
+        w.net.set_pace(1, 0, Pace::default());
+        w.attach_again(1);
         w.settle();
     });
 }
