@@ -591,13 +591,18 @@ impl Resource {
         let ancestor = self.is_ancestor(peer, vol);
         let primary = self.st.role == Role::Primary;
         let unconfirmed = self.vols[vol].unconfirmed.is_some();
+        // This node follows a Primary that it is connected to, and goes on doing so.
+        let follows = self.st.connected().any(|p| {
+            let uuids = self.peers[p].devs[vol].uuids.as_ref();
+            self.st.peers[p].role == Role::Primary && uuids.is_some_and(|u| u.current.same(exposed))
+        });
         match (successor, primary) {
             (true, true) => {
                 self.yield_to_newer_data();
                 Decided::Retry
             }
             (true, false) => Decided::adopt_exposed(),
-            (false, _) if ancestor => Decided::peer_disk(DiskState::Outdated),
+            (false, _) if ancestor || follows => Decided::peer_disk(DiskState::Outdated),
             // The newest generation of this client has not reached the peer: park it until it has
             // resynced from a disk that has it (R5).
             (false, true) if unconfirmed => Decided::peer_disk(DiskState::Outdated),

@@ -331,3 +331,28 @@ fn a_client_that_meets_newer_data_trusts_the_older_disk_no_more() {
         w.settle();
     });
 }
+
+#[test]
+fn a_server_without_its_disk_is_not_led_back_by_an_older_server() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.kill(0);
+        w.wait_lost(2, 0);
+        w.write(2, 0);
+        let volume = VolumeNr(0);
+        w.granted(1, AdminCommand::Detach { volume, force: true, intentional: false });
+        let held = w.start(2, WRITE, 8, 8);
+        // n1 meets the old disk before the client does.
+        w.cut(0, 2);
+        w.start_node(0);
+        w.wait_connected(0, 1);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.attach_again(1);
+        w.finish(held).ok();
+        w.read(2, 0);
+        w.close(2, opener);
+        w.settle();
+    });
+}
