@@ -211,7 +211,7 @@ impl Resource {
         Ok(())
     }
 
-    /// No connected peer has a disk: the metadata alone says what this one is.
+    /// No peer that could have a disk is connected: the metadata alone says what this one is.
     pub(crate) fn attach_alone(&mut self, vol: VolIx) {
         let Some(backing) = &self.vols[vol].backing else { return };
         let state = self.attached_state(vol, backing.md_state());

@@ -515,12 +515,11 @@ impl Resource {
         if self.handshake_running() || self.negotiating() {
             return Start::At(self.now + POLL);
         }
-        // A Primary without disk knows which generation its users have seen.
-        let knows = |p: PeerIx| {
-            let disk = self.st.peers[p].devs[vol].disk;
-            let with_disk = disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
-            with_disk || self.st.peers[p].role == Role::Primary
-        };
+        // Also if no peer has its disk at the moment: one may be attaching it, and two that attach
+        // without each other's knowledge would never compare what they have. A Primary without disk
+        // knows which generation its users have seen.
+        let knows =
+            |p: PeerIx| self.peer_has_bitmap(p, vol) || self.st.peers[p].role == Role::Primary;
         if self.st.connected().any(knows) {
             self.start_twopc(id, Operation::Attach, None, Some(vol));
             return Start::Running;

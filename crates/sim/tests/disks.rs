@@ -198,3 +198,22 @@ fn an_attach_does_not_wait_for_a_peer_that_has_lost_its_disk_meanwhile() {
         w.settle();
     });
 }
+
+#[test]
+fn two_disks_that_are_attached_at_the_same_time_compare_what_they_have() {
+    scenario(Plan::quiet(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.detach(0);
+        w.write(2, 0);
+        w.close(2, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(2));
+        w.detach(1);
+        w.wait("both are known to be without disk", |w| {
+            [0, 1].iter().all(|n| w.device(*n, 1 - n).disk == DiskState::Diskless)
+        });
+        w.attach(0, 0);
+        w.attach(1, 0);
+        w.settle();
+    });
+}
