@@ -2,7 +2,7 @@
 //! state with the connected peers (semantics §1.3, §4.2; metadata §3.5, §4.4).
 
 use codec::disk::{MdFlags, PeerFlags, Superblock, activity_log as al_format};
-use codec::wire::{Packet, StateWord, UuidFlags};
+use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::DiskOptions;
 use vocab::{
     ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState,
@@ -284,12 +284,23 @@ impl Resource {
         self.attach_progress(vol);
     }
 
+    /// The peer has shown that it knows of the disk that negotiates here. What it sent before is not
+    /// its answer: the agreement to the attach may have overtaken it on the other stream. (Of a
+    /// kernel it is only known that its answer ends with such a state.)
+    pub(crate) fn knows_attach(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let ours = self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0;
+        let word = self.peers[peer].devs[vol].last_word;
+        !ours || word.and_then(|w| w.pdsk()) == Some(DiskState::Negotiating)
+    }
+
     /// A peer's states arrived while this disk negotiates. One that has lost its disk before it
     /// heard of this one has nothing to compare.
     pub(crate) fn attach_answer(&mut self, peer: PeerIx, vol: VolIx) {
         let node = self.peers[peer].node;
-        let answered = self.peers[peer].devs[vol].uuids_fresh
-            || self.st.peers[peer].devs[vol].disk < DiskState::Negotiating;
+        let word = self.peers[peer].devs[vol].last_word;
+        let told = self.peers[peer].devs[vol].uuids_fresh
+            && word.and_then(|w| w.pdsk()) == Some(DiskState::Negotiating);
+        let answered = told || self.st.peers[peer].devs[vol].disk < DiskState::Negotiating;
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let Some(waiting) = backing.negotiating.as_mut() else { return };
         if answered && waiting.contains(node) {

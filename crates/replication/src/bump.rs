@@ -347,7 +347,7 @@ impl Resource {
         let current = new.current;
         let weak = new.node_mask;
         self.peers[peer].devs[vol].uuids = Some(new);
-        self.peers[peer].devs[vol].uuids_fresh = true;
+        self.peers[peer].devs[vol].uuids_fresh = self.knows_attach(peer, vol);
         if !self.st.is_connected(peer) {
             return Ok(());
         }

@@ -272,7 +272,7 @@ pub(crate) struct PeerDevice {
     pub uuids: Option<PeerUuids>,
     /// This disk and the peer's have been connected since this one was attached (RECONNECT).
     pub together: bool,
-    /// They arrived after this node's disk began to negotiate.
+    /// They are the peer's answer to this node's disk that negotiates.
     pub uuids_fresh: bool,
     /// They are those of a disk that the peer is attaching, and were not compared yet.
     pub uuids_attaching: bool,
