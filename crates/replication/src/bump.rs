@@ -5,6 +5,7 @@
 //! answered a ping before it starts, so that "connected" means what it says.
 
 use codec::wire::{Packet, UuidFlags, Uuids110};
+use vocab::options::OnNoQuorum;
 use vocab::{
     ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role, VolumeNr,
 };
@@ -14,6 +15,7 @@ use crate::generation::{
 };
 use crate::io::LogLevel;
 use crate::meta::Backing;
+use crate::request::Write;
 use crate::resource::{Decision, NewGeneration, PeerUuids, Resource, SentUuids, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -52,7 +54,7 @@ impl Resource {
 
     /// A bump is due: make sure first that the peers that seem to be there are there.
     pub(crate) fn start_bump(&mut self, vol: VolIx) {
-        if self.vols[vol].bump_running || !self.vols[vol].bump_pending {
+        if self.vols[vol].bump_running || !self.vols[vol].bump_pending || self.bump_must_wait(vol) {
             return;
         }
         self.vols[vol].bump_running = true;
@@ -166,6 +168,52 @@ impl Resource {
                 self.work.push_back(Work::Recompare(peer, vol));
             }
         }
+    }
+
+    /// One unconfirmed generation at a time (semantics §4.3 rule 2): the next one waits until its
+    /// peers have confirmed what was written in this one, if anything was. A peer that is gone
+    /// never will; its loss may be what asks for this generation.
+    ///
+    /// None starts while a peer's disk negotiates either: it compares what was before, and could
+    /// not follow.
+    pub(crate) fn bump_must_wait(&self, vol: VolIx) -> bool {
+        let negotiates = |p: PeerIx| self.st.peers[p].devs[vol].disk == DiskState::Negotiating;
+        if self.st.connected().any(negotiates) {
+            return true;
+        }
+        let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;
+        let Some(unconfirmed) = self.vols[vol].unconfirmed.as_ref().filter(|_| suspend) else {
+            return false;
+        };
+        let owes = |w: &Write| self.st.connected().any(|p| !self.part_is_done(w, p));
+        let first = unconfirmed.first_epoch;
+        self.log.iter().any(|w| w.vol == vol && w.epoch >= first && owes(w))
+    }
+
+    /// A generation that is due and had to wait, for a handshake or for the confirmation of the
+    /// one before, is started if anybody waits for it: a request that is not admitted, or a write
+    /// that a peer misses and that is not reported before that is on record.
+    pub(crate) fn retry_bumps(&mut self) {
+        for vol in 0..self.vols.len() {
+            let due = self.vols[vol].bump_pending && !self.vols[vol].bump_running;
+            if !due || self.handshake_running() {
+                continue;
+            }
+            if !self.vols[vol].held.is_empty() {
+                self.kick(vol);
+            } else if self.bump_is_awaited(vol) {
+                self.start_bump(vol);
+            }
+        }
+    }
+
+    /// Writes of users can not be completed before the generation that is due.
+    fn bump_is_awaited(&self, vol: VolIx) -> bool {
+        self.st.role == Role::Primary
+            && !self.st.susp.any()
+            && self.st.vols[vol].quorum
+            && self.has_data(&self.st, vol)
+            && self.log.iter().any(|w| w.vol == vol && !w.completed)
     }
 
     /// The new generation is durable, or none was needed: writes go on.

@@ -9,11 +9,9 @@
 //! their order, so that it gets to where the others may be already.
 
 use codec::wire::Packet;
-use vocab::options::OnNoQuorum;
 use vocab::{DiskState, GenUuid, NodeId, NodeMask, Role};
 
 use crate::generation::weak_nodes;
-use crate::request::Write;
 use crate::resource::{Decision, Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -76,17 +74,9 @@ impl Resource {
     /// lost, and another client may have written meanwhile, so that the first write after a
     /// promotion starts one always (wire §6).
     pub(crate) fn propose_generation(&mut self, vol: VolIx) {
-        let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;
-        let unconfirmed = self.vols[vol].unconfirmed.as_ref();
-        if let Some(first_epoch) = unconfirmed.map(|u| u.first_epoch).filter(|_| suspend) {
-            // One unconfirmed generation at a time (semantics §4.3 rule 2): the next one waits
-            // until its peers have confirmed what was written in this one, if anything was. A
-            // peer that is gone never will; its loss may be what asks for this generation.
-            let owes = |w: &Write| self.st.connected().any(|p| !self.part_is_done(w, p));
-            if self.log.iter().any(|w| w.vol == vol && w.epoch >= first_epoch && owes(w)) {
-                self.vols[vol].bump_running = false;
-                return;
-            }
+        if self.bump_must_wait(vol) {
+            self.vols[vol].bump_running = false;
+            return;
         }
         self.close_epoch();
         let uuid = self.rng.uuid(true);

@@ -438,15 +438,6 @@ impl Resource {
         }
     }
 
-    /// A generation that was due when a handshake began is started after it.
-    pub(crate) fn retry_bump(&mut self) {
-        let stuck =
-            self.vols.iter().any(|v| v.bump_pending && !v.bump_running && !v.held.is_empty());
-        if stuck && !self.handshake_running() {
-            self.kick_all();
-        }
-    }
-
     /// Pings, and peers that do not answer (wire §1.2).
     fn liveness(&mut self, peer: PeerIx) {
         let now = self.now;

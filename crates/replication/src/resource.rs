@@ -495,7 +495,7 @@ impl Resource {
 
     /// Does what the input made possible, until nothing is left.
     fn settle(&mut self) {
-        self.retry_bump();
+        self.retry_bumps();
         loop {
             while let Some(work) = self.work.pop_front() {
                 self.do_work(work);

@@ -356,3 +356,26 @@ fn a_server_without_its_disk_is_not_led_back_by_an_older_server() {
         w.settle();
     });
 }
+
+#[test]
+fn a_write_that_a_detaching_server_misses_is_reported() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        for round in 0..12 {
+            // The first write of a session starts a generation; the next one is due before the
+            // servers have confirmed it.
+            let opener = w.open(2);
+            let volume = VolumeNr(0);
+            let leaves =
+                w.admin(0, AdminCommand::Detach { volume, force: false, intentional: false });
+            w.run_for(800_000 + round * 100_000);
+            w.write(2, round * 8);
+            w.wait("the server has left", |w| w.has_answer(leaves));
+            w.close(2, opener);
+            w.wait("nobody is Primary", |w| !w.is_primary(2));
+            w.attach_again(0);
+            w.wait_disk(0, DiskState::UpToDate);
+        }
+        w.settle();
+    });
+}
