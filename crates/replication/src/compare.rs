@@ -84,10 +84,7 @@ impl Resource {
         };
         let occasion = match connecting {
             true => Occasion::Connecting,
-            false
-                if self.st.vols[vol].disk == DiskState::Negotiating
-                    || them.disk == DiskState::Negotiating =>
-            {
+            false if self.st.vols[vol].disk == DiskState::Negotiating || them.attaching => {
                 Occasion::Attaching
             }
             false => Occasion::Reconsidering,

@@ -746,6 +746,11 @@ impl PeerDevice {
 }
 
 impl PeerUuids {
+    /// They are those of a disk, not only what a node without one has seen.
+    pub(crate) fn of_disk(&self) -> bool {
+        self.bitmap.iter().any(|base| *base != UNKNOWN)
+    }
+
     /// The peer's bitmap generation for `node`.
     pub(crate) fn bitmap_of(&self, node: NodeId) -> GenUuid {
         self.bitmap[node.index()]

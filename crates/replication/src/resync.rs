@@ -909,7 +909,7 @@ impl Resource {
         let situation = self.situation(vol);
         let mut currents = [GenUuid::NONE; MAX_NODES];
         for p in &self.peers {
-            if let Some(uuids) = &p.devs[vol].uuids {
+            if let Some(uuids) = p.devs[vol].uuids.as_ref().filter(|u| u.of_disk()) {
                 currents[p.node.index()] = uuids.current;
             }
         }

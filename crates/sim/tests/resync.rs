@@ -4,7 +4,7 @@ use replication::io::AdminCommand;
 use sim::plan::{Plan, Start, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::Quorum;
+use vocab::options::{OnNoDataAccessible, Quorum};
 use vocab::{DiskState, ReplState, SectorRange, VolumeNr};
 
 const EXTENT: u64 = 8192;
@@ -386,6 +386,34 @@ fn a_primary_is_resynced_by_a_disk_that_was_attached_after_its_last_write() {
         w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
         w.wait_disk(0, DiskState::UpToDate);
         w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_target_counts_for_a_third_node_from_the_generation_of_its_disk() {
+    let mut plan = three();
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.detach(2);
+        let volume = VolumeNr(0);
+        for node in [0, 1] {
+            w.granted(node, AdminCommand::Detach { volume, force: true, intentional: false });
+        }
+        w.attach_again(1);
+        w.write(2, 8);
+        // n0 has heard of the generation of this write, but its disk has not.
+        w.attach_again(2);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.attach(0, 0);
+        for peer in [1, 2] {
+            w.wait("its disk is compared", |w| w.device(peer, 0).repl != ReplState::Established);
+            w.expect("not all is copied", |w| w.device(peer, 0).out_of_sync < 8000);
+        }
+        w.close(2, opener);
         w.settle();
     });
 }
