@@ -797,6 +797,7 @@ impl Resource {
             }
             self.resync_more(p, vol);
         }
+        self.resync_overtaken(peer, vol, range);
         let good = self.st.vols[vol].disk > DiskState::Outdated;
         let theirs = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
         if good && theirs && self.repl(peer, vol) == ReplState::Established {

@@ -75,6 +75,9 @@ struct RsRequest {
     buf: Option<BufId>,
     /// The answer arrived.
     answered: bool,
+    /// A Primary has said meanwhile that this node misses a write to that range, and the source
+    /// may have read it before: it is asked for again.
+    outdated: bool,
 }
 
 /// A request of a peer that this node answers: resync or verify.
@@ -530,7 +533,9 @@ impl Resource {
         let id = resync.next_id;
         resync.next_id += 1;
         resync.in_flight += range.len.0;
-        resync.requests.insert(id, RsRequest { range, key, buf: None, answered: false });
+        resync
+            .requests
+            .insert(id, RsRequest { range, key, buf: None, answered: false, outdated: false });
         let block_id = Resource::block_id(IdKind::Resync, id);
         let req = RsReq { range, block_id, dep };
         self.send(
@@ -699,7 +704,7 @@ impl Resource {
         }
         let range = request.range;
         self.free(request.buf);
-        if ok {
+        if ok && !request.outdated {
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
                     backing.clear_range(slot, range);
@@ -767,6 +772,18 @@ impl Resource {
         }
     }
 
+    /// `peer` has said that this node misses a write to that range: what others were asked for
+    /// before may lack it, too.
+    pub(crate) fn resync_overtaken(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+        for source in (0..self.peers.len()).filter(|p| *p != peer) {
+            if let Some(resync) = self.peers[source].devs[vol].resync.as_mut() {
+                for request in resync.requests.values_mut() {
+                    request.outdated |= request.range.overlaps(range);
+                }
+            }
+        }
+    }
+
     fn finish_if_done(&mut self, peer: PeerIx, vol: VolIx) {
         if self.repl(peer, vol) != ReplState::SyncTarget {
             return;
@@ -814,11 +831,12 @@ impl Resource {
     /// counted as missed before, it has told on the same stream before.
     fn is_mirrored(&self, source: PeerIx, vol: VolIx) -> bool {
         self.st.connected().filter(|p| *p != source).all(|p| {
-            let word = self.peers[p].devs[vol].last_word;
+            let word = self.peers[p].devs[vol].last_word.unwrap_or_default();
             let tells = self.peers[p].agreed_features & feature::BITS_OF_EQUALS != 0;
-            self.st.peers[p].role != Role::Primary
-                || !tells
-                || word.and_then(|w| w.pdsk()) == Some(DiskState::Inconsistent)
+            // While it waits for bitmaps it sends nothing but what is missed.
+            let mirrors = word.pdsk() == Some(DiskState::Inconsistent)
+                && word.repl_state() != Some(ReplState::WFBitMapS);
+            self.st.peers[p].role != Role::Primary || !tells || mirrors
         })
     }
 
@@ -908,6 +926,7 @@ impl Resource {
             .collect();
         let situation = self.situation(vol);
         let mut currents = [GenUuid::NONE; MAX_NODES];
+        // What a node without its disk has seen says nothing about that disk.
         for p in &self.peers {
             if let Some(uuids) = p.devs[vol].uuids.as_ref().filter(|u| u.of_disk()) {
                 currents[p.node.index()] = uuids.current;
