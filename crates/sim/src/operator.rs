@@ -1,8 +1,9 @@
 //! The operator of a run: brings the cluster up, repairs it at the end, and waits until it has
 //! converged (semantics §13, invariant 46).
 
+use codec::disk::Superblock;
 use replication::io::AdminCommand;
-use vocab::{ConnState, DiskState, ReplState, Role, SectorRange, VolumeNr};
+use vocab::{ConnState, DiskState, GenUuid, ReplState, Role, SectorRange, VolumeNr};
 
 use crate::plan::{MILLISECOND, SECOND, Start, node_id};
 use crate::trace;
@@ -322,10 +323,21 @@ impl World {
             let apart = view.peers[peer].as_ref().is_some_and(|p| p.conn != ConnState::Connected);
             let Some(theirs) = self.view(peer) else { return false };
             apart
-                && theirs.volumes.iter().zip(&view.volumes).any(|(t, mine)| {
-                    t.disk == DiskState::UpToDate && t.quorum && !t.current.same(mine.current)
+                && theirs.volumes.iter().zip(&view.volumes).enumerate().any(|(vol, (t, mine))| {
+                    // They may have lost their quorum since.
+                    t.disk == DiskState::UpToDate
+                        && !t.current.same(mine.current)
+                        && (t.quorum || self.succeeds(peer, vol, mine.current))
                 })
         })
+    }
+
+    /// The disk of the node has left that generation behind.
+    fn succeeds(&self, node: usize, volume: usize, older: GenUuid) -> bool {
+        let Some(drive) = self.nodes[node].drive(volume) else { return false };
+        let Ok(superblock) = Superblock::decode(drive.disk.superblock()) else { return false };
+        superblock.history.iter().any(|u| u.same(older))
+            || superblock.peers.iter().any(|p| p.bitmap_uuid.same(older))
     }
 
     /// What is not yet as it must be in the end, if anything.
