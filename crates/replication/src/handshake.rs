@@ -519,6 +519,15 @@ impl Resource {
                 self.log(LogLevel::Info, text);
                 Decided::Retry
             }
+            (true, true) if self.source_succeeds(peer, vol, word) => {
+                let text = format!(
+                    "{}/{}: {} is Primary with data older than what this disk is being brought \
+                     to; it connects once the resync is done",
+                    self.name, self.vols[vol].nr, self.peers[peer].name
+                );
+                self.log(LogLevel::Info, text);
+                Decided::Retry
+            }
             (true, true) => match self.compare(peer, vol, true) {
                 Decided::Start(start) if start.repl == ReplState::Established => {
                     self.decide_equal(peer, vol, start)
@@ -542,6 +551,24 @@ impl Resource {
             && is_generation(exposed)
             && !exposed.same(self.presented(vol))
             && !exposed.same(uuids.current)
+    }
+
+    /// This disk is being resynced from one that has left the generation of the peer, a Primary,
+    /// behind: others went on without it while it was frozen. By its own generation this disk could
+    /// still seem to belong to that Primary, and give it the quorum to go on beside them. (DRBD
+    /// presents the generation of its source; see [`Self::presented`] for why this node does not.)
+    fn source_succeeds(&self, peer: PeerIx, vol: VolIx, word: StateWord) -> bool {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        let older = uuids.current;
+        word.role() == Some(Role::Primary)
+            && is_generation(older)
+            && (0..self.peers.len()).filter(|p| self.repl(*p, vol).is_target()).any(|p| {
+                self.peers[p].devs[vol].uuids.as_ref().is_some_and(|source| {
+                    !source.current.same(older)
+                        && (source.history.iter().any(|u| u.same(older))
+                            || source.bitmap.iter().any(|u| is_generation(*u) && u.same(older)))
+                })
+            })
     }
 
     /// The disks are equal, but for what this frozen Primary is still to send. A peer that has

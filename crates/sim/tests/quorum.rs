@@ -6,7 +6,7 @@ use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated, Quorum, ResourceOptions, RrConflict};
-use vocab::{DiskState, ReplState, Role};
+use vocab::{DiskState, ReplState, Role, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -565,4 +565,42 @@ fn a_write_that_fails_during_a_handshake_is_not_forgotten() {
             w.settle();
         });
     }
+}
+
+#[test]
+fn a_frozen_primary_gets_no_quorum_from_a_node_that_is_resynced_from_newer_data() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let old = w.open(2);
+        w.write(2, 0);
+        w.cut(2, 0);
+        w.cut(2, 1);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.wait_lost(2, 0);
+        w.wait_lost(2, 1);
+        let held = w.start(2, WRITE, 0, 8);
+        w.detach(1);
+        let new = w.open(0);
+        w.write(0, 8);
+        w.close(0, new);
+        w.wait("nobody of the others is Primary", |w| !w.is_primary(0));
+        let (peer, volume) = (node_id(0), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.attach_again(1);
+        w.heal(1, 2);
+        w.run_seconds(20);
+        w.expect("the write is not reported", |w| !w.is_answered(held));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.wait_disk(1, DiskState::UpToDate);
+        w.heal(0, 2);
+        w.granted(2, AdminCommand::Secondary { force: true });
+        w.finish(held).ok();
+        w.close(2, old);
+        w.connect(0, 2);
+        w.connect(2, 0);
+        w.connect(1, 2);
+        w.connect(2, 1);
+        w.settle();
+    });
 }
