@@ -20,7 +20,7 @@ pub struct NewGeneration {
 pub enum Adoption {
     /// It is no generation at all; a peer should not send that.
     Ignored,
-    /// This node holds it already.
+    /// This node holds it already, or has left it behind.
     Known,
     /// This node is a resync target or Behind: the value is now the source's current generation,
     /// this disk gets there when the resync ends. Nothing was changed here.
@@ -221,7 +221,8 @@ impl Generations {
         if !is_generation(uuid) {
             return Adoption::Ignored;
         }
-        if uuid.same(self.current) {
+        // What was sent before the Primary heard of the newest one may arrive behind it.
+        if uuid.same(self.current) || self.has_passed(uuid) {
             return Adoption::Known;
         }
         if resync_target {

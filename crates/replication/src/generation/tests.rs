@@ -215,6 +215,19 @@ fn slots_are_worn_by_a_resync_until_they_get_another_generation() {
 }
 
 #[test]
+fn a_generation_that_was_left_is_not_adopted_again() {
+    let mut a = gens(0x10, [0, 0, 0, 0x90], &[0x30]);
+    let s = situation(0, false, [UpToDate, UpToDate, UpToDate]);
+    let before = a.clone();
+    for past in [0x90, 0x30] {
+        let adoption =
+            a.adopt(GenUuid(past), &s, NodeMask::EMPTY, false, || unreachable!("no draw"));
+        assert_eq!(adoption, Adoption::Known);
+    }
+    assert_eq!(a, before);
+}
+
+#[test]
 fn weak_nodes_get_slots_although_they_are_connected() {
     let mut a = gens(0x10, [0, 0, 0, 0x90], &[]);
     let s = situation(0, true, [UpToDate, UpToDate, UpToDate]);
