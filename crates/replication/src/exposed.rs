@@ -8,10 +8,11 @@
 //! that nobody has, nothing is left. A disk that comes back is told the proposals it missed, in
 //! their order, so that it gets to where the others may be already.
 
-use codec::wire::Packet;
+use codec::wire::{Packet, StateWord, UuidFlags};
 use vocab::{DiskState, GenUuid, NodeId, NodeMask, Role};
 
-use crate::generation::weak_nodes;
+use crate::compare::Decided;
+use crate::generation::{is_generation, weak_nodes};
 use crate::resource::{Decision, Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -177,6 +178,133 @@ impl Resource {
         }
         self.advance_all();
     }
+
+    // --- connections between a node with a disk and one without ----------------------------
+
+    /// This node has no disk, the peer has one (semantics §4.9).
+    pub(crate) fn decide_as_client(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        peer_disk: DiskState,
+    ) -> Decided {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        let volume = &mut self.vols[vol];
+        if volume.proposals.contains(uuids.current) {
+            // The peer took a generation of this node, and was lost before it could say so.
+            volume.expose(uuids.current);
+            return Decided::Retry;
+        }
+        let (nr, exposed) = (volume.nr, volume.exposed);
+        if !is_generation(exposed)
+            || uuids.current.same(exposed)
+            || peer_disk < DiskState::Consistent
+        {
+            if self.st.role == Role::Primary
+                && self.has_frozen_parts(self.peers[peer].node)
+                && peer_disk == DiskState::Consistent
+            {
+                // It rebooted: what it had acknowledged it may have lost. Resync first.
+                return Decided::peer_disk(DiskState::Outdated);
+            }
+            return Decided::none();
+        }
+        let successor = uuids.bitmap.iter().any(|u| is_generation(*u) && u.same(exposed))
+            || uuids.history.iter().any(|u| u.same(exposed));
+        let ancestor = self.is_ancestor(peer, vol);
+        let primary = self.st.role == Role::Primary;
+        let unconfirmed = self.vols[vol].unconfirmed.is_some();
+        // This node follows a Primary that it is connected to, and goes on doing so.
+        let follows = self.st.connected().any(|p| {
+            let uuids = self.peers[p].devs[vol].uuids.as_ref();
+            self.st.peers[p].role == Role::Primary && uuids.is_some_and(|u| u.current.same(exposed))
+        });
+        match (successor, primary) {
+            (true, true) => {
+                self.yield_to_newer_data();
+                Decided::Retry
+            }
+            (true, false) => Decided::adopt_exposed(),
+            (false, _) if ancestor || follows => Decided::peer_disk(DiskState::Outdated),
+            // The newest generation of this client has not reached the peer: park it until it has
+            // resynced from a disk that has it (R5).
+            (false, true) if unconfirmed => Decided::peer_disk(DiskState::Outdated),
+            (false, false) => Decided::adopt_exposed(),
+            (false, true) => Decided::Refuse(format!(
+                "volume {nr}: its data is not related to what this Primary uses"
+            )),
+        }
+    }
+
+    /// The peer's generation is one that another disk has left behind.
+    pub(crate) fn is_ancestor(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(uuids) = &self.peers[peer].devs[vol].uuids else { return false };
+        let left = |u: &GenUuid| is_generation(*u) && u.same(uuids.current);
+        let others = self.peers.iter().enumerate().filter(|(p, _)| *p != peer);
+        let mut known = others.filter_map(|(_, other)| other.devs[vol].uuids.as_ref());
+        known.any(|o| {
+            !o.current.same(uuids.current)
+                && (o.bitmap.iter().any(left) || o.history.iter().any(left))
+        })
+    }
+
+    /// This node without disk has just seen a newer generation than the disks that it is connected
+    /// to hold (semantics §4.9 R2, R3). They are told, and do not count as current from now on: a
+    /// user of this node might read from them, and its writes would make them equal in name.
+    /// Where a Primary is near, it is the one to tell them.
+    pub(crate) fn doubt_ancestors(&mut self, vol: VolIx) {
+        if self.vols[vol].backing.is_some() || !self.st.primary_peers().is_empty() {
+            return;
+        }
+        let exposed = self.vols[vol].exposed;
+        let old: Vec<PeerIx> = self
+            .st
+            .connected()
+            .filter(|p| {
+                let uuids = self.peers[*p].devs[vol].uuids.as_ref();
+                self.st.peers[*p].devs[vol].disk > DiskState::Outdated
+                    && uuids.is_some_and(|u| !u.current.same(exposed))
+                    && self.is_ancestor(*p, vol)
+            })
+            .collect();
+        for peer in old {
+            self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Outdated);
+        }
+    }
+
+    /// This node has a disk, the peer has none (A7, and the end of semantics §4.9).
+    pub(crate) fn decide_with_client(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        word: StateWord,
+    ) -> Decided {
+        let backing = self.vols[vol].backing.as_ref().expect("checked by the caller");
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        let own = self.presented(vol);
+        let current = uuids.current;
+        if !is_generation(current) {
+            return Decided::none();
+        }
+        let primary = word.role() == Some(Role::Primary);
+        if current.same(own) {
+            let whole =
+                !self.st.is_target(vol) && backing.md_was_up_to_date(self.st.vols[vol].disk);
+            return if primary && whole { Decided::own_up_to_date() } else { Decided::none() };
+        }
+        let known = backing.gens.has_passed(current);
+        match (primary, known) {
+            // A Primary's data does not become old by meeting a client. If it is frozen, the
+            // others went on without it; if it is not, the client follows.
+            (false, false) if self.yield_to_newer_data() || self.is_frozen() => Decided::Retry,
+            (false, false) if self.st.role == Role::Primary => Decided::none(),
+            (false, true) => Decided::none(),
+            (true, _) | (false, false) => Decided::own_outdated(),
+        }
+    }
+
+    // --- confirmation ---------------------------------------------------------------------
 
     /// An epoch is stable on a peer: it has all writes of the unconfirmed generation so far.
     pub(crate) fn unconfirmed_barrier_ack(&mut self, peer: PeerIx, epoch: u64) {

@@ -1,0 +1,106 @@
+//! What a committed change of the cluster does to a node's states (semantics §2.6).
+
+use codec::wire::{Operation, Outdates};
+use vocab::{ConnState, DiskState, ReplState, Role};
+
+use crate::state::{PeerIx, State, VolIx};
+
+/// The own states after an own transaction (connections apart).
+pub(crate) fn apply_own_change(
+    st: &mut State,
+    op: Operation,
+    target: Option<PeerIx>,
+    vol: Option<VolIx>,
+) {
+    match op {
+        Operation::Promote { force } => {
+            st.role = Role::Primary;
+            if force {
+                for vol in &mut st.vols {
+                    if vol.disk >= DiskState::Inconsistent {
+                        vol.disk = DiskState::UpToDate;
+                    }
+                }
+            }
+        }
+        Operation::Demote => st.role = Role::Secondary,
+        Operation::Attach => set_disk(st, vol, DiskState::Negotiating),
+        Operation::Detach => set_disk(st, vol, DiskState::Detaching),
+        Operation::Invalidate => set_repl(st, target, vol, ReplState::StartingSyncT),
+        Operation::InvalidateRemote => set_repl(st, target, vol, ReplState::StartingSyncS),
+        Operation::ResyncAsTarget => set_repl(st, target, vol, ReplState::WFBitMapT),
+        Operation::ResyncAsSource => set_repl(st, target, vol, ReplState::WFBitMapS),
+        Operation::Verify => set_repl(st, target, vol, ReplState::VerifyS),
+        Operation::RemoveVolume => set_repl(st, target, vol, ReplState::Off),
+        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) => {}
+    }
+}
+
+fn set_disk(st: &mut State, vol: Option<VolIx>, disk: DiskState) {
+    if let Some(vol) = vol {
+        st.vols[vol].disk = disk;
+    }
+}
+
+fn set_repl(st: &mut State, peer: Option<PeerIx>, vol: Option<VolIx>, repl: ReplState) {
+    if let (Some(peer), Some(vol)) = (peer, vol) {
+        st.peers[peer].devs[vol].repl = repl;
+    }
+}
+
+/// This node's view after a transaction of the connected peer `initiator`.
+pub(crate) fn apply_remote(
+    st: &mut State,
+    op: Operation,
+    initiator: PeerIx,
+    vol: Option<VolIx>,
+    target_is_me: bool,
+) {
+    let set = |st: &mut State, repl: ReplState| {
+        if target_is_me {
+            set_repl(st, Some(initiator), vol, repl);
+        }
+    };
+    match op {
+        Operation::Promote { force } => {
+            st.peers[initiator].role = Role::Primary;
+            if force {
+                for dev in &mut st.peers[initiator].devs {
+                    if dev.disk >= DiskState::Inconsistent {
+                        dev.disk = DiskState::UpToDate;
+                    }
+                }
+            }
+        }
+        Operation::Demote => st.peers[initiator].role = Role::Secondary,
+        Operation::Attach => set_peer_disk(st, initiator, vol, DiskState::Negotiating),
+        Operation::Detach => set_peer_disk(st, initiator, vol, DiskState::Diskless),
+        Operation::Invalidate => set(st, ReplState::StartingSyncS),
+        Operation::InvalidateRemote => set(st, ReplState::StartingSyncT),
+        Operation::ResyncAsTarget => set(st, ReplState::WFBitMapS),
+        Operation::ResyncAsSource => set(st, ReplState::WFBitMapT),
+        Operation::Verify => set(st, ReplState::VerifyT),
+        Operation::RemoveVolume => set(st, ReplState::Off),
+        Operation::Disconnect(outdates) if target_is_me => {
+            st.peers[initiator].conn = ConnState::TearDown;
+            for (vol, dev) in st.peers[initiator].devs.iter_mut().enumerate() {
+                match outdates {
+                    Outdates::Initiator if dev.disk > DiskState::Outdated => {
+                        dev.disk = DiskState::Outdated;
+                    }
+                    Outdates::Target if st.vols[vol].disk > DiskState::Outdated => {
+                        st.vols[vol].disk = DiskState::Outdated;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) => {}
+    }
+}
+
+fn set_peer_disk(st: &mut State, peer: PeerIx, vol: Option<VolIx>, disk: DiskState) {
+    if let Some(vol) = vol {
+        st.peers[peer].devs[vol].disk = disk;
+    }
+}
