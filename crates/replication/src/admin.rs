@@ -247,7 +247,7 @@ impl Resource {
         }
         let backing = self.vols[vol].backing.as_mut().expect("looked at above");
         for slot in 0..backing.bitmap.slots() {
-            backing.bitmap.set_all(slot);
+            backing.set_all(slot);
         }
         self.change_hard(|st| st.vols[vol].disk = DiskState::Inconsistent);
         self.persist_with_bitmap(vol, Work::Answer(id));
@@ -354,7 +354,7 @@ impl Resource {
                 match spare {
                     Some(spare) => backing.bitmap.copy_slot(spare, slot),
                     None => {
-                        backing.bitmap.set_all(slot);
+                        backing.set_all(slot);
                     }
                 }
             }

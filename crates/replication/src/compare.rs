@@ -280,20 +280,20 @@ impl Resource {
             match *preparation {
                 Preparation::SetAll(node) => {
                     if let Some(slot) = backing.slot_of(node) {
-                        backing.bitmap.set_all(slot);
+                        backing.set_all(slot);
                     }
                 }
                 Preparation::SetAllSlots => {
                     for slot in 0..backing.bitmap.slots() {
-                        backing.bitmap.set_all(slot);
+                        backing.set_all(slot);
                     }
                 }
                 Preparation::MergeSlot { from, to } => {
                     if let Some(to) = backing.slot_of(to) {
                         match backing.slot_of(from) {
-                            Some(from) => backing.bitmap.merge_slot(from, to),
+                            Some(from) => backing.merge_slot(from, to),
                             None => {
-                                backing.bitmap.set_all(to);
+                                backing.set_all(to);
                             }
                         }
                     }
@@ -301,9 +301,9 @@ impl Resource {
                 Preparation::MergeUnallocated(node) => {
                     if let Some(to) = backing.slot_of(node) {
                         match free_slot {
-                            Some(from) => backing.bitmap.merge_slot(from, to),
+                            Some(from) => backing.merge_slot(from, to),
                             None => {
-                                backing.bitmap.set_all(to);
+                                backing.set_all(to);
                             }
                         }
                     }

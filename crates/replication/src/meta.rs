@@ -15,6 +15,7 @@ use crate::activity_log::ActivityLog;
 use crate::bitmap::{Bitmap, Changed};
 use crate::generation::Generations;
 use crate::io::{DiskError, DiskLimits, LogLevel, MetaBlock, MetaPlace, MetaWrite, OpId, Output};
+use crate::peers_in_sync::Claim;
 use crate::resource::{Op, Resource, Work};
 use crate::state::VolIx;
 use vocab::options::OnIoError;
@@ -27,6 +28,8 @@ pub(crate) struct Backing {
     pub gens: Generations,
     pub bitmap: Bitmap,
     pub al: ActivityLog,
+    /// What peers have said lately about ranges in which they are equal to this node.
+    pub claims: VecDeque<Claim>,
     pub limits: DiskLimits,
     /// What the device offers for data.
     pub capacity: Sectors,
@@ -121,6 +124,7 @@ impl Backing {
             gens,
             bitmap,
             al,
+            claims: VecDeque::new(),
             limits,
             capacity,
             primary_ind,
@@ -140,6 +144,25 @@ impl Backing {
     /// The node a bitmap slot is allocated to.
     pub(crate) fn node_of_slot(&self, slot: usize) -> Option<NodeId> {
         NodeId::all().find(|n| self.slot_of(*n) == Some(slot))
+    }
+
+    /// Blocks of this disk, or of the slot's node, have changed: they may differ now, whatever was
+    /// said about that range before.
+    pub(crate) fn set_range(&mut self, slot: usize, range: SectorRange) {
+        self.bitmap.set_range(slot, range);
+        self.claims.retain(|claim| !claim.range.overlaps(range));
+    }
+
+    /// Any block may differ now.
+    pub(crate) fn set_all(&mut self, slot: usize) {
+        self.bitmap.set_all(slot);
+        self.claims.clear();
+    }
+
+    /// Whatever differs from the node of `from` may differ from that of `to`.
+    pub(crate) fn merge_slot(&mut self, from: usize, to: usize) {
+        self.bitmap.merge_slot(from, to);
+        self.claims.clear();
     }
 
     /// Clears bits of a slot whose node got those blocks, and remembers that the slot does not
@@ -441,7 +464,7 @@ impl Resource {
             (OnIoError::PassOn, Some(range)) => {
                 let backing = self.vols[vol].backing.as_mut().expect("looked at above");
                 for slot in 0..backing.bitmap.slots() {
-                    backing.bitmap.set_range(slot, range);
+                    backing.set_range(slot, range);
                 }
                 let text = format!(
                     "{}/{}: {what} at {range}; the disk stays attached as Inconsistent \

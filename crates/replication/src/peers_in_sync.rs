@@ -20,7 +20,7 @@ const MAX_CLAIMS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Claim {
     from: NodeId,
-    range: SectorRange,
+    pub range: SectorRange,
     others: NodeMask,
     at: Instant,
 }
@@ -92,7 +92,8 @@ impl Resource {
     ///
     /// What is said must be newer than what this node knows itself: a write that one of those nodes
     /// missed may have been recorded here while the word of a sender that had not seen the write
-    /// yet was on its way.
+    /// yet was on its way. What was said before a block changed here is dropped where that is noted
+    /// (`Backing::set_range`).
     pub(crate) fn peers_in_sync(
         &mut self,
         peer: PeerIx,
@@ -123,7 +124,8 @@ impl Resource {
                 }
             }
         }
-        let claims = &mut self.vols[vol].claims;
+        let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+        let claims = &mut backing.claims;
         if claims.len() == MAX_CLAIMS {
             claims.pop_front();
         }
@@ -136,7 +138,8 @@ impl Resource {
     fn believe(&mut self, vol: VolIx, range: SectorRange) {
         let missed_at = self.vols[vol].missed_at;
         let valid = |c: &&Claim| c.range == range && c.at > missed_at;
-        let claims = &self.vols[vol].claims;
+        let Some(backing) = &self.vols[vol].backing else { return };
+        let claims = &backing.claims;
         let said: NodeMask = claims.iter().filter(valid).map(|c| c.from).collect();
         let named = claims.iter().filter(valid).fold(NodeMask::EMPTY, |m, c| m.or(c.others));
         let mut cleared = false;
@@ -159,8 +162,8 @@ impl Resource {
 
     /// What a lost peer has said counts no longer.
     pub(crate) fn forget_claims(&mut self, node: NodeId) {
-        for vol in &mut self.vols {
-            vol.claims.retain(|c| c.from != node);
+        for backing in self.vols.iter_mut().filter_map(|v| v.backing.as_mut()) {
+            backing.claims.retain(|c| c.from != node);
         }
     }
 

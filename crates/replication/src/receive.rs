@@ -405,7 +405,7 @@ impl Resource {
             backing.clear_range(slot, range);
             self.resync_progress(peer, vol);
         } else if !ok || !sender_has_disk {
-            backing.bitmap.set_range(slot, range);
+            backing.set_range(slot, range);
         }
     }
 
@@ -631,7 +631,7 @@ impl Resource {
                 if !failed && node.is_some_and(|n| entry.covered.contains(n)) {
                     continue;
                 }
-                backing.bitmap.set_range(slot, range);
+                backing.set_range(slot, range);
                 tell.extend(node);
             }
         }
@@ -660,7 +660,7 @@ impl Resource {
         let Some(slot) = backing.slot_of(node) else { return };
         for peer in self.peers.iter_mut().filter(|p| p.node != node) {
             for entry in peer.recv.unacked.iter_mut().filter(|u| u.vol == vol) {
-                backing.bitmap.set_range(slot, entry.range);
+                backing.set_range(slot, entry.range);
                 entry.covered = entry.covered.with(node);
             }
         }
@@ -703,7 +703,7 @@ impl Resource {
             }
             let Some(backing) = self.vols[entry.vol].backing.as_mut() else { continue };
             let Some(slot) = backing.slot_of(node) else { continue };
-            backing.bitmap.set_range(slot, entry.range);
+            backing.set_range(slot, entry.range);
             entry.covered.insert(node);
             ranges.push((self.vols[entry.vol].nr, entry.range));
         }
@@ -792,7 +792,7 @@ impl Resource {
             let node = self.peers[p].node;
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
-                    backing.bitmap.set_range(slot, range);
+                    backing.set_range(slot, range);
                 }
             }
             self.resync_more(p, vol);

@@ -394,7 +394,7 @@ impl Resource {
         let (node, nr) = (self.peers[peer].node, self.vols[vol].nr);
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             if let Some(slot) = backing.slot_of(node) {
-                backing.bitmap.set_range(slot, range);
+                backing.set_range(slot, range);
             }
         }
         self.tell_position(peer);
@@ -765,7 +765,7 @@ impl Resource {
                     // Set when the write began; a resync may have brought it over since.
                     Some(Part::OutOfSync) if !all => {}
                     _ => {
-                        backing.bitmap.set_range(slot, write.range);
+                        backing.set_range(slot, write.range);
                         missed |= part.is_some();
                     }
                 }
@@ -938,7 +938,7 @@ impl Resource {
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             if let Some(slot) = backing.slot_of(node) {
                 for range in ranges {
-                    backing.bitmap.set_range(slot, range);
+                    backing.set_range(slot, range);
                 }
             }
         }

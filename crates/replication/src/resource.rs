@@ -23,7 +23,6 @@ use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
 use crate::loss::PrimaryLoss;
 use crate::meta::{Backing, Content};
 use crate::peer_ack::PeerAcks;
-use crate::peers_in_sync::Claim;
 use crate::read::{PeerRead, Read};
 use crate::receive::{PeerWrite, Receiver};
 use crate::request::{TransferLog, WaitingOn};
@@ -104,8 +103,6 @@ pub(crate) struct Volume {
     pub detached: Option<Content>,
     /// When a write was last recorded as missing on some node.
     pub missed_at: Instant,
-    /// What peers have said lately about ranges in which they are equal to this node.
-    pub claims: VecDeque<Claim>,
     /// Diskless Primary: the newest generation is not confirmed by its peers yet.
     pub unconfirmed: Option<Unconfirmed>,
     pub openers: Vec<Opener>,
@@ -554,7 +551,6 @@ impl Resource {
             lost_quorum: false,
             detached: None,
             missed_at: Instant::default(),
-            claims: VecDeque::new(),
             unconfirmed: None,
             openers: Vec::new(),
             waiting_openers: Vec::new(),

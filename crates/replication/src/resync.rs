@@ -351,7 +351,7 @@ impl Resource {
             let own = backing.slot_of(node);
             for slot in 0..backing.bitmap.slots() {
                 if all_slots || Some(slot) == own {
-                    backing.bitmap.set_all(slot);
+                    backing.set_all(slot);
                 }
             }
         }
@@ -665,7 +665,7 @@ impl Resource {
         let own = backing.slot_of(source);
         for slot in 0..backing.bitmap.slots() {
             if Some(slot) != own {
-                backing.bitmap.set_range(slot, range);
+                backing.set_range(slot, range);
             }
         }
         for other in 0..self.peers.len() {
@@ -1429,7 +1429,7 @@ impl Resource {
         for (from, to) in learned.copies {
             let base = backing.gens.bitmap(from).uuid;
             if let (Some(a), Some(b)) = (backing.slot_of(from), backing.slot_of(to)) {
-                backing.bitmap.merge_slot(a, b);
+                backing.merge_slot(a, b);
                 backing.gens.set_bitmap(to, base);
                 changed = true;
             }

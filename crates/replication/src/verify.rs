@@ -267,7 +267,7 @@ impl Resource {
         let node = self.peers[peer].node;
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             if let Some(slot) = backing.slot_of(node) {
-                backing.bitmap.set_range(slot, range);
+                backing.set_range(slot, range);
                 self.peers[peer].devs[vol].verify_found = true;
             }
         }
@@ -310,7 +310,7 @@ impl Resource {
             let node = self.peers[peer].node;
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
-                    backing.bitmap.set_range(slot, ack.range);
+                    backing.set_range(slot, ack.range);
                     self.peers[peer].devs[vol].verify_found = true;
                 }
             }
