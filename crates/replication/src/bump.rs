@@ -404,7 +404,14 @@ impl Resource {
         self.review_shown_disk(peer, vol);
         if flags.has(UuidFlags::NEW_DATAGEN) {
             self.adopt(vol, current, weak);
+            let left_behind =
+                weak.contains(self.me) && self.st.vols[vol].disk == DiskState::Outdated;
+            if left_behind && self.repl(peer, vol) == ReplState::Established {
+                // The Primary sends nothing to this disk until it is resynced.
+                self.ask_recompare(peer, vol);
+            }
         }
+        self.note_newer(peer, vol);
         let newest = flags.has(UuidFlags::NEW_DATAGEN)
             || self.st.role == Role::Secondary
                 && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;

@@ -528,6 +528,15 @@ impl Resource {
                 self.log(LogLevel::Info, text);
                 Decided::Retry
             }
+            (true, true) if self.is_overtaken(peer, vol, peer_disk) => {
+                let text = format!(
+                    "{}/{}: {} misses what has been written since; it connects once it has been \
+                     resynced, or this disk",
+                    self.name, self.vols[vol].nr, self.peers[peer].name
+                );
+                self.log(LogLevel::Info, text);
+                Decided::Retry
+            }
             (true, true) => match self.compare(peer, vol, true) {
                 Decided::Start(start) if start.repl == ReplState::Established => {
                     self.decide_equal(peer, vol, start)
@@ -569,6 +578,28 @@ impl Resource {
                             || source.bitmap.iter().any(|u| is_generation(*u) && u.same(older)))
                 })
             })
+    }
+
+    /// A disk that is current elsewhere has left this one's generation behind, and is to be waited
+    /// for: whoever is no further than that may have been overtaken by writes that count on this
+    /// node's vote, and gets no second one from it (invariants 32 and 35).
+    pub(crate) fn note_newer(&mut self, peer: PeerIx, vol: VolIx) {
+        let Some(own) = self.shown_backing(vol).map(|b| b.gens.current()) else { return };
+        let current = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        if let Some(newer) = uuids.filter(|u| current && u.has_passed(own)) {
+            self.vols[vol].newer = Some(Box::new(newer.clone()));
+        }
+    }
+
+    /// The peer takes its disk for current, and a disk that was current has left its generation
+    /// behind.
+    fn is_overtaken(&self, peer: PeerIx, vol: VolIx, peer_disk: DiskState) -> bool {
+        let Some(own) = self.shown_backing(vol).map(|b| b.gens.current()) else { return false };
+        let newer = self.vols[vol].newer.as_ref().filter(|newer| newer.has_passed(own));
+        let theirs = self.peers[peer].devs[vol].uuids.as_ref().map(|u| u.current);
+        peer_disk > DiskState::Outdated
+            && newer.zip(theirs).is_some_and(|(newer, theirs)| newer.has_passed(theirs))
     }
 
     /// The disks are equal, but for what this frozen Primary is still to send. A peer that has
@@ -717,6 +748,9 @@ impl Resource {
             if start.adopt_exposed {
                 self.doubt_ancestors(vol);
             }
+        }
+        for vol in 0..self.vols.len() {
+            self.note_newer(peer, vol);
         }
         self.reconcile_pending(peer);
         self.resume_cleanups();

@@ -87,6 +87,8 @@ pub(crate) struct Volume {
     pub exposed: GenUuid,
     /// Generations of this node that no disk is known to have.
     pub proposals: Proposals,
+    /// The identifiers of an UpToDate disk that has left this disk's generation behind.
+    pub newer: Option<Box<PeerUuids>>,
     /// A new generation must start before the next write is admitted.
     pub bump_pending: bool,
     /// A ping round or metadata write of the bump runs.
@@ -543,6 +545,7 @@ impl Resource {
             size: Sectors(0),
             exposed: GenUuid::NONE,
             proposals: Proposals::default(),
+            newer: None,
             bump_pending: false,
             bump_running: false,
             bump_announce: None,

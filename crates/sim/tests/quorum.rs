@@ -43,6 +43,48 @@ fn two_nodes_lose_quorum_together() {
 }
 
 #[test]
+fn a_node_does_not_vote_for_data_older_than_what_it_has_heard_of() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let old = w.open(2);
+        w.kill(1);
+        w.wait_lost(2, 1);
+        (0..100).for_each(|i| w.write(2, i * 64));
+        w.close(2, old);
+        w.wait("n2 is Secondary", |w| !w.is_primary(2));
+        for other in [0, 1] {
+            w.cut(2, other);
+        }
+        w.wait_lost(0, 2);
+        // n1 is back, and n0 goes on with its vote. The disk of n1 is not current yet.
+        w.start_node(1);
+        w.wait_connected(0, 1);
+        let (peer, volume) = (node_id(0), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        let new = w.open(0);
+        (0..4).for_each(|i| w.write(0, i * 64));
+        // n1 changes sides: together with n2 it is a majority that has not got these writes.
+        w.cut(0, 1);
+        w.wait_lost(1, 0);
+        w.wait_lost(0, 1);
+        w.close(0, new);
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.heal(1, 2);
+        w.run_seconds(5);
+        for node in [1, 2] {
+            if let Ok(opener) = w.try_open(node) {
+                (0..4).for_each(|i| w.read(node, i * 64));
+                w.close(node, opener);
+            }
+        }
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_generation_that_comes_too_late_is_withdrawn() {
     scenario(majority(2, 1, OnNoQuorum::IoError), |w| {
         w.form();
