@@ -286,7 +286,8 @@ impl World {
         let Some(view) = self.view(node) else { return };
         let now = self.stamp;
         for volume in 0..self.histories.len() {
-            if view.volumes[volume].disk != DiskState::UpToDate {
+            // A Primary that has lost its quorum can be opened, but serves nothing.
+            if view.volumes[volume].disk != DiskState::UpToDate || !view.volumes[volume].quorum {
                 continue;
             }
             let Some(drive) = self.nodes[node].drive(volume) else { continue };
