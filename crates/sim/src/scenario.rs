@@ -241,11 +241,10 @@ impl World {
         }
     }
 
-    /// Lets every packet between two nodes take so many nanoseconds.
-    pub fn slow(&mut self, a: usize, b: usize, nanoseconds: u64) {
+    /// Lets every packet from one node to another take so many nanoseconds.
+    pub fn slow(&mut self, from: usize, to: usize, nanoseconds: u64) {
         let pace = Pace { delay: (nanoseconds, nanoseconds), ..Pace::default() };
-        self.net.set_pace(a, b, pace);
-        self.net.set_pace(b, a, pace);
+        self.net.set_pace(from, to, pace);
     }
 
     /// Kills a node's process.

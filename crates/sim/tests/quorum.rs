@@ -596,12 +596,14 @@ fn a_write_that_fails_during_a_handshake_is_not_forgotten() {
             w.wait_lost(0, 2);
             // The own disk answers while the connection comes up.
             w.slow(0, 1, 100_000_000);
+            w.slow(1, 0, 100_000_000);
             let wait = until - w.now() - early * 100_000_000;
             w.run_for(wait);
             w.heal(0, 1);
             w.finish(id).ok();
             w.wait_connected(0, 1);
             w.slow(0, 1, 100_000);
+            w.slow(1, 0, 100_000);
             w.heal(0, 2);
             w.close(0, opener);
             w.settle();

@@ -417,3 +417,33 @@ fn a_target_counts_for_a_third_node_from_the_generation_of_its_disk() {
         w.settle();
     });
 }
+
+#[test]
+fn a_block_that_is_missed_while_it_is_fetched_is_fetched_again() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(1);
+        w.cut(0, 1);
+        w.wait_lost(1, 0);
+        write_much(w, 1, 0);
+        w.close(1, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(1));
+        let opener = w.open(2);
+        w.write(2, 0);
+        // It takes the new Primary a while to learn that n0 gets data again.
+        w.slow(0, 2, 200_000_000);
+        w.heal(0, 1);
+        w.wait("the resync runs", |w| syncing(w, 0, 1));
+        for round in 0..400 {
+            w.start(2, WRITE, round % 12 * EXTENT + round % 512, 8);
+            w.run_for(500_000);
+        }
+        w.slow(0, 2, 100_000);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.run_seconds(5);
+        w.settle();
+    });
+}
