@@ -363,7 +363,7 @@ impl Resource {
         let state = match (target, neighbour) {
             (true, _) => md.min(DiskState::Outdated),
             // What is out of sync is fetched first, although the generation is the same.
-            (false, true) if self.owes_peers(vol) => DiskState::Consistent,
+            (false, true) if self.differs_from_peers(vol) => DiskState::Consistent,
             (false, true) => DiskState::UpToDate,
             (false, false) => self.attached_state(vol, md),
         };
@@ -383,13 +383,14 @@ impl Resource {
         self.vols[vol].crashed_secondary && self.st.connected().any(owed)
     }
 
-    /// Blocks are out of sync towards a connected disk.
-    fn owes_peers(&self, vol: VolIx) -> bool {
+    /// Blocks are out of sync between this disk and a connected one, as one of them counts.
+    fn differs_from_peers(&self, vol: VolIx) -> bool {
         let Some(backing) = &self.vols[vol].backing else { return false };
         self.st.connected().any(|p| {
             let disk = self.st.peers[p].devs[vol].disk;
             let with_disk = disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
-            with_disk && backing.oos(self.peers[p].node) != 0
+            let theirs = self.peers[p].devs[vol].uuids.as_ref().map_or(0, |u| u.dirty_bits);
+            with_disk && (backing.oos(self.peers[p].node) != 0 || theirs != 0)
         })
     }
 

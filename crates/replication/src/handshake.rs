@@ -793,9 +793,12 @@ impl Resource {
     pub(crate) fn note_together(&mut self, peer: PeerIx) {
         for vol in 0..self.vols.len() {
             let disk = self.st.peers[peer].devs[vol].disk;
-            // A client has nothing that a restart of its own could have lost.
+            // A client has nothing that a restart of its own could have lost. A disk that is away
+            // has not been together with this one, unless its node is Primary by way of this.
+            let uses = self.st.peers[peer].role == Role::Primary;
+            let client = uses || !self.peer_has_bitmap(peer, vol);
             let present = disk >= DiskState::Inconsistent && disk != DiskState::DUnknown
-                || disk == DiskState::Diskless;
+                || disk == DiskState::Diskless && client;
             let both = self.st.vols[vol].disk >= DiskState::Inconsistent && present;
             if both && self.st.is_connected(peer) {
                 self.peers[peer].devs[vol].together = true;

@@ -217,3 +217,39 @@ fn two_disks_that_are_attached_at_the_same_time_compare_what_they_have() {
         w.settle();
     });
 }
+
+#[test]
+fn a_disk_that_joins_a_crashed_primary_gets_what_that_wrote_last() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        for i in 0..4 {
+            w.write(0, i * EXTENT);
+        }
+        w.cut(0, 1);
+        w.cut(0, 2);
+        for i in 0..4 {
+            w.start(0, WRITE, i * EXTENT, 8);
+        }
+        w.run_for(50_000_000);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.run_seconds(1);
+        w.kill(1);
+        w.kill(2);
+        // n1 comes back, and meets n0 without its disk at first.
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        w.heal(0, 1);
+        w.start_node(0);
+        w.wait_connected(0, 1);
+        w.attach_again(1);
+        w.heal(0, 2);
+        w.start_node(2);
+        w.settle();
+    });
+}
