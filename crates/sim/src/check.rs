@@ -245,6 +245,10 @@ impl World {
 
     /// 3: what was acknowledged before a flush is stable where it is UpToDate.
     pub(crate) fn check_flush(&mut self, node: usize, pending: &Pending) {
+        if self.plan.failover_is_safe() && !self.plan.acks_are_replicated() {
+            // What the others have not got they may have rolled back meanwhile.
+            return;
+        }
         let volume = pending.request.volume.0 as usize;
         let Some(view) = self.view(node) else { return };
         let mut locations = Vec::new();
