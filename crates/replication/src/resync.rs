@@ -1284,15 +1284,14 @@ impl Resource {
         }
     }
 
-    /// Nobody waits for the answer any more.
+    /// Nobody waits for the answer any more. The end of another one before may have ended it.
     fn drop_serve(&mut self, key: usize) {
-        let serve = &mut self.serves[key];
+        let Some(serve) = self.serves.get_mut(key) else { return };
         serve.dead = true;
         if serve.reading {
             return;
         }
-        let waiting =
-            self.vols[self.serves[key].vol].conflict_wait.contains(&WaitingOn::Serve(key));
+        let waiting = self.vols[serve.vol].conflict_wait.contains(&WaitingOn::Serve(key));
         if !waiting {
             self.end_serve(key);
         }
@@ -1447,26 +1446,20 @@ impl Resource {
 
     /// The connection is lost: nothing of a resync goes on.
     pub(crate) fn resync_lost_peer(&mut self, peer: PeerIx) {
+        let theirs = |s: &Serve| s.peer == peer && !s.dead;
         let keys: Vec<usize> =
-            self.serves.iter().filter(|(_, s)| s.peer == peer).map(|(key, _)| key).collect();
+            self.serves.iter().filter(|(_, s)| theirs(s)).map(|(key, _)| key).collect();
         for key in keys {
-            if !self.serves[key].dead {
-                self.drop_serve(key);
-            }
+            self.drop_serve(key);
         }
         // Requests of others that waited for this peer's writes are not answerable any more.
         let node = u32::from(self.peers[peer].node.get());
-        let waiting: Vec<usize> = self
-            .serves
-            .iter()
-            .filter(|(_, s)| s.dep.node_id == node && !s.reading && !s.replied && !s.dead)
-            .map(|(key, _)| key)
-            .collect();
+        let waits = |s: &Serve| s.dep.node_id == node && !s.reading && !s.replied && !s.dead;
+        let waiting: Vec<usize> =
+            self.serves.iter().filter(|(_, s)| waits(s)).map(|(key, _)| key).collect();
         for key in waiting {
-            let (to, vol, range, id) = {
-                let s = &self.serves[key];
-                (s.peer, s.vol, s.range, s.block_id)
-            };
+            let Some(s) = self.serves.get(key).filter(|s| waits(s)) else { continue };
+            let (to, vol, range, id) = (s.peer, s.vol, s.range, s.block_id);
             let nr = self.vols[vol].nr;
             let ack = self.block_ack(to, vol, range, id);
             self.send(to, Packet::RsCancel(nr, ack));
