@@ -455,13 +455,13 @@ impl Resource {
         is_generation(asked) && theirs.same(asked) && !self.presented(vol).same(asked)
     }
 
-    /// A peer that a node without disk does not take for UpToDate (A8) may have named the right
-    /// generation by now.
+    /// A peer that this node does not take for UpToDate although it says so may have named the
+    /// right generation by now.
     fn review_shown_disk(&mut self, peer: PeerIx, vol: VolIx) {
         let Some(word) = self.peers[peer].devs[vol].last_word else { return };
         let shown = self.st.peers[peer].devs[vol].disk;
         let doubted = shown == DiskState::Consistent
-            || shown == DiskState::Outdated && self.vols[vol].backing.is_none();
+            || shown == DiskState::Outdated && self.st.vols[vol].disk < DiskState::UpToDate;
         if !doubted || word.disk() != Some(DiskState::UpToDate) {
             return;
         }
@@ -537,9 +537,14 @@ impl Resource {
             return;
         };
         // The Primary does not count on this node (its disk is Outdated, or a mixture): the disk
-        // stays where it is, and the Primary and its peers record what it misses.
+        // stays where it is, and the Primary and its peers record what it misses. It may not have
+        // known that yet.
         let behind = weak.contains(self.me) || disk < DiskState::Consistent;
         if behind && !target {
+            if disk > DiskState::Outdated {
+                self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
+                self.catch_up_from_others(vol);
+            }
             return;
         }
         match backing.gens.adopt(current, &situation, weak, target, || rng.next()) {

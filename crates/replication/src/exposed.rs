@@ -248,27 +248,28 @@ impl Resource {
         })
     }
 
-    /// This node without disk has just seen a newer generation than the disks that it is connected
-    /// to hold (semantics §4.9 R2, R3). They are told, and do not count as current from now on: a
-    /// user of this node might read from them, and its writes would make them equal in name.
+    /// This node works with the disks of others, and the peer's is newer than some that it is
+    /// connected to (semantics §4.9 R2, R3). These do not count as current from now on: a user of
+    /// this node might read from them, and its writes would make them equal in name. A client
+    /// tells them what it has seen; the generation that a node with a disk names is its own.
     /// Where a Primary is near, it is the one to tell them.
-    pub(crate) fn doubt_ancestors(&mut self, vol: VolIx) {
-        if self.vols[vol].backing.is_some() || !self.st.primary_peers().is_empty() {
+    pub(crate) fn doubt_ancestors(&mut self, newer: PeerIx, vol: VolIx) {
+        if self.st.vols[vol].disk == DiskState::UpToDate || !self.st.primary_peers().is_empty() {
             return;
         }
-        let exposed = self.vols[vol].exposed;
+        let current = |p: PeerIx| self.peers[p].devs[vol].uuids.as_ref().map(|u| u.current);
+        let Some(newest) = current(newer) else { return };
+        let shown = |p: &PeerIx| self.st.peers[*p].devs[vol].disk;
         let old: Vec<PeerIx> = self
             .st
             .connected()
-            .filter(|p| {
-                let uuids = self.peers[*p].devs[vol].uuids.as_ref();
-                self.st.peers[*p].devs[vol].disk > DiskState::Outdated
-                    && uuids.is_some_and(|u| !u.current.same(exposed))
-                    && self.is_ancestor(*p, vol)
-            })
+            .filter(|p| matches!(shown(p), DiskState::Consistent | DiskState::UpToDate))
+            .filter(|p| current(*p).is_some_and(|c| !c.same(newest)) && self.is_ancestor(*p, vol))
             .collect();
         for peer in old {
-            self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            if self.vols[vol].backing.is_none() {
+                self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            }
             self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Outdated);
         }
     }

@@ -746,7 +746,7 @@ impl Resource {
                 self.catch_up_from_others(vol);
             }
             if start.adopt_exposed {
-                self.doubt_ancestors(vol);
+                self.doubt_ancestors(peer, vol);
             }
         }
         for vol in 0..self.vols.len() {
@@ -759,7 +759,7 @@ impl Resource {
 
     /// A client has seen newer data than this disk holds: whoever has it is asked for a resync
     /// (A7).
-    fn catch_up_from_others(&mut self, vol: VolIx) {
+    pub(crate) fn catch_up_from_others(&mut self, vol: VolIx) {
         if self.st.vols[vol].disk < DiskState::Inconsistent {
             return;
         }

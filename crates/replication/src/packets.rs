@@ -340,10 +340,11 @@ impl Resource {
         begun && !self.peers[peer].devs[vol].source_seen
     }
 
-    /// A node without disk shows a peer that *turns* UpToDate with another generation than it has
-    /// seen as Consistent only (A8), and as Outdated if another disk has left that generation
-    /// behind. One that is UpToDate already follows this node's generations in the order of the
-    /// stream, even if it has not said so yet.
+    /// A node that works with the disks of others does not take a peer for UpToDate, because it
+    /// says so, if another disk has left its generation behind. One without disk shows a peer that
+    /// *turns* UpToDate with another generation than it has seen as Consistent only (A8). One that
+    /// is UpToDate already follows this node's generations in the order of the stream, even if it
+    /// has not said so yet.
     pub(crate) fn shown_peer_disk(
         &mut self,
         peer: PeerIx,
@@ -362,22 +363,23 @@ impl Resource {
         ) {
             self.peers[peer].devs[vol].source_seen = true;
         }
-        if self.vols[vol].backing.is_some()
+        if self.st.vols[vol].disk == DiskState::UpToDate
             || disk != DiskState::UpToDate
             || self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
         {
             return disk;
         }
         let exposed = self.vols[vol].exposed;
+        let client = self.vols[vol].backing.is_none();
         let same = self.peers[peer].devs[vol]
             .uuids
             .as_ref()
             .is_none_or(|u| u.current.same(exposed) || exposed.is_none());
-        match (same, self.st.role) {
-            (true, _) => disk,
-            (false, _) if self.is_ancestor(peer, vol) => DiskState::Outdated,
-            (false, Role::Primary) => DiskState::Consistent,
-            (false, _) => disk,
+        match self.st.role {
+            _ if client && same => disk,
+            _ if self.is_ancestor(peer, vol) => DiskState::Outdated,
+            Role::Primary if client => DiskState::Consistent,
+            _ => disk,
         }
     }
 

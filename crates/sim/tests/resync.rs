@@ -447,3 +447,35 @@ fn a_block_that_is_missed_while_it_is_fetched_is_fetched_again() {
         w.settle();
     });
 }
+
+#[test]
+fn a_promoted_target_does_not_take_those_for_current_that_are_as_far_behind() {
+    let mut plan = Plan::quiet(5, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let apart: Vec<(usize, usize)> =
+            [1, 4].iter().flat_map(|a| [0, 2, 3].iter().map(|b| (*a, *b))).collect();
+        apart.iter().for_each(|(a, b)| w.cut(*a, *b));
+        apart.iter().for_each(|(a, b)| w.wait_lost(*a, *b));
+        let opener = w.open(0);
+        write_much(w, 0, 0);
+        w.close(0, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        // n1 meets n3, which has everything, beside n4, which has what n1 had.
+        let (peer, volume) = (node_id(3), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.heal(1, 3);
+        w.wait_connected(1, 3);
+        let opener = w.open(1);
+        w.write(1, 14 * EXTENT);
+        for i in 0..12 {
+            w.read(1, i * EXTENT);
+        }
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        apart.iter().for_each(|(a, b)| w.heal(*a, *b));
+        w.close(1, opener);
+        w.run_seconds(5);
+        w.settle();
+    });
+}
