@@ -488,7 +488,14 @@ impl Resource {
                         is_generation(c) && !c.same(backing.gens.current())
                     })
             });
-            let doubtful = !own && self.unclean_towards_peers(vol);
+            // A Primary that was thought lost is back, and says what this disk missed meanwhile.
+            let owed = self.st.connected().any(|p| {
+                let uuids = self.peers[p].devs[vol].uuids.as_ref();
+                self.st.peers[p].role == Role::Primary
+                    && self.st.peers[p].devs[vol].disk == DiskState::UpToDate
+                    && uuids.is_some_and(|u| u.dirty_bits != 0)
+            });
+            let doubtful = owed || !own && self.unclean_towards_peers(vol);
             if self.st.vols[vol].disk == DiskState::Consistent && !other_generation && !doubtful {
                 vols.push(vol);
             }

@@ -1,10 +1,11 @@
 //! Hard cases 15 to 25 of semantics §14: what remains after a Primary is lost.
 
+use replication::io::AdminCommand;
 use sim::Op;
-use sim::plan::Plan;
+use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
-use vocab::options::Quorum;
-use vocab::{ConnState, DiskState};
+use vocab::options::{OnNoQuorum, Quorum};
+use vocab::{ConnState, DiskState, ReplState, VolumeNr};
 
 fn three() -> Plan {
     let mut plan = Plan::quiet(3, 0);
@@ -269,5 +270,37 @@ fn all_nodes_dying_at_once_come_back_with_everything_case_50() {
         w.expect("they are connected", |w| {
             w.seen(0).peers[1].as_ref().is_some_and(|p| p.conn == ConnState::Connected)
         });
+    });
+}
+
+#[test]
+fn a_survivor_that_meets_the_primary_again_takes_what_that_still_owes_it() {
+    let mut plan = three();
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        for i in 0..12 {
+            w.write(0, i * 8192);
+        }
+        // n2 has more than n1, and is its source, as soon as both have lost n0.
+        let (peer, volume) = (node_id(2), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.cut(0, 2);
+        for i in 0..6 {
+            w.start(0, WRITE, i * 8192, 8);
+        }
+        w.wait_lost(0, 2);
+        w.wait_lost(2, 0);
+        w.wait("n1 is a target", |w| w.device(1, 2).repl == ReplState::PausedSyncT);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.wait_disk(2, DiskState::UpToDate);
+        w.heal(0, 1);
+        w.close(0, opener);
+        w.settle();
     });
 }
