@@ -1405,7 +1405,10 @@ impl Resource {
             .map(|p| self.peers[p].node)
             .collect();
         let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
-        if !self.st.is_connected(peer) {
+        // A disk that is not UpToDate follows a Primary's generations without recording who misses
+        // them: that it has no base for a node says nothing.
+        let up_to_date = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        if !self.st.is_connected(peer) || !up_to_date {
             return;
         }
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };

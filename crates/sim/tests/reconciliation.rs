@@ -304,3 +304,41 @@ fn a_survivor_that_meets_the_primary_again_takes_what_that_still_owes_it() {
         w.settle();
     });
 }
+
+#[test]
+fn a_survivor_that_only_follows_does_not_make_the_primary_start_over() {
+    let mut plan = three();
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        // Both lose n0, and n2 has more. It is Consistent as long as it is the source of n1.
+        let (peer, volume) = (node_id(2), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.cut(0, 1);
+        for i in 0..6 {
+            w.start(0, WRITE, i * 8192, 8);
+        }
+        w.run_for(30_000_000);
+        w.cut(0, 2);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        w.wait_lost(2, 0);
+        w.wait("n1 is a target", |w| w.device(1, 2).repl == ReplState::PausedSyncT);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.write(0, 8);
+        let generation = w.seen(0).volumes[0].current;
+        for i in 0..20 {
+            w.write(0, i * 8);
+            w.run_for(10_000_000);
+        }
+        w.expect("it is one generation", |w| w.seen(0).volumes[0].current == generation);
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.heal(0, 1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
