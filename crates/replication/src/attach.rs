@@ -34,7 +34,13 @@ impl Resource {
             let detail = format!("volume {nr} has a disk; detach it first");
             return Err(Refusal::config(ConfigError::DiskConfigured, detail));
         }
-        let backing = self.read_metadata(vol, image)?;
+        let mut backing = self.read_metadata(vol, image)?;
+        if let Some((started, before)) = self.vols[vol].unannounced.as_deref() {
+            // Nothing was ever written in it. To peers it would look like another branch.
+            if backing.gens.current().same(*started) {
+                backing.gens = before.clone();
+            }
+        }
         self.check_attach(vol, &backing)?;
         let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);
         let unclean = backing.sb.flags.contains(MdFlags::PRIMARY_IND) && !crashed;
@@ -54,7 +60,6 @@ impl Resource {
         volume.lost_quorum = lost_quorum && !running;
         volume.crashed_secondary = unclean && !running;
         volume.intentional_diskless = false;
-        let mut backing = backing;
         if volume.size.0 == 0 {
             // Users see a size from here on, so it is the one this disk has agreed to.
             volume.size = size;

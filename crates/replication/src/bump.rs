@@ -97,7 +97,9 @@ impl Resource {
             // Nobody misses anything: the generation goes on, written by a Primary now.
             volume.expose(before.current());
             if forced {
-                volume.bump_announce = Some(NewGeneration { before, never_synced, forced });
+                let current = before.current();
+                volume.bump_announce =
+                    Some(NewGeneration { current, before, never_synced, forced });
             }
             self.persist(vol, Work::BumpDone(vol));
             return;
@@ -108,7 +110,8 @@ impl Resource {
             self.name, volume.nr, new.current, new.behind
         );
         self.log(LogLevel::Info, text);
-        let announce = NewGeneration { before, never_synced, forced };
+        let current = new.current;
+        let announce = NewGeneration { current, before, never_synced, forced };
         self.vols[vol].bump_announce = Some(announce);
         self.close_epoch();
         self.persist(vol, Work::BumpDone(vol));
@@ -132,6 +135,8 @@ impl Resource {
         if !primary {
             backing.gens.demote();
         }
+        // Should the disk be lost before that is durable.
+        volume.unannounced = Some(Box::new((new.current, backing.gens.clone())));
         volume.bump_pending = primary;
         volume.expose(previous);
         let text = format!(
@@ -149,8 +154,10 @@ impl Resource {
         if self.vols[vol].backing.is_none() {
             // Lost with the disk. What follows starts from the generation that peers know.
             self.vols[vol].expose(new.before.current());
+            self.vols[vol].unannounced = Some(Box::new((new.current, *new.before)));
             return;
         }
+        self.vols[vol].unannounced = None;
         let weak = weak_nodes(&self.situation(vol)).or(new.never_synced);
         for peer in 0..self.peers.len() {
             if !self.st.is_connected(peer) {

@@ -95,6 +95,9 @@ pub(crate) struct Volume {
     pub bump_running: bool,
     /// A generation of this disk that is being made durable; peers hear of it afterwards.
     pub bump_announce: Option<NewGeneration>,
+    /// A generation that the disk may hold although nobody was told, and what it held before: it
+    /// was lost, or became useless, while it was being made durable.
+    pub unannounced: Option<Box<(GenUuid, Generations)>>,
     /// Was Primary when it stopped (from metadata, or a failed disk).
     pub crashed_primary: bool,
     /// Stopped as a Secondary while its Primary wrote: it may hold writes that others lack, and
@@ -127,6 +130,7 @@ pub(crate) struct Volume {
 /// A generation that this node has started and not told its peers yet.
 #[derive(Debug)]
 pub(crate) struct NewGeneration {
+    pub current: GenUuid,
     /// What it comes after.
     pub before: Box<Generations>,
     /// Connected nodes that never had the data: they miss the start of it.
@@ -549,6 +553,7 @@ impl Resource {
             bump_pending: false,
             bump_running: false,
             bump_announce: None,
+            unannounced: None,
             crashed_primary: false,
             crashed_secondary: false,
             lost_quorum: false,
