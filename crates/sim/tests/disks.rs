@@ -279,3 +279,21 @@ fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was
         w.settle();
     });
 }
+
+#[test]
+fn a_disk_that_is_attached_again_at_once_is_told_the_primarys_position_again() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.detach(1);
+        w.write(0, 0);
+        for _ in 0..2 {
+            w.attach_again(1);
+            w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        }
+        w.attach_again(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
