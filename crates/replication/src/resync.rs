@@ -65,6 +65,8 @@ pub(crate) struct Resync {
     asked: NodeMask,
     /// The source has sent data in this resync, and thereby everything that it had to say before.
     heard: bool,
+    /// Only the answer to this request or a later one counts for that.
+    hears_from: u64,
 }
 
 /// A request of the target.
@@ -152,6 +154,7 @@ impl Resync {
             finishing: false,
             asked: NodeMask::EMPTY,
             heard: false,
+            hears_from: 0,
         }
     }
 }
@@ -627,7 +630,7 @@ impl Resource {
         };
         self.peers[peer].devs[vol].received_sectors += data.range.len.0;
         let resync = self.resync_mut(peer, vol);
-        resync.heard = true;
+        resync.heard |= id >= resync.hears_from;
         resync.requests.get_mut(&id).expect("found above").buf = Some(buf);
         let io = DiskOp::Write { range: data.range, buf, fua: false };
         self.write_resync_block(peer, vol, id, data.range, io);
@@ -815,12 +818,13 @@ impl Resource {
     }
 
     /// A Primary has connected: what it wrote before is known to the source, which is asked again
-    /// before a resync from it ends.
+    /// before a resync from it ends. What it has been asked for already does not wait for that.
     pub(crate) fn primary_joined(&mut self) {
         for peer in 0..self.peers.len() {
             for dev in &mut self.peers[peer].devs {
                 if let Some(resync) = dev.resync.as_mut() {
                     resync.heard = false;
+                    resync.hears_from = resync.next_id;
                     resync.finishing = false;
                     resync.next_turn.get_or_insert(self.now);
                 }
