@@ -209,8 +209,7 @@ impl Resource {
             }
             return Decided::none();
         }
-        let successor = uuids.bitmap.iter().any(|u| is_generation(*u) && u.same(exposed))
-            || uuids.history.iter().any(|u| u.same(exposed));
+        let successor = uuids.succeeds(exposed);
         let ancestor = self.is_ancestor(peer, vol);
         let primary = self.st.role == Role::Primary;
         let unconfirmed = self.vols[vol].unconfirmed.is_some();
@@ -239,13 +238,9 @@ impl Resource {
     /// The peer's generation is one that another disk has left behind.
     pub(crate) fn is_ancestor(&self, peer: PeerIx, vol: VolIx) -> bool {
         let Some(uuids) = &self.peers[peer].devs[vol].uuids else { return false };
-        let left = |u: &GenUuid| is_generation(*u) && u.same(uuids.current);
         let others = self.peers.iter().enumerate().filter(|(p, _)| *p != peer);
         let mut known = others.filter_map(|(_, other)| other.devs[vol].uuids.as_ref());
-        known.any(|o| {
-            !o.current.same(uuids.current)
-                && (o.bitmap.iter().any(left) || o.history.iter().any(left))
-        })
+        known.any(|o| o.has_passed(uuids.current))
     }
 
     /// This node works with the disks of others, and the peer's is newer than some that it is

@@ -550,16 +550,17 @@ impl Resource {
     }
 
     /// The users of this Primary work with other disks while its own catches up, in a generation
-    /// that the peer does not have. Compared with the own disk the peer could seem current.
+    /// that the peer does not have. Compared with the own disk the peer could seem current. If
+    /// those other disks are lost they wait for them, or for one that has gone on from there.
     fn is_behind_users(&self, peer: PeerIx, vol: VolIx) -> bool {
         let exposed = self.vols[vol].exposed;
         let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
         self.st.role == Role::Primary
             && self.st.vols[vol].disk < DiskState::UpToDate
-            && self.has_data(&self.st, vol)
             && is_generation(exposed)
             && !exposed.same(self.presented(vol))
             && !exposed.same(uuids.current)
+            && (self.has_data(&self.st, vol) || !uuids.succeeds(exposed))
     }
 
     /// This disk is being resynced from one that has left the generation of the peer, a Primary,
@@ -572,11 +573,8 @@ impl Resource {
         word.role() == Some(Role::Primary)
             && is_generation(older)
             && (0..self.peers.len()).filter(|p| self.repl(*p, vol).is_target()).any(|p| {
-                self.peers[p].devs[vol].uuids.as_ref().is_some_and(|source| {
-                    !source.current.same(older)
-                        && (source.history.iter().any(|u| u.same(older))
-                            || source.bitmap.iter().any(|u| is_generation(*u) && u.same(older)))
-                })
+                let source = self.peers[p].devs[vol].uuids.as_ref();
+                source.is_some_and(|source| !source.current.same(older) && source.succeeds(older))
             })
     }
 

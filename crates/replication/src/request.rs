@@ -370,7 +370,7 @@ impl Resource {
     /// The write is not for the peer, which has no disk for the volume. If it has one for another
     /// volume, it may be asked there for what was written up to here, and must know that it has it.
     fn leave_out(&mut self, peer: PeerIx) -> Part {
-        if self.st.has_disk(peer) {
+        if (0..self.vols.len()).any(|vol| self.st.has_disk(peer, vol)) {
             self.tell_position(peer);
         }
         Part::None

@@ -755,6 +755,11 @@ impl PeerUuids {
         self.bitmap.iter().any(|base| *base != UNKNOWN)
     }
 
+    /// That disk has left the generation behind.
+    pub(crate) fn succeeds(&self, older: GenUuid) -> bool {
+        self.history.iter().chain(self.bitmap.iter()).any(|u| is_generation(*u) && u.same(older))
+    }
+
     /// The peer's bitmap generation for `node`.
     pub(crate) fn bitmap_of(&self, node: NodeId) -> GenUuid {
         self.bitmap[node.index()]
@@ -762,8 +767,7 @@ impl PeerUuids {
 
     /// The disk was at that generation once, and is no more.
     pub(crate) fn has_passed(&self, old: GenUuid) -> bool {
-        let is = |u: &GenUuid| is_generation(*u) && u.same(old);
-        !self.current.same(old) && (self.bitmap.iter().any(is) || self.history.iter().any(is))
+        !self.current.same(old) && self.succeeds(old)
     }
 
     /// The peer adopts a generation after which the nodes in `weak` miss what is written: the

@@ -104,11 +104,11 @@ impl State {
         self.peers[peer].conn == ConnState::Connected
     }
 
-    /// The peer is connected and has a disk, or negotiates what it is: blocks of a resync are asked
-    /// of it, or by it.
-    pub(crate) fn has_disk(&self, peer: PeerIx) -> bool {
-        let has_disk = |disk| (DiskState::Negotiating..=DiskState::UpToDate).contains(&disk);
-        self.is_connected(peer) && self.peers[peer].devs.iter().any(|dev| has_disk(dev.disk))
+    /// The peer is connected and has a disk for the volume, or negotiates what it is: blocks of a
+    /// resync are asked of it, or by it.
+    pub(crate) fn has_disk(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let disk = self.peers[peer].devs[vol].disk;
+        self.is_connected(peer) && (DiskState::Negotiating..=DiskState::UpToDate).contains(&disk)
     }
 
     /// Connected peers that are Primary.

@@ -400,8 +400,11 @@ impl Resource {
         self.broadcast_states();
         self.after_primaries_change(&old);
         for peer in 0..self.peers.len() {
-            // What was written while it had no disk, it was told nothing of.
-            if old.is_connected(peer) && !old.has_disk(peer) && self.st.has_disk(peer) {
+            // What was written while it had no disk, it was told nothing of; and it waits for the
+            // word even if there was nothing.
+            let joins = |vol| !old.has_disk(peer, vol) && self.st.has_disk(peer, vol);
+            if old.is_connected(peer) && (0..self.vols.len()).any(joins) {
+                self.peers[peer].send.dagtag = None;
                 self.tell_position(peer);
             }
         }

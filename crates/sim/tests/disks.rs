@@ -6,11 +6,7 @@ use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-<<<<<<< HEAD
 use vocab::options::{Protocol, Quorum};
-=======
-use vocab::options::Quorum;
->>>>>>> 99456da (replication: a generation lost with the disk before anybody heard of it never was)
 use vocab::{DiskState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -223,16 +219,11 @@ fn two_disks_that_are_attached_at_the_same_time_compare_what_they_have() {
 }
 
 #[test]
-<<<<<<< HEAD
 fn a_disk_that_joins_a_crashed_primary_gets_what_that_wrote_last() {
-=======
-fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was() {
->>>>>>> 99456da (replication: a generation lost with the disk before anybody heard of it never was)
     let mut plan = Plan::quiet(3, 0);
     plan.resource.quorum = Quorum::Majority;
     scenario(plan, |w| {
         w.form();
-<<<<<<< HEAD
         w.open(0);
         for i in 0..4 {
             w.write(0, i * EXTENT);
@@ -258,7 +249,17 @@ fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was
         w.wait_connected(0, 1);
         w.attach_again(1);
         w.heal(0, 2);
-=======
+        w.start_node(2);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
         let opener = w.open(0);
         w.write(0, 0);
         w.kill(2);
@@ -274,7 +275,6 @@ fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was
         w.attach_again(0);
         w.wait_disk(0, DiskState::UpToDate);
         w.close(0, opener);
->>>>>>> 99456da (replication: a generation lost with the disk before anybody heard of it never was)
         w.start_node(2);
         w.settle();
     });

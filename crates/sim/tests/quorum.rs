@@ -648,3 +648,36 @@ fn a_frozen_primary_gets_no_quorum_from_a_node_that_is_resynced_from_newer_data(
         w.settle();
     });
 }
+
+#[test]
+fn a_primary_that_lost_the_data_of_its_users_does_not_read_from_older_data() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.detach(0);
+        w.write(0, 0);
+        w.cut(2, 0);
+        w.cut(2, 1);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.write(0, 0);
+        // Its own disk is older than that of n2, which is older than that of n1.
+        let (peer, volume) = (node_id(1), VolumeNr(0));
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.attach_again(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.heal(0, 2);
+        w.run_seconds(5);
+        let read = w.start(0, Op::Read, 0, 8);
+        w.run_seconds(5);
+        w.heal(0, 1);
+        w.heal(1, 2);
+        w.wait_connected(0, 1);
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.finish(read).ok();
+        w.close(0, opener);
+        w.settle();
+    });
+}
