@@ -786,7 +786,10 @@ impl Resource {
         if !self.in_volume(vol, range) || range.len == Sectors(0) {
             return Err("an out-of-sync range lies outside the volume");
         }
-        let behind = self.st.vols[vol].disk < DiskState::UpToDate;
+        let (role, theirs) = (self.st.peers[peer].role, self.st.peers[peer].devs[vol].disk);
+        // A Primary without disk speaks for all that have its writes.
+        let client = role == Role::Primary && theirs == DiskState::Diskless;
+        let behind = self.st.vols[vol].disk < DiskState::UpToDate || client;
         let ahead: Vec<PeerIx> = (0..self.peers.len()).filter(|p| *p == peer || behind).collect();
         for p in ahead {
             let node = self.peers[p].node;
@@ -799,8 +802,8 @@ impl Resource {
         }
         self.resync_overtaken(peer, vol, range);
         let good = self.st.vols[vol].disk > DiskState::Outdated;
-        let theirs = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
-        if good && theirs && self.repl(peer, vol) == ReplState::Established {
+        let current = theirs == DiskState::UpToDate || client;
+        if good && current && self.repl(peer, vol) == ReplState::Established {
             // It became current while this was on its way. It is not; it catches up.
             self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
         }

@@ -901,6 +901,7 @@ impl Resource {
             let entry = self.log.get_mut(seq).expect("in range");
             entry.parts[node.index()] = part;
             entry.since = self.now;
+            self.tell_others_of_resent(peer, seq, &copy);
         }
         if self.peers[peer].send.epoch < self.log.epoch {
             self.send_barrier(peer);
@@ -910,6 +911,19 @@ impl Resource {
             self.peers[peer].send.acked_epoch = self.log.epoch.saturating_sub(1);
         }
         self.advance_all();
+    }
+
+    /// A disk that came while the write was held is no party to it. It may have fetched the block
+    /// from the peer that only gets the write now.
+    fn tell_others_of_resent(&mut self, peer: PeerIx, seq: u64, write: &Write) {
+        for other in (0..self.peers.len()).filter(|p| *p != peer) {
+            let node = self.peers[other].node;
+            let misses = matches!(write.parts[node.index()], Part::None | Part::Lost | Part::Neg);
+            if misses && self.st.has_disk(other, write.vol) {
+                let part = self.send_out_of_sync(other, write);
+                self.log.get_mut(seq).expect("in range").parts[node.index()] = part;
+            }
+        }
     }
 
     /// The disk is given up: its parts of writes in flight count as failed (L8).

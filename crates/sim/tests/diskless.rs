@@ -379,3 +379,36 @@ fn a_write_that_a_detaching_server_misses_is_reported() {
         w.settle();
     });
 }
+
+#[test]
+fn a_server_that_came_while_a_write_was_held_is_told_when_another_one_gets_it() {
+    let mut plan = with_quorum(2, 1);
+    plan.resource.peer_ack_delay = std::time::Duration::from_secs(10);
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.detach(1);
+        w.wait("it is known", |w| w.device(2, 1).disk == DiskState::Diskless);
+        w.write(2, 8);
+        w.cut(0, 2);
+        w.cut(0, 1);
+        let held = w.start(2, WRITE, 40960, 8);
+        w.wait_lost(2, 0);
+        let (peer, volume) = (node_id(0), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.attach_again(1);
+        w.heal(0, 1);
+        w.wait("the resync is agreed on", |w| w.device(1, 0).repl == ReplState::PausedSyncT);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.finish(held).ok();
+        w.wait_disk(1, DiskState::UpToDate);
+        for _ in 0..4 {
+            w.read(2, 40960);
+        }
+        w.close(2, opener);
+        w.settle();
+    });
+}
