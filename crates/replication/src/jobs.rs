@@ -6,8 +6,7 @@ use std::time::Duration;
 use codec::wire::{Operation, Outdates, Packet};
 use vocab::options::Quorum;
 use vocab::{
-    ConfigError, ConnState, DiskState, Instant, NodeId, Refusal, RefusalCode, ReplState, Role,
-    StateError,
+    ConnState, DiskState, Instant, NodeId, Refusal, RefusalCode, ReplState, Role, StateError,
 };
 
 use crate::io::{LogLevel, OpenError, Output};
@@ -505,10 +504,6 @@ impl Resource {
     // --- disks ------------------------------------------------------------------------------
 
     fn start_attach(&mut self, id: u64, vol: VolIx) -> Start {
-        if self.vols[vol].backing.is_none() {
-            let why = "the disk was lost while it was being attached";
-            return Start::Done(Err(Refusal::config(ConfigError::MetaIo, why)));
-        }
         if self.job_mut(id).is_some_and(|j| j.step == NEGOTIATING) {
             return Start::Running;
         }

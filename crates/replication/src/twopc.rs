@@ -12,8 +12,8 @@ use codec::wire::{
     TwoPcReply, feature,
 };
 use vocab::{
-    ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState, Role,
-    StateError, VolumeNr,
+    ConfigError, ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState,
+    Role, StateError, VolumeNr,
 };
 
 pub(crate) use apply::{apply_own_change, apply_remote};
@@ -795,7 +795,8 @@ impl Resource {
         }
     }
 
-    /// A disk is gone while the cluster is asked whether it may come or go.
+    /// A disk is gone while the cluster is asked whether it may come or go. The next disk is none of
+    /// that question's business.
     pub(crate) fn abort_disk_change(&mut self, vol: VolIx) {
         let about_disk = self.twopc.held.as_ref().is_some_and(|h| {
             h.vol == Some(vol) && matches!(h.op, Operation::Attach | Operation::Detach)
@@ -803,6 +804,8 @@ impl Resource {
         if about_disk {
             self.abort_own(StateError::ConcurrentStChg);
         }
+        let why = "the disk was lost while it was being attached";
+        self.attach_ended(vol, Err(Refusal::config(ConfigError::MetaIo, why)));
     }
 
     /// Another node has been told that it may become Primary, and may have become it.

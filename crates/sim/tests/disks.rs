@@ -297,3 +297,33 @@ fn a_disk_that_is_attached_again_at_once_is_told_the_primarys_position_again() {
         w.settle();
     });
 }
+
+#[test]
+fn an_attach_that_failed_leaves_the_next_one_alone() {
+    scenario(Plan::quiet(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.detach(1);
+        for round in 0..8 {
+            for i in 0..4 {
+                w.write(0, i * EXTENT + round * 8);
+            }
+            // The metadata fails while the cluster is asked, or a little earlier or later.
+            behave(w, 1, Behaviour { meta_errors: 60, ..Behaviour::default() });
+            w.attach(1, 0);
+            w.run_for(2_000_000);
+            behave(w, 1, Behaviour::default());
+            w.run_for(20_000_000);
+            if w.disk(1) == DiskState::Diskless {
+                w.attach_again(1);
+            }
+            w.wait_disk(1, DiskState::UpToDate);
+            // Bits that are left are resynced now, unless the disk leaves just then.
+            w.run_seconds(1);
+            w.detach(1);
+        }
+        w.attach_again(1);
+        w.close(0, opener);
+        w.settle();
+    });
+}
