@@ -545,9 +545,9 @@ impl Resource {
         let lost_peer = old.peers.iter().zip(&self.st.peers).any(|(was, is)| {
             let (before, after) = (was.devs[vol].repl, is.devs[vol].repl);
             let left = before >= ReplState::Established && after == ReplState::Off;
-            // Who is resynced from here stays in contact.
+            // Who is resynced from here is in contact, Outdated or not.
             let held = had(is.devs[vol].disk) || after.is_source();
-            had(was.devs[vol].disk) && (!held || left)
+            (had(was.devs[vol].disk) || before.is_source()) && (!held || left)
         });
         let fresh_gap = old.peers.iter().zip(&self.st.peers).enumerate().any(|(p, (was, is))| {
             let came = was.conn != ConnState::Connected && is.conn == ConnState::Connected;
