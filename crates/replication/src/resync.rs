@@ -1291,7 +1291,7 @@ impl Resource {
 
     /// Nobody waits for the answer any more. The end of another one before may have ended it.
     fn drop_serve(&mut self, key: usize) {
-        let Some(serve) = self.serves.get_mut(key) else { return };
+        let Some(serve) = self.serves.get_mut(key).filter(|s| !s.dead) else { return };
         serve.dead = true;
         if serve.reading {
             return;
