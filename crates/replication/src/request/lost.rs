@@ -1,0 +1,143 @@
+//! Writes in flight when a peer or the own disk is lost, and when the peer is back (semantics §8.6).
+
+use vocab::options::Protocol;
+use vocab::{NodeId, ReplState, SectorRange};
+
+use super::{Local, Part, Write};
+use crate::io::RequestOp;
+use crate::resource::{Decision, Resource};
+use crate::state::{PeerIx, VolIx};
+
+impl Resource {
+    /// The connection is lost and the generation settled: its parts count no longer (L1).
+    /// Of one volume, or of all.
+    pub(crate) fn forget_parts(&mut self, node: NodeId, only: Option<VolIx>) {
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            if only.is_some_and(|vol| vol != write.vol) {
+                continue;
+            }
+            let part = &mut write.parts[node.index()];
+            match *part {
+                Part::Pending | Part::Sent | Part::Acked | Part::InSync => *part = Part::Lost,
+                Part::Stable => *part = Part::Kept,
+                _ => {}
+            }
+        }
+        self.advance_all();
+    }
+
+    /// The connection is lost while suspended (L2): acknowledged parts keep their ok, others
+    /// stay pending, so that their writes are held. Protocol A is treated as if not suspended.
+    pub(crate) fn freeze_parts(&mut self, peer: PeerIx) {
+        let node = self.peers[peer].node;
+        if self.peers[peer].net.protocol == Protocol::A {
+            return self.forget_parts(node, None);
+        }
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            let part = &mut write.parts[node.index()];
+            if *part == Part::Stable {
+                *part = Part::Kept;
+            }
+        }
+    }
+
+    /// True if writes are held for a peer that is gone.
+    pub(crate) fn has_frozen_parts(&self, node: NodeId) -> bool {
+        let owed = |p: Part| matches!(p, Part::Pending | Part::Acked | Part::InSync);
+        self.log.iter().any(|w| w.op != RequestOp::Flush && owed(w.parts[node.index()]))
+    }
+
+    /// The peer is back in the same generation: send what it did not acknowledge, in the
+    /// original order (L3).
+    ///
+    /// That is also what it was not sent, or was lost on the way, and is not answered yet: with
+    /// quorum lost no new generation tells the peer that it misses these, and they may end well
+    /// now that it is back.
+    pub(crate) fn resend(&mut self, peer: PeerIx) {
+        let node = self.peers[peer].node;
+        for seq in self.log.seqs() {
+            let Some(write) = self.log.get_mut(seq) else { continue };
+            let part = &mut write.parts[node.index()];
+            if matches!(*part, Part::Acked | Part::InSync) {
+                // The peer has run on since, so what it had written it still has.
+                *part = Part::Kept;
+            }
+            let (part, vol, epoch) = (*part, write.vol, write.epoch);
+            let unanswered = matches!(part, Part::None | Part::Lost) && !write.completed;
+            if write.op == RequestOp::Flush || part != Part::Pending && !unanswered {
+                // The epochs of a flush are confirmed by the barriers that follow.
+                continue;
+            }
+            let follows = self.repl(peer, vol) == ReplState::Established
+                && self.decide(peer, vol) == Decision::Data;
+            if unanswered && !follows {
+                continue;
+            }
+            // The peer may have confirmed that epoch already, without this write.
+            let send = &mut self.peers[peer].send;
+            send.acked_epoch = send.acked_epoch.min(epoch.saturating_sub(1));
+            let Some(write) = self.log.get_mut(seq) else { continue };
+            let copy = Write { parts: write.parts, ..*write };
+            let part = self.send_write(peer, seq, &copy);
+            let entry = self.log.get_mut(seq).expect("in range");
+            entry.parts[node.index()] = part;
+            entry.since = self.now;
+            self.tell_others_of_resent(peer, seq, &copy);
+        }
+        if self.peers[peer].send.epoch < self.log.epoch {
+            self.send_barrier(peer);
+        }
+        // A flush that has nothing left to wait for on this peer.
+        if self.peers[peer].send.barriers.is_empty() {
+            self.peers[peer].send.acked_epoch = self.log.epoch.saturating_sub(1);
+        }
+        self.advance_all();
+    }
+
+    /// A disk that came while the write was held is no party to it. It may have fetched the block
+    /// from the peer that only gets the write now.
+    fn tell_others_of_resent(&mut self, peer: PeerIx, seq: u64, write: &Write) {
+        for other in (0..self.peers.len()).filter(|p| *p != peer) {
+            let node = self.peers[other].node;
+            let misses = matches!(write.parts[node.index()], Part::None | Part::Lost | Part::Neg);
+            if misses && self.st.has_disk(other, write.vol) {
+                let part = self.send_out_of_sync(other, write);
+                self.log.get_mut(seq).expect("in range").parts[node.index()] = part;
+            }
+        }
+    }
+
+    /// The disk is given up: its parts of writes in flight count as failed (L8).
+    pub(crate) fn abort_local(&mut self, vol: VolIx) {
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            if write.vol == vol && write.local == Local::Pending {
+                write.local = Local::Failed;
+            }
+            if write.vol == vol {
+                write.al = false;
+            }
+        }
+        self.advance_all();
+    }
+
+    /// Writes to the volume that are not done yet become bits towards `node`: what the bitmap
+    /// exchange starts from covers them.
+    pub(crate) fn mark_unfinished(&mut self, vol: VolIx, node: NodeId) {
+        let ranges: Vec<SectorRange> = self
+            .log
+            .iter()
+            .filter(|w| w.vol == vol && w.op != RequestOp::Flush)
+            .map(|w| w.range)
+            .collect();
+        if let Some(backing) = self.vols[vol].backing.as_mut() {
+            if let Some(slot) = backing.slot_of(node) {
+                for range in ranges {
+                    backing.set_range(slot, range);
+                }
+            }
+        }
+    }
+}
