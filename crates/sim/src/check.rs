@@ -27,8 +27,10 @@ struct Known {
     /// Its states have changed since they were looked at.
     changed: bool,
     role: Option<Role>,
-    /// When it was Primary last, if it is not now.
-    primary_until: Stamp,
+    /// It is Primary, and not cut off: with quorum, where that decides.
+    serves: bool,
+    /// When it served last, if it does not now.
+    served_until: Stamp,
     /// Its acknowledgements since its last promotion.
     first_ack: Option<Stamp>,
     last_ack: Stamp,
@@ -88,8 +90,9 @@ impl Checks {
     /// A node's process is gone.
     pub(crate) fn node_down(&mut self, node: usize, now: Stamp) {
         let known = &mut self.known[node];
-        if known.role.take() == Some(Role::Primary) {
-            known.primary_until = now;
+        known.role = None;
+        if std::mem::take(&mut known.serves) {
+            known.served_until = now;
         }
         known.first_ack = None;
         known.disks.fill(None);
@@ -139,11 +142,12 @@ impl World {
         }
     }
 
-    /// True if the node is Primary and no other node was since `began`.
+    /// True if the node is Primary and no other node was since `began`, but one that had lost its
+    /// quorum before and waits.
     fn sole_primary(&self, node: usize, began: Stamp) -> bool {
-        self.checks.known.iter().enumerate().all(|(n, known)| {
-            let primary = known.role == Some(Role::Primary);
-            if n == node { primary } else { !primary && known.primary_until < began }
+        self.checks.known.iter().enumerate().all(|(n, known)| match n == node {
+            true => known.role == Some(Role::Primary),
+            false => !known.serves && known.served_until < began,
         })
     }
 
@@ -458,10 +462,12 @@ impl World {
             return;
         }
         let Some(view) = self.view(node) else { return };
+        let quorate = !self.plan.failover_is_safe() || view.volumes.iter().any(|v| v.quorum);
         let known = &mut self.checks.known[node];
         let before = known.role.replace(view.role);
-        if before == Some(Role::Primary) && view.role != Role::Primary {
-            known.primary_until = self.stamp;
+        let serves = view.role == Role::Primary && quorate;
+        if std::mem::replace(&mut known.serves, serves) && !serves {
+            known.served_until = self.stamp;
         }
         if before != Some(Role::Primary) && view.role == Role::Primary {
             known.first_ack = None;
