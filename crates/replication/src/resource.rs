@@ -772,11 +772,13 @@ impl PeerUuids {
 
     /// The peer adopts a generation after which the nodes in `weak` miss what is written: the
     /// same step as [`crate::generation::Generations::adopt`], on what the peer last sent.
+    ///
+    /// The peer may have said itself that it has gone further, before the Primary's word came.
     pub(crate) fn follow(&mut self, new: GenUuid, weak: NodeMask) {
-        let previous = std::mem::replace(&mut self.current, new);
-        if previous.same(new) {
+        if self.current.same(new) || self.succeeds(new) {
             return;
         }
+        let previous = std::mem::replace(&mut self.current, new);
         self.history.insert(0, previous);
         for node in NodeId::all() {
             let base = &mut self.bitmap[node.index()];

@@ -561,6 +561,10 @@ fn what_is_known_of_a_peer_takes_the_step_that_the_peer_takes() {
             assert!(known.bitmap_of(n(node)).same(peer.bitmap(n(node)).uuid), "{slots:x?}");
         }
         assert_eq!(known.history, [g(old), g(0x100)]);
+        // The word of the Primary may come when the peer has said itself that it is further.
+        let further = known.clone();
+        known.follow(g(old), weak);
+        assert!(known.current.same(further.current) && known.bitmap == further.bitmap);
     }
 }
 
