@@ -11,7 +11,7 @@ use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
 
 use crate::content::Data;
 use crate::disk::{Disk, Job};
-use crate::history::{History, NEVER, Stamp, Value, Write};
+use crate::history::{History, NEVER, Stamp, Value, Write, WriteIx};
 use crate::node::{Origin, Pending};
 use crate::plan::{Plan, node_id};
 use crate::world::World;
@@ -615,6 +615,16 @@ impl World {
     }
 
     // ---- lost caches ----
+
+    /// No disk has the write: those that had it have lost their power while the word of that was on
+    /// its way to the client. It is like one that was acknowledged a moment before.
+    pub(crate) fn is_lost_already(&self, volume: usize, write: WriteIx) -> bool {
+        let history = &self.histories[volume];
+        let write = history.write(write);
+        let drives = (0..self.nodes.len()).filter_map(|n| self.nodes[n].drive(volume));
+        self.plan.volatile_cache
+            && drives.into_iter().all(|d| missing(history, write, |s| d.disk.tag(s)).is_some())
+    }
 
     /// A node has stopped: which acknowledged writes may that have taken back?
     ///

@@ -339,7 +339,10 @@ impl World {
                 let fua = matches!(op, RequestOp::Write { fua: true, .. });
                 let firm = self.plan.acks_are_firm() || fua && self.plan.flushes_are_firm();
                 self.check_ack(node, pending, fua);
-                self.histories[volume].ack(ended, write, firm);
+                match !firm && self.is_lost_already(volume, write) {
+                    true => self.histories[volume].fail(ended, write),
+                    false => self.histories[volume].ack(ended, write, firm),
+                }
             }
             (_, Err(_)) => {
                 let write = pending.write.expect("a write has an entry in the history");
