@@ -85,6 +85,8 @@ pub(crate) struct PeerWrite {
     epoch: u64,
     unacked: u64,
     interval: Option<Slot>,
+    /// The sender had a disk that takes part when it sent this.
+    kept_there: bool,
 }
 
 /// What a peer's write does to the disk.
@@ -204,9 +206,18 @@ impl Resource {
             covered: NodeMask::EMPTY,
         });
         let may_start = ordinal == recv.first_epoch;
-        let interval = None;
-        let write =
-            PeerWrite { peer, vol, range, op, block_id, flags, epoch: ordinal, unacked, interval };
+        let write = PeerWrite {
+            peer,
+            vol,
+            range,
+            op,
+            block_id,
+            flags,
+            epoch: ordinal,
+            unacked,
+            interval: None,
+            kept_there: self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent,
+        };
         let key = self.peer_writes.insert(write);
         if flags.has(DataFlags::SEND_RECEIVE_ACK) {
             let ack = self.block_ack(peer, vol, range, block_id);
@@ -354,7 +365,8 @@ impl Resource {
             && write.flags.has(DataFlags::MAY_SET_IN_SYNC)
             && self.repl(peer, vol).in_sync_states()
             && self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
-        self.note_in_sync(peer, vol, range, ok, in_sync);
+        // It is executed later, maybe after the loss of the sender.
+        self.note_in_sync(peer, vol, range, ok && write.kept_there, in_sync);
         let ack = self.block_ack(peer, vol, range, write.block_id);
         if !ok {
             self.send(peer, Packet::NegAck(nr, ack));
@@ -388,23 +400,23 @@ impl Resource {
         }
     }
 
-    /// Bits that a replicated write changes at once (metadata §4.3).
+    /// Bits that a replicated write changes at once (metadata §4.3): `both` have it now, or one of
+    /// the two disks has not.
     fn note_in_sync(
         &mut self,
         peer: PeerIx,
         vol: VolIx,
         range: SectorRange,
-        ok: bool,
+        both: bool,
         in_sync: bool,
     ) {
         let node = self.peers[peer].node;
-        let sender_has_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let Some(slot) = backing.slot_of(node) else { return };
         if in_sync {
             backing.clear_range(slot, range);
             self.resync_progress(peer, vol);
-        } else if !ok || !sender_has_disk {
+        } else if !both {
             backing.set_range(slot, range);
         }
     }
