@@ -551,6 +551,11 @@ impl Resource {
             if disk > DiskState::Outdated {
                 self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
                 self.catch_up_from_others(vol);
+            } else if disk < DiskState::Inconsistent && weak.contains(self.me) {
+                // A disk that is only being attached will want to know what its users have seen.
+                if is_generation(current) {
+                    volume.expose(current);
+                }
             }
             return;
         }

@@ -327,3 +327,26 @@ fn an_attach_that_failed_leaves_the_next_one_alone() {
         w.settle();
     });
 }
+
+#[test]
+fn a_disk_is_not_current_if_the_primary_went_on_while_it_was_being_attached() {
+    scenario(Plan::quiet(2, 1), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        w.wait("it is known", |w| w.device(0, 1).disk == DiskState::Diskless);
+        // The question whether the disk may come is on its way, the generation comes back first.
+        w.net.set_pace(1, 0, Pace { delay: (300_000_000, 300_000_000), ..Pace::default() });
+        w.attach(1, 0);
+        w.start(0, WRITE, 8, 8);
+        w.run_for(310_000_000);
+        w.cut(0, 1);
+        w.wait("the attach has ended", |w| w.disk(1) >= DiskState::Inconsistent);
+        w.expect("the disk is known to be behind", |w| w.disk(1) <= DiskState::Outdated);
+        w.net.set_pace(1, 0, Pace::default());
+        w.heal(0, 1);
+        w.close(0, opener);
+        w.settle();
+    });
+}
