@@ -1319,8 +1319,10 @@ impl Resource {
         ok: bool,
     ) -> Result<(), &'static str> {
         let vol = self.vol_ix(nr).ok_or("a resync ack names an unknown volume")?;
+        // Left over from an earlier connection may be one of the same name that is still read.
         let found = self.serves.iter().find(|(_, s)| {
-            s.peer == peer && s.vol == vol && s.block_id == ack.block_id && s.range == ack.range
+            let named = s.block_id == ack.block_id && s.range == ack.range;
+            s.peer == peer && s.vol == vol && named && !s.dead
         });
         let Some((key, serve)) = found else {
             // The resync may have been cancelled here while the target was writing.
