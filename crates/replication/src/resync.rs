@@ -1010,6 +1010,10 @@ impl Resource {
         );
         self.log(LogLevel::Info, text);
         if good {
+            // What the source had counted as missing here is here now; it does not say so itself.
+            if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
+                uuids.dirty_bits = 0;
+            }
             self.send_uuids_to_all(vol, UuidFlags::default());
             // Peers this disk was to resync from, too: those that have nothing newer are done.
             let others: Vec<PeerIx> = (0..self.peers.len())
