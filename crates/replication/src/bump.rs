@@ -422,7 +422,7 @@ impl Resource {
         let newest = flags.has(UuidFlags::NEW_DATAGEN)
             || self.st.role == Role::Secondary
                 && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
-        if self.vols[vol].backing.is_none() && newest && is_generation(current) {
+        if self.shown_backing(vol).is_none() && newest && is_generation(current) {
             self.vols[vol].expose(current);
         }
         self.generation_held(vol, current);
@@ -533,9 +533,12 @@ impl Resource {
         let situation = self.situation(vol);
         let target = self.st.is_target(vol);
         let disk = self.st.vols[vol].disk;
+        let shown = self.shown_backing(vol).is_some();
         let rng = &mut self.rng;
         let volume = &mut self.vols[vol];
-        let Some(backing) = volume.backing.as_mut() else {
+        // A disk that is only being read knows nothing of this. The node does: its vote counts for
+        // this Primary, and must not help an older disk to quorum later.
+        let Some(backing) = volume.backing.as_mut().filter(|_| shown) else {
             // Nothing to adopt it on. Meant for a disk (one that was lost meanwhile), it is no more
             // than proposed.
             if is_generation(current) && weak.contains(self.me) {

@@ -350,3 +350,37 @@ fn a_disk_is_not_current_if_the_primary_went_on_while_it_was_being_attached() {
         w.settle();
     });
 }
+
+#[test]
+fn a_node_whose_disk_is_being_attached_remembers_the_generation_it_voted_for() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.kill(0);
+        w.wait_lost(1, 0);
+        // n0 is back, but its disk takes its time; n2 is cut off.
+        let until = w.now() + 60_000_000_000;
+        behave(w, 0, Behaviour { stuck_until: until, ..Behaviour::default() });
+        w.cut(2, 0);
+        w.cut(2, 1);
+        w.wait_lost(1, 2);
+        w.start_node(0);
+        w.wait_connected(0, 1);
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.close(1, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(1));
+        w.kill(1);
+        w.wait_lost(0, 1);
+        // Now the two others meet, of which none has the write.
+        w.heal(2, 0);
+        w.wait_connected(0, 2);
+        w.run_seconds(1);
+        w.expect("n2 can not be promoted", |w| w.disk(2) != DiskState::UpToDate);
+        w.heal(2, 1);
+        w.start_node(1);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.settle();
+    });
+}
