@@ -479,3 +479,48 @@ fn a_promoted_target_does_not_take_those_for_current_that_are_as_far_behind() {
         w.settle();
     });
 }
+
+#[test]
+fn what_nodes_said_before_a_resync_says_nothing_about_its_blocks() {
+    let mut plan = Plan::quiet(4, 0);
+    plan.resource.quorum = Quorum::Off;
+    scenario(plan, |w| {
+        w.form();
+        // n1 is resynced from n2, and hears from it and from n0 that all are equal.
+        let opener = w.open(2);
+        w.kill(1);
+        w.wait_lost(2, 1);
+        w.write(2, 0);
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(2, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(2));
+        w.run_seconds(1);
+        // n3 goes on alone, and meets n1 and n2 again, but not n0.
+        [0, 1, 2].iter().for_each(|n| w.cut(*n, 3));
+        [0, 1, 2].iter().for_each(|n| w.wait_lost(3, *n));
+        let opener = w.open(3);
+        w.write(3, 0);
+        w.write(3, 64);
+        w.close(3, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(3));
+        w.heal(2, 3);
+        w.wait_connected(2, 3);
+        w.heal(1, 3);
+        w.wait_connected(1, 3);
+        w.run_seconds(5);
+        // n1 alone can tell n0 what it misses.
+        w.kill(2);
+        w.kill(3);
+        w.cut(0, 1);
+        w.wait_lost(1, 0);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.run_seconds(5);
+        w.heal(0, 3);
+        w.start_node(2);
+        w.start_node(3);
+        w.run_seconds(5);
+        w.settle();
+    });
+}
