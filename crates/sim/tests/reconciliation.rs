@@ -342,3 +342,25 @@ fn a_survivor_that_only_follows_does_not_make_the_primary_start_over() {
         w.settle();
     });
 }
+
+#[test]
+fn a_primary_that_lost_its_power_is_not_the_source_of_survivors_that_reconcile() {
+    for apart in [0, 1, 2, 4, 8] {
+        scenario(three(), |w| {
+            w.form();
+            w.open(0);
+            for i in 0..6 {
+                w.write(0, i * 8192);
+            }
+            // The survivors differ in what was under write.
+            w.cut(0, 1);
+            w.start(0, WRITE, 64, 8);
+            w.run_for(3_000_000);
+            w.power_loss(0);
+            w.heal(0, 1);
+            w.run_for(apart * 10_000_000);
+            w.start_node(0);
+            w.settle();
+        });
+    }
+}

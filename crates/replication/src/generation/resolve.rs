@@ -337,10 +337,19 @@ impl Handshake<'_> {
 
     /// Step 3: where a crash leaves the direction open, or one disk is Inconsistent, the better
     /// disk is source.
+    ///
+    /// Stricter than the reference between Ashlar nodes: a survivor is Consistent while it settles
+    /// a Primary's last writes with others, and has all that were acknowledged. The Primary, back
+    /// after a power failure, is UpToDate because its metadata says so, and may lack some.
     fn better_disk(&self, course: Course) -> Option<Course> {
         let (mine, theirs) = (self.me.judged_disk(), self.peer.judged_disk());
         let known = |disk| disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
         if mine == theirs || !known(mine) || !known(theirs) {
+            return None;
+        }
+        let ours = self.context.features & feature::BITS_OF_EQUALS != 0;
+        let survivor = self.verdict.rule == Rule::CrashedReconnected;
+        if ours && survivor && mine.min(theirs) == DiskState::Consistent {
             return None;
         }
         let one_inconsistent = mine == DiskState::Inconsistent || theirs == DiskState::Inconsistent;
