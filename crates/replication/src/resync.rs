@@ -382,6 +382,14 @@ impl Resource {
         let rng = &mut self.rng;
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let started = backing.gens.start_target(&situation, source_bitmap, || rng.next());
+        // What is received differs from what others have (semantics §9.3), which has to be durable
+        // before it is written: all of it is recorded with the start. Bits that are set block by
+        // block would be lost if this node died, and one of the old generation could be its source.
+        if let Some(own) = backing.slot_of(self.peers[peer].node) {
+            for slot in (0..backing.bitmap.slots()).filter(|s| *s != own) {
+                backing.bitmap.merge_slot(own, slot);
+            }
+        }
         let text = format!(
             "{}/{}: resync of {} from {} starts",
             self.name,

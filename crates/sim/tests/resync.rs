@@ -524,3 +524,35 @@ fn what_nodes_said_before_a_resync_says_nothing_about_its_blocks() {
         w.settle();
     });
 }
+
+#[test]
+fn a_target_that_dies_knows_towards_all_what_it_may_have_received() {
+    for delay in [5, 20, 60, 150] {
+        let mut plan = Plan::quiet(3, 0);
+        plan.resource.quorum = Quorum::Off;
+        scenario(plan, |w| {
+            w.form();
+            w.cut(0, 2);
+            w.cut(1, 2);
+            w.wait_lost(2, 0);
+            w.wait_lost(2, 1);
+            let opener = w.open(2);
+            write_much(w, 2, 0);
+            w.close(2, opener);
+            w.wait("nobody is Primary", |w| !w.is_primary(2));
+            w.heal(1, 2);
+            w.wait("the resync runs", |w| syncing(w, 1, 2));
+            w.run_for(delay * 1_000_000);
+            w.cut(1, 2);
+            w.kill(1);
+            // n0 has what n1 had before.
+            w.start_node(1);
+            w.wait_connected(0, 1);
+            w.run_seconds(5);
+            w.heal(0, 2);
+            w.heal(1, 2);
+            w.run_seconds(5);
+            w.settle();
+        });
+    }
+}
