@@ -192,9 +192,11 @@ impl Resource {
             let dev = &st.peers[p].devs[vol];
             matches!(dev.repl, SyncTarget | PausedSyncT) && !dev.pause_user && !dev.pause_peer
         };
-        let good = |p: PeerIx, st: &State| {
-            candidate(p, st) && st.peers[p].devs[vol].disk >= DiskState::Outdated
-        };
+        // What a Primary writes is missing at a source that is not UpToDate: fetched from there, a
+        // block would be older than what its users have seen (invariant 43).
+        let least =
+            if new.role == Role::Primary { DiskState::UpToDate } else { DiskState::Outdated };
+        let good = |p: PeerIx, st: &State| candidate(p, st) && st.peers[p].devs[vol].disk >= least;
         let active = (0..new.peers.len())
             .find(|p| new.peers[*p].devs[vol].repl == SyncTarget && good(*p, new));
         let best = (0..new.peers.len())
