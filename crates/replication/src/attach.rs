@@ -405,6 +405,9 @@ impl Resource {
         }
         let text = format!("{}/{}: disk attached, it is {state}", self.name, self.vols[vol].nr);
         self.log(LogLevel::Info, text);
+        if state == DiskState::UpToDate {
+            self.write_again(vol);
+        }
         self.change_hard(|st| {
             st.vols[vol].disk = state;
             for (peer, start) in &starts {

@@ -553,7 +553,10 @@ impl Resource {
 
     /// The disk is read or written for someone right now.
     pub(crate) fn disk_busy(&self, vol: usize) -> bool {
-        let writes = self.log.iter().any(|w| w.vol == vol && w.local == Local::Pending);
+        let writes = self
+            .log
+            .iter()
+            .any(|w| w.vol == vol && matches!(w.local, Local::Pending | Local::Again));
         let ops = self.ops.iter().any(|(_, op)| match *op {
             Op::Write(seq) => self.log.get(seq).is_some_and(|w| w.vol == vol),
             Op::Read(key) => self.reads.get(key).is_some_and(|r| r.vol == vol),

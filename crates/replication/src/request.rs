@@ -60,6 +60,8 @@ pub(crate) enum Local {
     /// There is no local disk.
     None,
     Pending,
+    /// The disk is back, and gets the write once it is on record that it lacked it.
+    Again,
     Ok,
     Failed,
 }
@@ -618,7 +620,7 @@ impl Resource {
 
     fn try_complete(&mut self, seq: u64) {
         let Some(write) = self.log.get(seq) else { return };
-        if write.completed || write.local == Local::Pending {
+        if write.completed || matches!(write.local, Local::Pending | Local::Again) {
             return;
         }
         let flush = write.op == RequestOp::Flush;
@@ -633,7 +635,8 @@ impl Resource {
         let frozen = susp.quorum || susp.no_data || susp.fencing || susp.uuid_bridge;
         let vol = write.vol;
         // A disk that was there and has not got it must not pass for current (semantics §8.6 L7).
-        let missed = write.parts.iter().any(|p| matches!(p, Part::Neg | Part::Lost))
+        let missed = (write.parts.iter().any(|p| matches!(p, Part::Neg | Part::Lost))
+            || write.local == Local::Failed)
             && self.st.vols[vol].quorum
             && self.has_data(&self.st, vol)
             && self.bump_blocks(vol);

@@ -392,6 +392,8 @@ pub(crate) enum Work {
     LossCleanup(PeerIx),
     /// A generation adopted from a peer is durable: tell the peers.
     Adopted(VolIx),
+    /// It is on record which writes under way a disk that is back lacks.
+    WriteAgain(VolIx),
     /// The metadata says Inconsistent: resync requests may go out.
     ResyncMayWrite(PeerIx, VolIx),
     /// The source answered a ping at the end of a resync.
@@ -523,6 +525,7 @@ impl Resource {
             Work::BumpDone(vol) => self.bump_done(vol),
             Work::LossCleanup(peer) => self.loss_cleanup(peer),
             Work::Adopted(vol) => self.adopted(vol),
+            Work::WriteAgain(vol) => self.written_again(vol),
             Work::ResyncMayWrite(peer, vol) => self.resync_may_write(peer, vol),
             Work::ResyncEndPing(peer, vol) => self.resync_end_ping(peer, vol),
             Work::ResyncRecord(peer, vol) => self.resync_record(peer, vol),

@@ -384,3 +384,28 @@ fn a_node_whose_disk_is_being_attached_remembers_the_generation_it_voted_for() {
         w.settle();
     });
 }
+
+#[test]
+fn a_disk_that_is_back_gets_what_is_under_way() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.kill(2);
+        w.wait_lost(0, 2);
+        let opener = w.open(0);
+        w.write(0, 0);
+        // Without the own disk there is no quorum: what only the peer has is held.
+        behave(w, 0, Behaviour { write_errors: 1000, ..Behaviour::default() });
+        let held = w.start(0, WRITE, 0, 8);
+        w.wait_disk(0, DiskState::Diskless);
+        w.run_for(50_000_000);
+        behave(w, 0, Behaviour::default());
+        w.attach_again(0);
+        w.finish(held).ok();
+        w.read(0, 0);
+        w.start_node(2);
+        w.close(0, opener);
+        w.settle();
+    });
+}

@@ -3,9 +3,9 @@
 use vocab::options::Protocol;
 use vocab::{NodeId, ReplState, SectorRange};
 
-use super::{Local, Part, Write};
-use crate::io::RequestOp;
-use crate::resource::{Decision, Resource};
+use super::{Local, Part, Write, local_io};
+use crate::io::{Output, RequestOp};
+use crate::resource::{Decision, Op, Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
@@ -113,7 +113,7 @@ impl Resource {
     pub(crate) fn abort_local(&mut self, vol: VolIx) {
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
-            if write.vol == vol && write.local == Local::Pending {
+            if write.vol == vol && matches!(write.local, Local::Pending | Local::Again) {
                 write.local = Local::Failed;
             }
             if write.vol == vol {
@@ -121,6 +121,41 @@ impl Resource {
             }
         }
         self.advance_all();
+    }
+
+    /// The own disk is back and takes itself for current, but lacks what was under way meanwhile:
+    /// it gets that now. Should this node stop before, the bits say so.
+    pub(crate) fn write_again(&mut self, vol: VolIx) {
+        let mut ranges = Vec::new();
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            let lacks = matches!(write.local, Local::None | Local::Failed);
+            if write.vol == vol && !write.completed && lacks && write.op != RequestOp::Flush {
+                write.local = Local::Again;
+                ranges.push(write.range);
+            }
+        }
+        let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !ranges.is_empty()) else {
+            return;
+        };
+        for slot in 0..backing.bitmap.slots() {
+            ranges.iter().for_each(|range| backing.set_range(slot, *range));
+        }
+        self.persist_with_bitmap(vol, Work::WriteAgain(vol));
+    }
+
+    /// What the disk lacks is on record.
+    pub(crate) fn written_again(&mut self, vol: VolIx) {
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            if write.vol != vol || write.local != Local::Again {
+                continue;
+            }
+            write.local = Local::Pending;
+            let io = local_io(write.op, write.range);
+            let op = self.op(Op::Write(seq));
+            self.out.push_back(Output::Disk { volume: self.vols[vol].nr, op, io });
+        }
     }
 
     /// Writes to the volume that are not done yet become bits towards `node`: what the bitmap
