@@ -299,8 +299,16 @@ impl Generations {
             let owed = node != source.node
                 && !source.bitmap[node.index()].is_none()
                 && !currents[node.index()].same(source.current);
-            // A disk whose start has no name keeps the base it has, if it has one.
-            let base = if is_generation(start) { start } else { self.bitmap[node.index()].uuid };
+            let known = self.bitmap[node.index()].uuid;
+            let base = if known.is_none() && !self.current.same(start) {
+                // Settled at the end of another resync, which brought this disk here.
+                self.current
+            } else if is_generation(start) {
+                start
+            } else {
+                // A disk whose start has no name keeps the base it has, if it has one.
+                known
+            };
             if owed && is_generation(base) {
                 self.set_bitmap(node, base);
                 behind.insert(node);

@@ -529,6 +529,25 @@ fn a_finished_resync_believes_only_what_the_source_says() {
     assert_eq!(missing, (mask(&[2]), g(0x10)), "a slot not sent proves nothing");
 }
 
+/// Found by a torture run: a disk resynced from two nodes at once; one of them was done, and
+/// stayed behind when the other started a generation.
+#[test]
+fn a_node_settled_by_another_resync_is_behind_at_the_generation_of_that_one() {
+    let (old, first, second) = (0x10, 0x200, 0x300);
+    let s = situation(0, false, [Inconsistent, UpToDate, UpToDate]);
+    let mut a = gens(old, [0, old, old, 0x90], &[]);
+    let mut currents = NOTHING;
+    (currents[1], currents[2]) = (g(first), g(first));
+    let from_1 = sent([old, 0, 0, 0x90]);
+    a.finish_target(&s, g(old), &source(1, first, &from_1, &[]), &currents);
+    check(&a, first, [0, 0, 0, 0x90], &[0x90]);
+    currents[2] = g(second);
+    let from_2 = sent([old, first, 0, 0x90]);
+    let finish = a.finish_target(&s, g(old), &source(2, second, &from_2, &[]), &currents);
+    assert_eq!(finish.behind, mask(&[1]));
+    check(&a, second, [0, first, 0, 0x90], &[old, 0x90]);
+}
+
 #[test]
 fn a_resync_among_equals_says_nothing_of_a_third() {
     let s = situation(0, false, [Inconsistent, UpToDate, UpToDate]);
