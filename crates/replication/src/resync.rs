@@ -20,7 +20,7 @@ use vocab::{
 
 use crate::bitmap::Bitmap;
 use crate::compare::Decided;
-use crate::generation::PeerGenerations;
+use crate::generation::{PeerGenerations, is_generation};
 use crate::intervals::Slot;
 use crate::io::{BufId, DiskData, DiskError, DiskOp, LogLevel, Output};
 use crate::rate::{Controller, TURN, Turn};
@@ -940,9 +940,13 @@ impl Resource {
         let situation = self.situation(vol);
         let mut currents = [GenUuid::NONE; MAX_NODES];
         // What a node without its disk has seen says nothing about that disk.
+        let mut ahead = NodeMask::EMPTY;
         for p in &self.peers {
             if let Some(uuids) = p.devs[vol].uuids.as_ref().filter(|u| u.of_disk()) {
                 currents[p.node.index()] = uuids.current;
+                if is_generation(start) && uuids.has_passed(start) {
+                    ahead.insert(p.node);
+                }
             }
         }
         let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
@@ -955,7 +959,7 @@ impl Resource {
             flags: uuids.flags,
         };
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
-        let finish = backing.gens.finish_target(&situation, start, &source, &currents);
+        let finish = backing.gens.finish_target(&situation, start, &source, &currents, ahead);
         // The generation tells who else is in sync, unless it had told nothing to begin with: after
         // a crash, disks of the same generation differ in what was under write.
         let inherits = start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);

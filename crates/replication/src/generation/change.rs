@@ -276,17 +276,20 @@ impl Generations {
 
     /// A resync from a stable `source` ended without failures; `start` is from
     /// [`Generations::start_target`]. `currents` holds the last known current generation of every
-    /// node, none if unknown.
+    /// node, none if unknown; `ahead` the nodes whose disks are known to have left `start` behind.
     ///
     /// What the source knew of the past becomes history here. Nodes the source still has bits
     /// for, and which did not reach its generation meanwhile, miss at least what they missed when
     /// the resync began; so does a node the source says nothing about. The others owe nothing.
+    /// A node that was ahead of this disk then goes by the generation it is at, which the source
+    /// names, too: by the older one it would look like another heir of that.
     pub fn finish_target(
         &mut self,
         situation: &Situation,
         start: GenUuid,
         source: &PeerGenerations<'_>,
         currents: &[GenUuid; MAX_NODES],
+        ahead: NodeMask,
     ) -> ResyncFinish {
         for uuid in source.history.iter().take(HISTORY).rev() {
             self.push(*uuid);
@@ -300,7 +303,11 @@ impl Generations {
                 && !source.bitmap[node.index()].is_none()
                 && !currents[node.index()].same(source.current);
             let known = self.bitmap[node.index()].uuid;
-            let base = if known.is_none() && !self.current.same(start) {
+            let current = currents[node.index()];
+            let named = is_generation(current) && source.bitmap[node.index()].same(current);
+            let base = if named && ahead.contains(node) {
+                current
+            } else if known.is_none() && !self.current.same(start) {
                 // Settled at the end of another resync, which brought this disk here.
                 self.current
             } else if is_generation(start) {

@@ -417,9 +417,15 @@ impl Cluster {
         for other in self.around(target) {
             currents[other] = self.nodes[other].gens.current();
         }
+        let begun = start.start;
+        let past = |other: &usize| {
+            let gens = &self.nodes[*other].gens;
+            is_generation(begun) && gens.has_passed(begun)
+        };
+        let ahead = self.around(target).into_iter().filter(past).map(n).collect();
         let situation = self.situation(target);
         let finish =
-            self.nodes[target].gens.finish_target(&situation, start.start, &peer, &currents);
+            self.nodes[target].gens.finish_target(&situation, start.start, &peer, &currents, ahead);
         for node in finish.in_sync.iter() {
             self.nodes[target].bits[node.index()] = 0;
         }

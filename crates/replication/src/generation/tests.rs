@@ -297,7 +297,13 @@ fn capture_04_bump_resync_and_finish() {
     assert_eq!(g12.presented_bitmap(n(2), from), g(old));
 
     let bitmap = sent([0, old, 0, first]);
-    let finish = g12.finish_target(&s12, start.start, &source(0, new, &bitmap, &NOTHING), &NOTHING);
+    let finish = g12.finish_target(
+        &s12,
+        start.start,
+        &source(0, new, &bitmap, &NOTHING),
+        &NOTHING,
+        NodeMask::EMPTY,
+    );
     assert_eq!(finish.settled, mask(&[0]));
     check(&g12, new & !1, [0, 0, old, old], &[first]);
 
@@ -352,7 +358,13 @@ fn capture_11_a_third_node_records_the_absent_one_and_forgets_it_again() {
     check(&g12, old, [0, 0, old, old], &[]);
     let bitmap = sent([0, old, 0, first]);
     let s12 = situation(1, false, [UpToDate, Inconsistent, UpToDate]);
-    let finish = g12.finish_target(&s12, start.start, &source(0, new, &bitmap, &NOTHING), &NOTHING);
+    let finish = g12.finish_target(
+        &s12,
+        start.start,
+        &source(0, new, &bitmap, &NOTHING),
+        &NOTHING,
+        NodeMask::EMPTY,
+    );
     assert_eq!((finish.behind, finish.settled), (NodeMask::EMPTY, mask(&[0, 2])));
     check(&g12, new & !1, [0, 0, 0, old], &[first & !1]);
 
@@ -382,7 +394,7 @@ fn capture_15_initial_resync_of_fresh_disks() {
     assert_eq!(start13.start, g(base & !1));
     let bitmap = sent([0, base, base, base]);
     let from_g11 = source(0, new, &bitmap, &NOTHING);
-    let finish = g13.finish_target(&s13, start13.start, &from_g11, &NOTHING);
+    let finish = g13.finish_target(&s13, start13.start, &from_g11, &NOTHING, NodeMask::EMPTY);
     assert_eq!(finish.behind, mask(&[1]));
     check(&g13, new & !1, [0, base & !1, 0, base & !1], &[]);
     g11.set_bitmap(n(2), GenUuid::NONE);
@@ -394,7 +406,13 @@ fn capture_15_initial_resync_of_fresh_disks() {
     assert_eq!(g12.presented_bitmap(n(0), Some((n(0), g(new)))), UNKNOWN);
     check(&g12, base & !1, [0, 0, 0, base & !1], &[]);
     let (bitmap, history) = (sent([0, base, 0, base]), [g(base & !1)]);
-    g12.finish_target(&s12, start12.start, &source(0, new, &bitmap, &history), &NOTHING);
+    g12.finish_target(
+        &s12,
+        start12.start,
+        &source(0, new, &bitmap, &history),
+        &NOTHING,
+        NodeMask::EMPTY,
+    );
     check(&g12, new & !1, [0, 0, 0, base & !1], &[]);
     g13.set_bitmap(n(1), GenUuid::NONE);
     check(&g13, new & !1, [0, 0, 0, base & !1], &[base & !1]);
@@ -428,8 +446,13 @@ fn capture_16_a_lost_split_brain_leaves_no_ancestor_behind() {
     let s12 = situation(1, false, [UpToDate, Outdated, DUnknown]);
     let start = g12.start_target(&s12, g(common), fresh(&[]));
     let (bitmap, history) = (sent([0, common, common, first]), [g(first)]);
-    let finish =
-        g12.finish_target(&s12, start.start, &source(0, winner, &bitmap, &history), &NOTHING);
+    let finish = g12.finish_target(
+        &s12,
+        start.start,
+        &source(0, winner, &bitmap, &history),
+        &NOTHING,
+        NodeMask::EMPTY,
+    );
     assert_eq!(finish.behind, mask(&[2]));
     check(&g12, winner & !1, [0, 0, loser & !1, common], &[first, common]);
 }
@@ -450,7 +473,13 @@ fn capture_18_an_absent_disk_attaches_again() {
     let s12 = situation(1, false, [UpToDate, Inconsistent, UpToDate]);
     let start = g12.start_target(&s12, g(old), fresh(&[]));
     let (bitmap, history) = (sent([0, old, 0, old]), [g(old)]);
-    g12.finish_target(&s12, start.start, &source(2, new & !1, &bitmap, &history), &NOTHING);
+    g12.finish_target(
+        &s12,
+        start.start,
+        &source(2, new & !1, &bitmap, &history),
+        &NOTHING,
+        NodeMask::EMPTY,
+    );
     check(&g12, new & !1, [0, 0, 0, old], &[]);
     g11.set_bitmap(n(1), GenUuid::NONE);
     g13.set_bitmap(n(1), GenUuid::NONE);
@@ -459,7 +488,13 @@ fn capture_18_an_absent_disk_attaches_again() {
     // g13 is invalidated and resynced from g11: it learns g11's first generation.
     let start = g13.start_target(&s13, g(old), fresh(&[]));
     let (bitmap, history) = (sent([0, 0, 0, first]), [g(old)]);
-    g13.finish_target(&s13, start.start, &source(0, new, &bitmap, &history), &NOTHING);
+    g13.finish_target(
+        &s13,
+        start.start,
+        &source(0, new, &bitmap, &history),
+        &NOTHING,
+        NodeMask::EMPTY,
+    );
     check(&g13, new & !1, [0, 0, 0, old], &[first, old]);
 }
 
@@ -507,7 +542,7 @@ fn becoming_current_removes_a_generation_from_the_history() {
     let s = situation(0, false, [Outdated, UpToDate, UpToDate]);
     let start = a.start_target(&s, GenUuid::NONE, fresh(&[]));
     let bitmap = sent([0x20, 0, 0, 0]);
-    a.finish_target(&s, start.start, &source(1, 0x10, &bitmap, &[]), &NOTHING);
+    a.finish_target(&s, start.start, &source(1, 0x10, &bitmap, &[]), &NOTHING, NodeMask::EMPTY);
     check(&a, 0x10, [0, 0, 0, 0x90], &[0x20]);
 }
 
@@ -519,7 +554,13 @@ fn a_finished_resync_believes_only_what_the_source_says() {
         let bitmap = sent(bitmap);
         let mut currents = NOTHING;
         currents[2] = if reached { g(0x300) } else { g(0x40) };
-        let finish = a.finish_target(&s, g(0x10), &source(1, 0x300, &bitmap, &[]), &currents);
+        let finish = a.finish_target(
+            &s,
+            g(0x10),
+            &source(1, 0x300, &bitmap, &[]),
+            &currents,
+            NodeMask::EMPTY,
+        );
         (finish.behind, a.bitmap(n(2)).uuid)
     };
     assert_eq!(finish([0, 0, 0, 0], false), (NodeMask::EMPTY, g(0)), "the source owes nothing");
@@ -539,13 +580,33 @@ fn a_node_settled_by_another_resync_is_behind_at_the_generation_of_that_one() {
     let mut currents = NOTHING;
     (currents[1], currents[2]) = (g(first), g(first));
     let from_1 = sent([old, 0, 0, 0x90]);
-    a.finish_target(&s, g(old), &source(1, first, &from_1, &[]), &currents);
+    a.finish_target(&s, g(old), &source(1, first, &from_1, &[]), &currents, NodeMask::EMPTY);
     check(&a, first, [0, 0, 0, 0x90], &[0x90]);
     currents[2] = g(second);
     let from_2 = sent([old, first, 0, 0x90]);
-    let finish = a.finish_target(&s, g(old), &source(2, second, &from_2, &[]), &currents);
+    let finish =
+        a.finish_target(&s, g(old), &source(2, second, &from_2, &[]), &currents, NodeMask::EMPTY);
     assert_eq!(finish.behind, mask(&[1]));
     check(&a, second, [0, first, 0, 0x90], &[old, 0x90]);
+}
+
+/// Found by a torture run: a target whose first source, ahead of it, left in mid-resync; a second
+/// one went on without that.
+#[test]
+fn a_node_that_was_ahead_is_behind_at_the_generation_it_had() {
+    let (start, theirs, new) = (0x10, 0x200, 0x300);
+    let s = situation(0, false, [Inconsistent, DUnknown, UpToDate]);
+    let finish = |ahead: &[usize], base: u64| {
+        let mut a = gens(start, [0, start, 0x40, 0x90], &[]);
+        let bitmap = sent([start, base, 0, 0x90]);
+        let mut currents = NOTHING;
+        currents[1] = g(theirs);
+        a.finish_target(&s, g(start), &source(2, new, &bitmap, &[]), &currents, mask(ahead));
+        a.bitmap(n(1)).uuid
+    };
+    assert_eq!(finish(&[1], theirs), g(theirs));
+    assert_eq!(finish(&[], theirs), g(start), "it may be older than this disk was");
+    assert_eq!(finish(&[1], 0x180), g(start), "the source knows nothing of what it wrote");
 }
 
 #[test]
@@ -556,7 +617,8 @@ fn a_resync_among_equals_says_nothing_of_a_third() {
     let in_sync = |start: u64, current: u64| {
         let mut a = gens(current, [0; 4], &[]);
         let bitmap = sent([0; 4]);
-        a.finish_target(&s, g(start), &source(1, 0x300, &bitmap, &[]), &currents).in_sync
+        a.finish_target(&s, g(start), &source(1, 0x300, &bitmap, &[]), &currents, NodeMask::EMPTY)
+            .in_sync
     };
     assert_eq!(in_sync(0x10, 0x10), mask(&[1, 2]), "the third has what the source has");
     assert_eq!(in_sync(0x300, 0x300), mask(&[1]), "it may lack what this disk lacked");
@@ -595,7 +657,13 @@ fn a_fresh_target_without_a_base_stays_just_created_until_done() {
     assert!(start.start.is_just_created());
     check(&a, 4, [0, 0, 0x500, 0x500], &[]);
     let bitmap = sent([0x77, 0, 0x66, 0]);
-    let finish = a.finish_target(&s, start.start, &source(1, 0x300, &bitmap, &[]), &NOTHING);
+    let finish = a.finish_target(
+        &s,
+        start.start,
+        &source(1, 0x300, &bitmap, &[]),
+        &NOTHING,
+        NodeMask::EMPTY,
+    );
     assert_eq!(finish.behind, mask(&[2]), "the invented base serves");
     check(&a, 0x300, [0, 0, 0x500, 0x500], &[0x66, 0x76]);
 }
