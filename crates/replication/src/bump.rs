@@ -419,9 +419,11 @@ impl Resource {
             }
         }
         self.note_newer(peer, vol);
+        // A disk that others have left behind may not have noticed yet, and say that it is current.
         let newest = flags.has(UuidFlags::NEW_DATAGEN)
             || self.st.role == Role::Secondary
-                && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+                && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
+                && !self.is_ancestor(peer, vol);
         if self.shown_backing(vol).is_none() && newest && is_generation(current) {
             self.vols[vol].expose(current);
         }

@@ -243,23 +243,21 @@ impl Resource {
         known.any(|o| o.has_passed(uuids.current))
     }
 
-    /// This node works with the disks of others, and the peer's is newer than some that it is
+    /// This node works with the disks of others, and has met newer ones than some that it is
     /// connected to (semantics §4.9 R2, R3). These do not count as current from now on: a user of
     /// this node might read from them, and its writes would make them equal in name. A client
     /// tells them what it has seen; the generation that a node with a disk names is its own.
     /// Where a Primary is near, it is the one to tell them.
-    pub(crate) fn doubt_ancestors(&mut self, newer: PeerIx, vol: VolIx) {
+    pub(crate) fn doubt_ancestors(&mut self, vol: VolIx) {
         if self.st.vols[vol].disk == DiskState::UpToDate || !self.st.primary_peers().is_empty() {
             return;
         }
-        let current = |p: PeerIx| self.peers[p].devs[vol].uuids.as_ref().map(|u| u.current);
-        let Some(newest) = current(newer) else { return };
         let shown = |p: &PeerIx| self.st.peers[*p].devs[vol].disk;
         let old: Vec<PeerIx> = self
             .st
             .connected()
             .filter(|p| matches!(shown(p), DiskState::Consistent | DiskState::UpToDate))
-            .filter(|p| current(*p).is_some_and(|c| !c.same(newest)) && self.is_ancestor(*p, vol))
+            .filter(|p| self.is_ancestor(*p, vol))
             .collect();
         for peer in old {
             if self.vols[vol].backing.is_none() {

@@ -744,7 +744,7 @@ impl Resource {
                 self.catch_up_from_others(vol);
             }
             if start.adopt_exposed {
-                self.doubt_ancestors(peer, vol);
+                self.doubt_ancestors(vol);
             }
         }
         for vol in 0..self.vols.len() {

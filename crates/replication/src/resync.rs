@@ -414,7 +414,7 @@ impl Resource {
         self.log(LogLevel::Info, text);
         // Inconsistent is durable before the first block is overwritten (invariant 39).
         self.persist_with_bitmap(vol, Work::ResyncMayWrite(peer, vol));
-        self.doubt_ancestors(peer, vol);
+        self.doubt_ancestors(vol);
     }
 
     /// The data of a source that hears a Primary which this node does not hear keeps changing:

@@ -147,13 +147,17 @@ impl Resource {
         let backing = self.vols[vol].backing.as_ref()?;
         // A Primary that this node can not hear writes on: nobody near knows that it stopped.
         let unheard = self.far_primaries.minus(new.connected_mask());
-        // One that it hears may have moved on, and the neighbour's word of that be under way.
+        // One that it hears may have moved on, and the neighbour's word of that be under way. So may
+        // one that a client has met since, over a link that is dead without anybody knowing.
         let moved_on = new.connected().any(|p| {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
-            new.peers[p].role == Role::Primary
-                && uuids.is_some_and(|u| {
-                    is_generation(u.current) && !u.current.same(backing.gens.current())
-                })
+            let primary = new.peers[p].role == Role::Primary;
+            let client = new.peers[p].devs[vol].disk == DiskState::Diskless;
+            uuids.map(|u| u.current).is_some_and(|current| {
+                is_generation(current)
+                    && !current.same(backing.gens.current())
+                    && (primary || client && !backing.gens.has_passed(current))
+            })
         });
         // A Primary that takes this disk for Outdated sends it no data. It has to agree, which takes
         // a resync, though one of no block.
@@ -670,6 +674,10 @@ impl Resource {
                     self.send_uuids(peer, vol, flags, NodeMask::EMPTY);
                 }
             }
+        }
+        // The Primary alone knew which disks it left behind.
+        for vol in 0..self.vols.len() {
+            self.doubt_ancestors(vol);
         }
     }
 

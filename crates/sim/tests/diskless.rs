@@ -412,3 +412,49 @@ fn a_server_that_came_while_a_write_was_held_is_told_when_another_one_gets_it() 
         w.settle();
     });
 }
+
+#[test]
+fn a_client_goes_back_to_no_disk_that_has_not_noticed_how_it_was_lost() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        w.run_seconds(1);
+        w.cut(0, 1);
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.write(1, 8);
+        w.close(1, opener);
+        w.wait("n1 is Secondary", |w| !w.is_primary(1));
+        w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
+        let opener = w.open(2);
+        for _ in 0..4 {
+            w.read(2, 0);
+            w.read(2, 8);
+        }
+        w.write(2, 16);
+        w.close(2, opener);
+        w.heal(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        w.run_seconds(1);
+        w.cut(0, 1);
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.close(1, opener);
+        w.wait("n1 is Secondary", |w| !w.is_primary(1));
+        w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
+        let opened = w.try_open(0);
+        w.expect("nobody uses the older disk", |_| opened.is_err());
+        w.heal(0, 1);
+        w.wait_disk(0, DiskState::UpToDate);
+        let opener = w.open(0);
+        w.read(0, 0);
+        w.close(0, opener);
+        w.settle();
+    });
+}
