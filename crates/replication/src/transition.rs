@@ -163,7 +163,9 @@ impl Resource {
         // a resync, though one of no block.
         let sent_nothing =
             new.vols[vol].disk == DiskState::Outdated && !new.primary_peers().is_empty();
-        let doubt = moved_on || sent_nothing || !unheard.is_empty();
+        // What a lost Primary sent is still being executed: the bits do not tell yet what it changes.
+        let draining = self.peers.iter().any(|p| p.recv.draining);
+        let doubt = moved_on || sent_nothing || draining || !unheard.is_empty();
         if new.is_target(vol) || self.unclean_towards_peers(vol) || doubt {
             return None;
         }
