@@ -364,3 +364,34 @@ fn a_primary_that_lost_its_power_is_not_the_source_of_survivors_that_reconcile()
         });
     }
 }
+
+#[test]
+fn a_survivor_that_is_still_to_settle_with_others_follows_no_crashed_primary() {
+    let mut plan = three();
+    plan.volatile_cache = true;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        for i in 0..8 {
+            w.write(0, i * 8);
+        }
+        // n2 waits for n1, whose disk has a write to end, while n0 is back. It has lost what it did
+        // not flush.
+        let until = w.now() + 60_000_000_000;
+        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = until;
+        w.start(0, WRITE, 80, 8);
+        w.run_for(5_000_000);
+        w.power_loss(0);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.start_node(0);
+        w.wait_connected(0, 2);
+        w.settle();
+        let opener = w.open(2);
+        for i in 0..8 {
+            w.read(2, i * 8);
+        }
+        w.close(2, opener);
+        w.settle();
+    });
+}

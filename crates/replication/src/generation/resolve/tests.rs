@@ -84,6 +84,26 @@ fn the_better_disk_is_source_where_a_crash_leaves_it_open() {
 }
 
 #[test]
+fn a_survivor_that_is_still_settling_follows_no_crashed_primary_without_quorum() {
+    use DiskState::{Consistent, Outdated};
+    let ours = |bits| Context { features: bits, ..CONNECTING };
+    let survivor = |disk| side(1, 0x10).flag(UuidFlags::RECONNECT).disk(disk);
+    let mut crashed = side(0, 0x10).flag(CP);
+    crashed.quorate = false;
+    let with_more = (Source(Bitmap), target(Bitmap));
+    let rolled_back = (target(Bitmap), Source(Bitmap));
+    let equals = CONNECTING.features | feature::BITS_OF_EQUALS;
+    let run = |bits, crashed: &Side, disk| both(ours(bits), DEFAULTS, crashed, &survivor(disk));
+    assert_eq!(run(equals, &crashed, Consistent), rolled_back);
+    // What is known to be behind stays so, and so do the rules of kernel nodes.
+    assert_eq!(run(equals, &crashed, Outdated), with_more);
+    let kernel = CONNECTING.features & !feature::BITS_OF_EQUALS;
+    assert_eq!(run(kernel, &crashed, Consistent), with_more);
+    crashed.quorate = true;
+    assert_eq!(run(equals, &crashed, Consistent), with_more);
+}
+
+#[test]
 fn an_inconsistent_disk_at_the_same_generation_is_target() {
     let bad = side(0, 0x10).disk(DiskState::Inconsistent);
     for good in [DiskState::Outdated, DiskState::Consistent, DiskState::UpToDate] {
