@@ -152,6 +152,18 @@ impl Resource {
             }
             let _ = node;
         }
+        if !sb.flags.contains(MdFlags::CONSISTENT) {
+            // A resync was interrupted, and a block that it had brought is known on disk in one of
+            // two ways: as still to be fetched from the source, or, written later and together with
+            // the end of that, as missing from all others. Who the source was is not known here, so
+            // whatever differs from one node may differ from each: another source brings back what
+            // the first one had brought already.
+            let used: Vec<usize> =
+                sb.peers.iter().filter_map(|p| p.bitmap_index.map(usize::from)).collect();
+            for from in used {
+                (0..bitmap.slots()).for_each(|to| bitmap.merge_slot(from, to));
+            }
+        }
         let mut slots = [BitmapUuid::default(); MAX_NODES];
         for (slot, peer) in slots.iter_mut().zip(&sb.peers) {
             slot.uuid = peer.bitmap_uuid;

@@ -285,6 +285,39 @@ fn a_target_killed_in_the_middle_goes_on_by_its_bitmap() {
 }
 
 #[test]
+fn a_target_killed_in_the_middle_goes_back_with_another_source() {
+    let mut plan = three();
+    plan.resource.quorum = Quorum::Off;
+    scenario(plan, |w| {
+        w.form();
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        let opener = w.open(0);
+        write_much(w, 0, 0);
+        w.close(0, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.cut(1, 2);
+        w.wait_lost(1, 2);
+        w.heal(0, 1);
+        w.wait("the resync runs", |w| syncing(w, 1, 0));
+        let left = w.device(1, 0).out_of_sync;
+        w.wait("a part of it has arrived", |w| w.device(1, 0).out_of_sync < left);
+        w.expect("it is not done", |w| w.disk(1) == DiskState::Inconsistent);
+        w.kill(1);
+        w.kill(0);
+        // n2 has nothing of that, and is all that is left.
+        w.heal(1, 2);
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.start_node(0);
+        w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_paused_resync_goes_on_when_it_is_resumed_case_67() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
