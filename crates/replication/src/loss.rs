@@ -26,6 +26,8 @@ pub(crate) struct PrimaryLoss {
     pub reported: Option<Dagtag>,
     /// No block was out of sync between the two before: bits are about the last writes only.
     pub clean: bool,
+    /// The peer owes nothing, see [`Resource::discharge_loss`].
+    pub settled: bool,
 }
 
 impl Resource {
@@ -116,7 +118,8 @@ impl Resource {
                     hs.told_loss = None;
                     let reported = hs.their_loss.take().filter(|(lost, _)| *lost == node);
                     let reported = reported.map(|(_, dagtag)| dagtag);
-                    self.peers[other].loss = Some(PrimaryLoss { lost: node, reported, clean });
+                    self.peers[other].loss =
+                        Some(PrimaryLoss { lost: node, reported, clean, settled: false });
                 }
             }
         }
@@ -197,6 +200,7 @@ impl Resource {
             for vol in 0..self.vols.len() {
                 self.recompare_if_due(other, vol);
             }
+            self.drop_settled_loss(other);
         }
         self.loss_settled(peer);
     }
@@ -340,7 +344,8 @@ impl Resource {
         let Some(mine) = self.told(peer, lost) else {
             // This node's side is not settled yet; it comes back from `reconcile`.
             let clean = self.peers[peer].loss.map_or_else(|| self.is_clean(peer), |l| l.clean);
-            self.peers[peer].loss = Some(PrimaryLoss { lost, reported: Some(theirs), clean });
+            self.peers[peer].loss =
+                Some(PrimaryLoss { lost, reported: Some(theirs), clean, settled: false });
             self.work.push_back(Work::Reconcile(lost));
             return;
         };
@@ -376,10 +381,23 @@ impl Resource {
         let up_to_date = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
         let uuids = self.peers[peer].devs[vol].uuids.as_ref();
         let stable = uuids.is_some_and(|u| u.flags.has(UuidFlags::STABLE));
+        if up_to_date && stable {
+            if let Some(loss) = &mut self.peers[peer].loss {
+                loss.settled = true;
+            }
+            self.drop_settled_loss(peer);
+        }
+    }
+
+    /// What was received from the lost Primary is executed first. The peer says only once that it
+    /// owes nothing.
+    fn drop_settled_loss(&mut self, peer: PeerIx) {
         let draining = self.peers.iter().any(|p| p.recv.draining);
-        if up_to_date && stable && !draining && self.peers[peer].loss.take().is_some() {
+        if !draining && self.peers[peer].loss.take_if(|l| l.settled).is_some() {
             self.hold_released();
-            self.ask_recompare(peer, vol);
+            for vol in 0..self.vols.len() {
+                self.ask_recompare(peer, vol);
+            }
         }
     }
 

@@ -344,6 +344,7 @@ fn a_survivor_that_only_follows_does_not_make_the_primary_start_over() {
 }
 
 #[test]
+<<<<<<< HEAD
 fn a_primary_that_lost_its_power_is_not_the_source_of_survivors_that_reconcile() {
     for apart in [0, 1, 2, 4, 8] {
         scenario(three(), |w| {
@@ -392,6 +393,71 @@ fn a_survivor_that_is_still_to_settle_with_others_follows_no_crashed_primary() {
             w.read(2, i * 8);
         }
         w.close(2, opener);
+=======
+fn a_survivor_with_a_write_to_execute_is_not_yet_what_its_neighbour_is() {
+    let mut plan = three();
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        // The last write does not get onto the disk of n1.
+        let until = w.now() + 120_000_000_000;
+        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = until;
+        let id = w.start(0, WRITE, 8, 8);
+        let flush = w.start(0, Op::Flush, 0, 0);
+        w.run_for(30_000_000);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        for node in [1, 2] {
+            w.wait_lost(node, 0);
+            w.wait_lost(0, node);
+        }
+        w.finish(id).ok();
+        w.finish(flush).ok();
+        w.close(0, opener);
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        // n2 has nothing to settle with n0, and is as good as that.
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.run_for(200_000_000);
+        w.expect("n1 has not executed it", |w| w.disk(1) == DiskState::Consistent);
+        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = 0;
+        w.wait_disk(1, DiskState::UpToDate);
+        w.heal(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_survivor_with_a_write_to_execute_hears_that_a_neighbour_owes_it_nothing() {
+    let mut plan = Plan::quiet(4, 0);
+    plan.resource.quorum = Quorum::Majority;
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        let until = w.now() + 120_000_000_000;
+        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = until;
+        let id = w.start(0, WRITE, 8, 8);
+        w.run_for(30_000_000);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        for node in [1, 2] {
+            w.wait_lost(node, 0);
+            w.wait_lost(0, node);
+        }
+        // n3 has not lost n0, which has demoted itself when n1 has executed everything.
+        w.finish(id).ok();
+        w.close(0, opener);
+        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.heal(0, 1);
+>>>>>>> 0478205 (replication: a survivor is not what its neighbour is while it has a lost Primary's writes to execute)
         w.settle();
     });
 }
