@@ -324,6 +324,7 @@ impl Resource {
             );
             if let Some(backing) = &self.vols[vol].backing {
                 backing.gens.invariants();
+                backing.al.check();
             }
         }
         let primaries = self.st.primary_peers().len() + u32::from(self.st.role == Role::Primary);

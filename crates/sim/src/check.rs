@@ -1,7 +1,7 @@
 //! What must hold, checked from outside: invariants of semantics §13 by their numbers.
 //!
 //! The checkers look at the simulated disks, at what clients were told, and at what nodes say
-//! about themselves; never at the reasoning of the core.
+//! about themselves; never at the reasoning of the core, beyond letting it check itself.
 
 use std::collections::BTreeSet;
 
@@ -460,6 +460,9 @@ impl World {
     pub(crate) fn check_after_input(&mut self, node: usize) {
         if !std::mem::take(&mut self.checks.known[node].changed) {
             return;
+        }
+        if let Some(resource) = &self.nodes[node].resource {
+            resource.invariants();
         }
         let Some(view) = self.view(node) else { return };
         let quorate = !self.plan.failover_is_safe() || view.volumes.iter().any(|v| v.quorum);

@@ -344,7 +344,6 @@ fn a_survivor_that_only_follows_does_not_make_the_primary_start_over() {
 }
 
 #[test]
-<<<<<<< HEAD
 fn a_primary_that_lost_its_power_is_not_the_source_of_survivors_that_reconcile() {
     for apart in [0, 1, 2, 4, 8] {
         scenario(three(), |w| {
@@ -393,7 +392,11 @@ fn a_survivor_that_is_still_to_settle_with_others_follows_no_crashed_primary() {
             w.read(2, i * 8);
         }
         w.close(2, opener);
-=======
+        w.settle();
+    });
+}
+
+#[test]
 fn a_survivor_with_a_write_to_execute_is_not_yet_what_its_neighbour_is() {
     let mut plan = three();
     plan.resource.on_no_quorum = OnNoQuorum::IoError;
@@ -457,7 +460,6 @@ fn a_survivor_with_a_write_to_execute_hears_that_a_neighbour_owes_it_nothing() {
         w.wait_connected(0, 2);
         w.wait_disk(1, DiskState::UpToDate);
         w.heal(0, 1);
->>>>>>> 0478205 (replication: a survivor is not what its neighbour is while it has a lost Primary's writes to execute)
         w.settle();
     });
 }
