@@ -46,7 +46,8 @@ pub struct Resource {
     pub(crate) peers: Vec<Peer>,
     /// Nodes that took part in the last committed cluster-wide change this node knows of.
     pub(crate) members: NodeMask,
-    /// Capable Primaries beyond direct reach, by the last committed transaction.
+    /// Capable Primaries beyond direct reach, by the last committed transaction, and those that have
+    /// fallen silent here since.
     pub(crate) far_primaries: NodeMask,
     /// Sectors this node has written as Primary.
     pub(crate) dagtag: Dagtag,

@@ -735,7 +735,7 @@ impl Resource {
             true => NodeMask::EMPTY,
             false => info.primary.minus(direct).minus(held.lost_primaries),
         };
-        self.far_primaries = far;
+        self.far_primaries = far.or(held.lost_primaries);
         let far_primary = !far.is_empty();
         if far_primary && self.st.role != Role::Primary {
             self.change_hard(|st| {
@@ -829,6 +829,11 @@ impl Resource {
     /// A connection is lost (semantics §2.7). `silent_primary`: that to a Primary, without a word.
     pub(crate) fn twopc_peer_lost(&mut self, peer: PeerIx, silent_primary: bool) {
         let node = self.peers[peer].node;
+        if silent_primary {
+            // It may write on: until a transaction has asked the others, nothing that they said
+            // before tells what has become of its generation.
+            self.far_primaries.insert(node);
+        }
         let Some(held) = &mut self.twopc.held else { return };
         if silent_primary {
             held.lost_primaries.insert(node);

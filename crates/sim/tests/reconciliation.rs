@@ -1,5 +1,7 @@
 //! Hard cases 15 to 25 of semantics §14: what remains after a Primary is lost.
 
+use std::time::Duration;
+
 use replication::io::AdminCommand;
 use sim::Op;
 use sim::plan::{Plan, node_id};
@@ -460,6 +462,42 @@ fn a_survivor_with_a_write_to_execute_hears_that_a_neighbour_owes_it_nothing() {
         w.wait_connected(0, 2);
         w.wait_disk(1, DiskState::UpToDate);
         w.heal(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+/// n1 loses a Primary of a generation that it has not got, while its connection to n2 is dead and
+/// it has not noticed: what n2 said of itself was before that generation.
+#[test]
+fn a_survivor_does_not_take_old_words_of_another_for_what_it_has_now() {
+    let mut plan = three();
+    plan.net.ping_int = Duration::from_secs(60);
+    scenario(plan, |w| {
+        w.form();
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.run_seconds(1);
+        w.cut(1, 2);
+        w.granted(2, AdminCommand::Disconnect { peer: node_id(1), force: true });
+        w.cut(0, 1);
+        w.start_node(0);
+        w.wait_connected(0, 2);
+        w.open(0);
+        w.write(0, 0);
+        w.heal(0, 1);
+        w.wait("n1 has met the Primary", |w| {
+            matches!(w.device(1, 0).repl, ReplState::WFBitMapT | ReplState::SyncTarget)
+        });
+        w.expect("n1 still counts on n2", |w| w.device(1, 2).disk == DiskState::UpToDate);
+        w.kill(0);
+        w.wait_lost(1, 2);
+        w.start_node(0);
+        w.heal(1, 2);
+        w.connect(2, 1);
         w.settle();
     });
 }
