@@ -165,7 +165,11 @@ impl Resource {
             new.vols[vol].disk == DiskState::Outdated && !new.primary_peers().is_empty();
         // What a lost Primary sent is still being executed: the bits do not tell yet what it changes.
         let draining = self.peers.iter().any(|p| p.recv.draining);
-        let doubt = moved_on || sent_nothing || draining || !unheard.is_empty();
+        // The word of a neighbour whose loss is not noticed yet may be older than what others have
+        // told of a generation that came after this one.
+        let current = backing.gens.current();
+        let overtaken = self.vols[vol].newer.as_ref().is_some_and(|u| u.has_passed(current));
+        let doubt = moved_on || overtaken || sent_nothing || draining || !unheard.is_empty();
         if new.is_target(vol) || self.unclean_towards_peers(vol) || doubt {
             return None;
         }

@@ -338,3 +338,36 @@ fn an_outdated_disk_is_current_beside_a_primary_only_if_that_agrees() {
         w.settle();
     });
 }
+
+#[test]
+fn a_neighbour_not_known_to_be_lost_does_not_make_an_overtaken_disk_current() {
+    let mut plan = Plan::quiet(4, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.cut(0, 3);
+        w.wait_lost(0, 3);
+        w.wait_lost(3, 0);
+        // Only n2 knows that it has lost n3, which hears of the new generation from n1.
+        w.cut(2, 3);
+        w.granted(2, AdminCommand::Disconnect { peer: node_id(3), force: true });
+        // Refused while the loss is being agreed on.
+        let mut opened = w.try_open(0);
+        for _ in 0..100 {
+            if opened.is_err() {
+                w.run_for(10_000_000);
+                opened = w.try_open(0);
+            }
+        }
+        let opener = opened.unwrap_or_else(|_| w.open(0));
+        w.write(0, 8);
+        w.wait_disk(3, DiskState::Outdated);
+        w.close(0, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.run_for(20_000_000);
+        w.heal(0, 3);
+        w.heal(2, 3);
+        w.connect(2, 3);
+        w.settle();
+    });
+}
