@@ -466,7 +466,6 @@ fn a_survivor_with_a_write_to_execute_hears_that_a_neighbour_owes_it_nothing() {
     });
 }
 
-#[test]
 /// n1 loses a Primary of a generation that it has not got, while its connection to n2 is dead and
 /// it has not noticed: what n2 said of itself was before that generation.
 #[test]
