@@ -344,7 +344,7 @@ impl Handshake<'_> {
     fn better_disk(&self, course: Course) -> Option<Course> {
         let (mine, theirs) = (self.me.judged_disk(), self.peer.judged_disk());
         let known = |disk| disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
-        if mine == theirs || !known(mine) || !known(theirs) || self.crashed_alone() {
+        if mine == theirs || !known(mine) || !known(theirs) {
             return None;
         }
         let ours = self.context.features & feature::BITS_OF_EQUALS != 0;
@@ -369,20 +369,6 @@ impl Handshake<'_> {
             (true, true) => Some(Course::Source(self.slot_for(self.me, self.peer))),
             (true, false) => Some(Course::Target(self.slot_for(self.peer, self.me))),
         }
-    }
-
-    /// A crashed Primary without quorum meets a survivor of the same generation. That it is
-    /// UpToDate nobody has told it, and the survivor is Consistent only as long as it has to settle
-    /// the Primary's last writes with others. It has not restarted, and still has all that it has
-    /// acknowledged; the crashed one may have lost that. (Kernel nodes let the better disk decide.)
-    fn crashed_alone(&self) -> bool {
-        let whole = |side: &Side| side.judged_disk() >= DiskState::Consistent;
-        let alone = |side: &Side| side.has(UuidFlags::CRASHED_PRIMARY) && !side.quorate;
-        self.context.features & feature::BITS_OF_EQUALS != 0
-            && self.verdict.rule == Rule::CrashedReconnected
-            && (alone(self.me) || alone(self.peer))
-            && whole(self.me)
-            && whole(self.peer)
     }
 
     /// Which bits of `source` tell what `target` lacks. A target that speaks for its own source

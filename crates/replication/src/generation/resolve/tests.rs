@@ -84,12 +84,11 @@ fn the_better_disk_is_source_where_a_crash_leaves_it_open() {
 }
 
 #[test]
-fn a_survivor_that_is_still_settling_follows_no_crashed_primary_without_quorum() {
+fn a_survivor_that_is_still_settling_follows_no_crashed_primary() {
     use DiskState::{Consistent, Outdated};
     let ours = |bits| Context { features: bits, ..CONNECTING };
     let survivor = |disk| side(1, 0x10).flag(UuidFlags::RECONNECT).disk(disk);
-    let mut crashed = side(0, 0x10).flag(CP);
-    crashed.quorate = false;
+    let crashed = side(0, 0x10).flag(CP);
     let with_more = (Source(Bitmap), target(Bitmap));
     let rolled_back = (target(Bitmap), Source(Bitmap));
     let equals = CONNECTING.features | feature::BITS_OF_EQUALS;
@@ -99,8 +98,6 @@ fn a_survivor_that_is_still_settling_follows_no_crashed_primary_without_quorum()
     assert_eq!(run(equals, &crashed, Outdated), with_more);
     let kernel = CONNECTING.features & !feature::BITS_OF_EQUALS;
     assert_eq!(run(kernel, &crashed, Consistent), with_more);
-    crashed.quorate = true;
-    assert_eq!(run(equals, &crashed, Consistent), with_more);
 }
 
 #[test]
