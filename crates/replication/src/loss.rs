@@ -350,6 +350,14 @@ impl Resource {
             return;
         };
         let clean = self.peers[peer].loss.take().is_some_and(|l| l.clean);
+        // A verify can be repeated. It must not stand in the way of what sets the two apart.
+        self.change_hard(|st| {
+            for dev in &mut st.peers[peer].devs {
+                if matches!(dev.repl, ReplState::VerifyS | ReplState::VerifyT) {
+                    dev.repl = ReplState::Established;
+                }
+            }
+        });
         let eligible = (0..self.vols.len()).all(|vol| {
             let disk = self.st.vols[vol].disk;
             let no_disk = self.vols[vol].backing.is_none();

@@ -348,13 +348,6 @@ impl Resource {
 
     /// The verify is over, for whatever reason.
     pub(crate) fn verify_ended(&mut self, peer: PeerIx, vol: VolIx) {
-        let keys: Vec<usize> = self
-            .serves
-            .iter()
-            .filter(|(_, s)| s.peer == peer && s.vol == vol)
-            .map(|(key, _)| key)
-            .collect();
-        let _ = keys;
         let Some(verify) = self.peers[peer].devs[vol].verify.take() else { return };
         for (_, request) in verify.requests {
             if let Some(key) = request.key {

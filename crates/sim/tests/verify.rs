@@ -67,3 +67,34 @@ fn what_a_verify_found_before_a_disk_was_resynced_means_nothing_afterwards() {
         w.settle();
     });
 }
+
+/// A verify between survivors must not keep them from settling what a lost Primary had sent to one
+/// of them only.
+#[test]
+fn a_verify_gives_way_to_the_settlement_of_a_lost_primary() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        // The verify takes its time.
+        behave(w, 1, Behaviour { latency: (20_000_000, 30_000_000), ..Behaviour::default() });
+        w.granted(1, verify(2, 0, u64::MAX));
+        w.cut(0, 1);
+        w.start(0, WRITE, 64, 8);
+        w.run_for(5_000_000);
+        w.kill(0);
+        w.expect("the verify runs", |w| w.device(1, 2).repl == ReplState::VerifyS);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        let opener = w.open(2);
+        w.expect("nothing sets the two apart", |w| {
+            w.device(2, 1).out_of_sync == 0 && w.device(1, 2).repl == ReplState::Established
+        });
+        w.close(2, opener);
+        w.heal(0, 1);
+        w.start_node(0);
+        w.settle();
+    });
+}
