@@ -422,11 +422,7 @@ impl Generations {
                 continue;
             }
             if peer.current.same(self.current) {
-                // Counted from this very generation, as a resync target does, the bits are about
-                // what came to this disk since. That the node has the generation was known.
-                if !mine.uuid.same(self.current) {
-                    learned.in_sync.insert(node);
-                }
+                learned.in_sync.insert(node);
                 continue;
             }
             let twin = situation.others().find(|m| {
