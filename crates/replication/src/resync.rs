@@ -1454,9 +1454,7 @@ impl Resource {
         let absent = learned.in_sync.minus(self.st.connected_mask());
         for n in learned.in_sync.iter() {
             backing.gens.set_bitmap(n, GenUuid::NONE);
-            // One that is away was made equal to the peer some time ago. What the peer has got
-            // since, from here as likely as not, is missing there: the bits stay and say too much.
-            if let Some(slot) = backing.slot_of(n).filter(|_| !absent.contains(n)) {
+            if let Some(slot) = backing.slot_of(n) {
                 backing.bitmap.clear_all(slot);
             }
             changed = true;

@@ -4,7 +4,7 @@ use replication::io::AdminCommand;
 use sim::plan::{Plan, Start, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
+use vocab::options::{OnNoDataAccessible, Quorum};
 use vocab::{DiskState, ReplState, SectorRange, VolumeNr};
 
 const EXTENT: u64 = 8192;
@@ -588,48 +588,4 @@ fn a_target_that_dies_knows_towards_all_what_it_may_have_received() {
             w.settle();
         });
     }
-}
-
-#[test]
-fn a_node_that_is_away_is_not_where_a_target_has_got_to_since() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    plan.resource.on_no_quorum = OnNoQuorum::IoError;
-    scenario(plan, |w| {
-        w.form();
-        // n1 misses the first block, n0 the second.
-        let opener = w.open(2);
-        w.cut(1, 2);
-        w.wait_lost(2, 1);
-        w.write(2, 0);
-        w.cut(0, 2);
-        let last = w.start(2, WRITE, 64, 8);
-        w.wait_lost(0, 2);
-        // n1 gets the first from n0, and is away when n0 gets the second.
-        w.wait("n1 has the first", |w| {
-            w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(0) != 0)
-                && w.device(0, 1).repl == ReplState::Established
-                && w.device(1, 0).repl == ReplState::Established
-        });
-        w.run_seconds(1);
-        w.cut(0, 1);
-        w.wait_lost(0, 1);
-        w.wait_lost(1, 0);
-        w.finish(last).ok();
-        w.close(2, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(2));
-        w.heal(0, 2);
-        w.wait_connected(0, 2);
-        w.wait_disk(0, DiskState::UpToDate);
-        w.run_seconds(1);
-        // n2 alone brings it the second.
-        w.kill(0);
-        w.heal(1, 2);
-        w.wait_connected(1, 2);
-        w.wait_disk(1, DiskState::UpToDate);
-        w.run_seconds(1);
-        w.heal(0, 1);
-        w.start_node(0);
-        w.settle();
-    });
 }
