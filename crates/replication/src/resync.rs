@@ -56,8 +56,6 @@ pub(crate) struct Resync {
     may_write: bool,
     /// The generation this disk had when the resync began.
     start: GenUuid,
-    /// The source had it, too.
-    among_equals: bool,
     /// Sectors out of sync when it began.
     pub total: u64,
     pub failed: u64,
@@ -150,7 +148,6 @@ impl Resync {
             next_turn: None,
             may_write: false,
             start: GenUuid::NONE,
-            among_equals: false,
             total: 0,
             failed: 0,
             since: now,
@@ -380,7 +377,6 @@ impl Resource {
         let situation = self.situation(vol);
         let uuids = self.peers[peer].devs[vol].uuids.as_ref();
         let source_bitmap = uuids.map_or(GenUuid::NONE, |u| u.bitmap_of(self.me));
-        let source_current = uuids.map_or(GenUuid::NONE, |u| u.current);
         let stable = uuids.is_some_and(|u| u.flags.has(UuidFlags::STABLE));
         let total = self.out_of_sync(peer, vol).0;
         let rng = &mut self.rng;
@@ -406,7 +402,6 @@ impl Resource {
         self.peers[peer].devs[vol].unstable = unstable;
         let resync = self.resync_mut(peer, vol);
         resync.start = started.start;
-        resync.among_equals = started.start.same(source_current);
         resync.cursor = 0;
         resync.total = total;
         resync.failed = 0;
@@ -924,7 +919,7 @@ impl Resource {
         if self.out_of_sync(peer, vol).0 > 0 && resync.failed == 0 {
             return self.resync_more(peer, vol);
         }
-        let (start, among_equals) = (resync.start, resync.among_equals);
+        let start = resync.start;
         let failed = resync.failed > 0;
         let stable = self.peers[peer].devs[vol]
             .uuids
@@ -970,13 +965,10 @@ impl Resource {
         let inherits = start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
         self.vols[vol].crashed_primary |= inherits;
         // Where another resync to this node is agreed, that one decides about its bits. Disks of
-        // one generation are equal where both are UpToDate, otherwise only in name. If the source
-        // differed from a disk of its own generation, others may, whatever generation a Primary
-        // has started for all of them since.
+        // one generation are equal where both are UpToDate, otherwise only in name.
         let current = |n: NodeId| {
             let of = |p: PeerIx| self.st.peers[p].devs[vol].disk == DiskState::UpToDate;
-            let tells = !inherits && !among_equals;
-            n == node || (tells && of(peer) && self.peer_ix(n).is_some_and(of))
+            n == node || (!inherits && of(peer) && self.peer_ix(n).is_some_and(of))
         };
         let equal: Vec<NodeId> =
             finish.in_sync.minus(targets).iter().filter(|n| current(*n)).collect();

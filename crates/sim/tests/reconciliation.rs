@@ -500,39 +500,3 @@ fn a_survivor_does_not_take_old_words_of_another_for_what_it_has_now() {
         w.settle();
     });
 }
-
-/// n0 has a write that nobody else has; without quorum it could start no generation. n1 fetches it,
-/// and becomes Primary of all while it does. That n2 follows into the new generation does not give it
-/// the write.
-#[test]
-fn a_generation_started_during_a_resync_among_equals_hides_no_difference() {
-    let mut plan = Plan::quiet(4, 0);
-    plan.resource.quorum = Quorum::Majority;
-    plan.resource.on_no_quorum = OnNoQuorum::IoError;
-    scenario(plan, |w| {
-        w.form();
-        let opener = w.open(0);
-        w.write(0, 0);
-        w.run_seconds(1);
-        w.kill(3);
-        w.wait_lost(0, 3);
-        w.write(0, 0);
-        w.run_seconds(1);
-        w.cut(0, 1);
-        w.cut(0, 2);
-        w.start(0, WRITE, 8192, 8);
-        w.wait_lost(0, 1);
-        w.wait_lost(0, 2);
-        w.close(0, opener);
-        w.wait_disk(1, DiskState::UpToDate);
-        w.wait_disk(2, DiskState::UpToDate);
-        w.slow(0, 1, 20_000_000);
-        w.heal(0, 1);
-        w.wait("n1 fetches it", |w| w.device(1, 0).repl == ReplState::SyncTarget);
-        w.open(1);
-        w.write(1, 16384);
-        w.wait_disk(1, DiskState::UpToDate);
-        w.read(1, 8192);
-        w.expect("n2 is known to lack it", |w| w.device(1, 2).out_of_sync > 0);
-    });
-}
