@@ -19,9 +19,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, StateError, Volume
 
 use crate::create_md;
 use crate::digest::Algorithm;
-use crate::engine::{
-    Done, Engine, Entry, Shutdown, Stop, is_claimed, lock, not_kept, while_claimed,
-};
+use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
 use crate::state::Stored;
 
 /// Oldest and newest replication protocol spoken.
@@ -656,10 +654,7 @@ impl Engine {
         force: bool,
     ) -> Done<Answer> {
         self.check_devices(disk, meta_disk)?;
-        let claimed =
-            |e: &create_md::Error| matches!(e, create_md::Error::Refused(r) if is_claimed(r));
-        let create = || create_md::create(disk, meta_disk, max_peers, force);
-        match while_claimed(claimed, create) {
+        match create_md::create(disk, meta_disk, max_peers, force) {
             Ok(remarks) if remarks.is_empty() => Ok(Answer::Done),
             Ok(remarks) => Ok(Answer::Remarks(remarks)),
             Err(create_md::Error::Refused(refusal)) => Err(refusal.into()),

@@ -16,6 +16,7 @@ use runtime::{
 };
 use vocab::{ConfigError, Refusal, SECTOR_SIZE, Sector, SectorRange};
 
+use crate::engine::{self, while_claimed};
 use crate::shard::{placement, superblock_place};
 use crate::signature::{self, Extent};
 
@@ -118,6 +119,10 @@ impl Device {
     }
 }
 
+fn is_claimed(error: &Error) -> bool {
+    matches!(error, Error::Refused(refusal) if engine::is_claimed(refusal))
+}
+
 fn open_refusal(error: OpenError) -> Error {
     let code = match error.cause {
         OpenCause::InUse => ConfigError::DiskClaimed,
@@ -139,9 +144,10 @@ pub(crate) fn create(
         MetaDisk::Internal => (disk, true),
         MetaDisk::External { device, index } => (&device[..], index.is_none()),
     };
+    let open = |path, exclusive| while_claimed(is_claimed, || Device::open(path, exclusive));
     // The data device must be there and unused as well, even if nothing is written to it.
-    let data = (*meta_disk != MetaDisk::Internal).then(|| Device::open(disk, true)).transpose()?;
-    let mut device = Device::open(path, exclusive)?;
+    let data = (*meta_disk != MetaDisk::Internal).then(|| open(disk, true)).transpose()?;
+    let mut device = open(path, exclusive)?;
     let info = device.file.info();
     let params = MdParams::new(u32::from(max_peers));
     let (mut superblock, layout) = Superblock::create(placement, info.size, &params)
