@@ -1,0 +1,416 @@
+//! The end of a resync: when it is reached, what it means for the generations of the disk, and
+//! what a peer's identifiers say about its own end and about third nodes (semantics §4.2, §9).
+
+use codec::wire::{UuidFlags, feature};
+use vocab::{Bytes, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role};
+
+use crate::compare::Decided;
+use crate::generation::{PeerGenerations, is_generation};
+use crate::io::{DiskError, DiskOp, LogLevel, Output};
+use crate::resource::{Op, Resource, Work};
+use crate::state::{PeerIx, VolIx};
+
+impl Resource {
+    /// The data of a source that hears a Primary which this node does not hear keeps changing:
+    /// such a resync can not make this disk UpToDate (semantics §4.10).
+    pub(super) fn unstable_source(&self, peer: PeerIx, vol: VolIx, stable: bool) -> bool {
+        let authoritative =
+            self.peers[peer].devs[vol].uuids.as_ref().map_or(NodeMask::EMPTY, |u| u.node_mask);
+        !stable
+            && self.st.role != Role::Primary
+            && authoritative.and(self.st.connected_mask()).is_empty()
+    }
+
+    /// A Primary that this node hears goes on in a generation that the source does not have. It
+    /// takes what the disk misses for the source's to tell, and the source does not know it.
+    pub(super) fn newer_primary(&self, source: PeerIx, vol: VolIx) -> Option<PeerIx> {
+        let old = self.peers[source].devs[vol].uuids.as_ref()?.current;
+        self.st.connected().filter(|p| *p != source).find(|p| {
+            let st = &self.st.peers[*p];
+            st.role == Role::Primary
+                && st.devs[vol].disk == DiskState::UpToDate
+                && self.peers[*p].devs[vol].uuids.as_ref().is_some_and(|u| u.has_passed(old))
+        })
+    }
+
+    pub(super) fn finish_if_done(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.repl(peer, vol) != ReplState::SyncTarget {
+            return;
+        }
+        let left = self.out_of_sync(peer, vol).0;
+        let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() else { return };
+        let idle = resync.requests.is_empty() && resync.may_write && !resync.finishing;
+        // A flush for an end that was called off says nothing about blocks written since.
+        let flush = Op::ResyncFlush(peer, vol);
+        let idle = idle && !self.ops.iter().any(|(_, op)| *op == flush);
+        let gave_up = resync.failed > 0 && left <= resync.failed;
+        if !idle || (left > 0 && !gave_up) {
+            return;
+        }
+        if !resync.heard && !gave_up {
+            return self.hear_source(peer, vol);
+        }
+        if !self.is_mirrored(peer, vol) || self.promotion_is_prepared() {
+            return;
+        }
+        // The source is still there, and everything it sent before the answer has arrived. So is
+        // a Primary whose writes the source passes on: this node hears it, too.
+        let nodes = self.st.primary_peers().with(self.peers[peer].node);
+        let resync = self.resync_mut(peer, vol);
+        resync.finishing = true;
+        resync.asked = nodes;
+        self.ping_some(nodes, Work::ResyncEndPing(peer, vol));
+    }
+
+    /// A Primary has connected: what it wrote before is known to the source, which is asked again
+    /// before a resync from it ends. What it has been asked for already does not wait for that.
+    pub(crate) fn primary_joined(&mut self) {
+        for peer in 0..self.peers.len() {
+            for dev in &mut self.peers[peer].devs {
+                if let Some(resync) = dev.resync.as_mut() {
+                    resync.heard = false;
+                    resync.hears_from = resync.next_id;
+                    resync.finishing = false;
+                    resync.next_turn.get_or_insert(self.now);
+                }
+            }
+        }
+    }
+
+    /// Every other Primary that this node hears has said that it sends data for this disk. What it
+    /// counted as missed before, it has told on the same stream before.
+    pub(super) fn is_mirrored(&self, source: PeerIx, vol: VolIx) -> bool {
+        self.st.connected().filter(|p| *p != source).all(|p| {
+            let word = self.peers[p].devs[vol].last_word.unwrap_or_default();
+            let tells = self.peers[p].agreed_features & feature::BITS_OF_EQUALS != 0;
+            // While it waits for bitmaps it sends nothing but what is missed.
+            let mirrors = word.pdsk() == Some(DiskState::Inconsistent)
+                && word.repl_state() != Some(ReplState::WFBitMapS);
+            self.st.peers[p].role != Role::Primary || !tells || mirrors
+        })
+    }
+
+    /// There is a Primary, or about to be one, that was none when the end was prepared: it may
+    /// write through the source, and not know that this node is to be told.
+    pub(super) fn end_is_in_doubt(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let asked = self.peers[peer].devs[vol].resync.as_ref().map_or(NodeMask::EMPTY, |r| r.asked);
+        self.promotion_is_prepared() || !self.st.primary_peers().minus(asked).is_empty()
+    }
+
+    /// A peer's states are new: a resync may have waited for them.
+    pub(crate) fn resyncs_progress(&mut self, vol: VolIx) {
+        for peer in 0..self.peers.len() {
+            self.finish_if_done(peer, vol);
+        }
+    }
+
+    /// The source answered: flush the data, then record the end.
+    pub(crate) fn resync_end_ping(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.repl(peer, vol) != ReplState::SyncTarget {
+            return;
+        }
+        let Some(resync) = self.peers[peer].devs[vol].resync.as_ref() else { return };
+        if !resync.finishing {
+            return;
+        }
+        if self.out_of_sync(peer, vol).0 > 0 && resync.failed == 0 {
+            self.resync_more(peer, vol);
+            return;
+        }
+        let op = self.op(Op::ResyncFlush(peer, vol));
+        self.out.push_back(Output::Disk { volume: self.vols[vol].nr, op, io: DiskOp::Flush });
+    }
+
+    /// The data is stable.
+    pub(crate) fn resync_flushed(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        result: Result<(), DiskError>,
+    ) {
+        if result.is_err() {
+            return self.disk_failed(vol, None, "a flush failed");
+        }
+        match self.peers[peer].devs[vol].resync.as_ref().is_some_and(|r| r.finishing) {
+            true => self.work.push_back(Work::ResyncRecord(peer, vol)),
+            false => self.resync_progress(peer, vol),
+        }
+    }
+
+    /// Records what the end of the resync means for the generations of this disk.
+    pub(crate) fn resync_record(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.repl(peer, vol) != ReplState::SyncTarget || self.handshake_running() {
+            // A handshake compares what was sent; the end waits for it.
+            if self.repl(peer, vol) == ReplState::SyncTarget {
+                self.resync_more(peer, vol);
+            }
+            return;
+        }
+        if self.end_is_in_doubt(peer, vol) {
+            return self.resync_more(peer, vol);
+        }
+        let Some(resync) = self.peers[peer].devs[vol].resync.as_ref() else { return };
+        if !resync.finishing {
+            return;
+        }
+        if self.out_of_sync(peer, vol).0 > 0 && resync.failed == 0 {
+            return self.resync_more(peer, vol);
+        }
+        let start = resync.start;
+        let failed = resync.failed > 0;
+        let stable = self.peers[peer].devs[vol]
+            .uuids
+            .as_ref()
+            .is_some_and(|u| u.flags.has(UuidFlags::STABLE));
+        // Stability may have come, or gone, while the resync ran.
+        let unstable = self.unstable_source(peer, vol, stable);
+        self.peers[peer].devs[vol].unstable = unstable;
+        let source_good = self.st.peers[peer].devs[vol].disk > DiskState::Inconsistent;
+        let overtaken = self.newer_primary(peer, vol).is_some();
+        if failed || unstable || overtaken || !source_good {
+            return self.work.push_back(Work::ResyncRecorded(peer, vol));
+        }
+        let targets: NodeMask = (0..self.peers.len())
+            .filter(|p| *p != peer && self.repl(*p, vol).is_target())
+            .map(|p| self.peers[p].node)
+            .collect();
+        let situation = self.situation(vol);
+        let mut currents = [GenUuid::NONE; MAX_NODES];
+        // What a node without its disk has seen says nothing about that disk.
+        let mut ahead = NodeMask::EMPTY;
+        for p in &self.peers {
+            if let Some(uuids) = p.devs[vol].uuids.as_ref().filter(|u| u.of_disk()) {
+                currents[p.node.index()] = uuids.current;
+                if is_generation(start) && uuids.has_passed(start) {
+                    ahead.insert(p.node);
+                }
+            }
+        }
+        let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
+        let node = self.peers[peer].node;
+        let source = PeerGenerations {
+            node,
+            current: uuids.current,
+            bitmap: &uuids.bitmap,
+            history: &uuids.history,
+            flags: uuids.flags,
+        };
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let finish = backing.gens.finish_target(&situation, start, &source, &currents, ahead);
+        // The generation tells who else is in sync, unless it had told nothing to begin with: after
+        // a crash, disks of the same generation differ in what was under write.
+        let inherits = start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
+        self.vols[vol].crashed_primary |= inherits;
+        // Where another resync to this node is agreed, that one decides about its bits. Disks of
+        // one generation are equal where both are UpToDate, otherwise only in name.
+        let current = |n: NodeId| {
+            let of = |p: PeerIx| self.st.peers[p].devs[vol].disk == DiskState::UpToDate;
+            n == node || (!inherits && of(peer) && self.peer_ix(n).is_some_and(of))
+        };
+        let equal: Vec<NodeId> =
+            finish.in_sync.minus(targets).iter().filter(|n| current(*n)).collect();
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        for n in equal {
+            if let Some(slot) = backing.slot_of(n) {
+                backing.bitmap.clear_all(slot);
+            }
+        }
+        let current = backing.gens.current();
+        self.vols[vol].expose(current);
+        self.persist_with_bitmap(vol, Work::ResyncRecorded(peer, vol));
+    }
+
+    /// The end is on disk: tell everyone, identifiers first (wire §7.1 step 5).
+    pub(crate) fn resync_recorded(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.repl(peer, vol) != ReplState::SyncTarget {
+            return;
+        }
+        let resync = self.peers[peer].devs[vol].resync.as_ref();
+        if resync.is_some_and(|r| !r.finishing) {
+            // Called off while it was being recorded.
+            return;
+        }
+        if self.end_is_in_doubt(peer, vol) {
+            return self.resync_more(peer, vol);
+        }
+        let failed = resync.map_or(0, |r| r.failed);
+        let unstable = self.peers[peer].devs[vol].unstable;
+        let source_disk = self.st.peers[peer].devs[vol].disk;
+        let newer = self.newer_primary(peer, vol);
+        let good =
+            failed == 0 && !unstable && newer.is_none() && source_disk > DiskState::Inconsistent;
+        let moved_on = self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
+            let backing = self.vols[vol].backing.as_ref();
+            backing.is_some_and(|b| !b.gens.current().same(u.current))
+        });
+        if good && moved_on {
+            // The source has started a generation while the end was being recorded. What it
+            // writes now belongs to that.
+            return self.work.push_back(Work::ResyncRecord(peer, vol));
+        }
+        let text = match (good, failed > 0) {
+            (true, _) => "finished".to_owned(),
+            (false, true) => format!("ended, {} could not be read or written", Bytes(failed * 512)),
+            (false, false) => "ended, the source does not have what is written now".to_owned(),
+        };
+        let text = format!(
+            "{}/{}: resync from {} {text}",
+            self.name, self.vols[vol].nr, self.peers[peer].name
+        );
+        self.log(LogLevel::Info, text);
+        if good {
+            // What the source had counted as missing here is here now; it does not say so itself.
+            if let Some(uuids) = &mut self.peers[peer].devs[vol].uuids {
+                uuids.dirty_bits = 0;
+            }
+            self.send_uuids_to_all(vol, UuidFlags::default());
+            // Peers this disk was to resync from, too: those that have nothing newer are done.
+            let others: Vec<PeerIx> = (0..self.peers.len())
+                .filter(|p| {
+                    let waits =
+                        matches!(self.repl(*p, vol), ReplState::PausedSyncT | ReplState::WFBitMapT);
+                    *p != peer && waits
+                })
+                .collect();
+            let done: Vec<PeerIx> = others
+                .into_iter()
+                .filter(|p| match self.compare(*p, vol, false) {
+                    Decided::Start(start) => !start.repl.is_target(),
+                    Decided::Retry | Decided::Refuse(_) => true,
+                })
+                .collect();
+            // A Primary that this node does not hear goes on writing through the source: the news of
+            // that takes its time, and until then this disk only seems to be as good.
+            let unheard = !self.far_primaries.minus(self.st.connected_mask()).is_empty();
+            let disk = if unheard { source_disk.min(DiskState::Outdated) } else { source_disk };
+            self.change_hard(|st| {
+                st.peers[peer].devs[vol].repl = ReplState::Established;
+                for p in &done {
+                    st.peers[*p].devs[vol].repl = ReplState::Established;
+                }
+                if !st.is_target(vol) {
+                    st.vols[vol].disk = disk;
+                }
+            });
+            for p in done {
+                self.ask_recompare(p, vol);
+            }
+            // This node has what the source has: nothing is left to reconcile with it.
+            if self.peers[peer].loss.take().is_some() {
+                self.hold_released();
+            }
+        } else {
+            self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
+            if let Some(newer) = newer {
+                self.ask_recompare(newer, vol);
+            }
+        }
+        if std::mem::take(&mut self.peers[peer].devs[vol].resync_again) {
+            self.work.push_back(Work::Recompare(peer, vol));
+        }
+    }
+
+    /// The target says that it is no longer syncing: the source's end (wire §7.1 step 5).
+    pub(crate) fn source_finished(&mut self, peer: PeerIx, vol: VolIx, disk: DiskState) {
+        let text = format!(
+            "{}/{}: resync to {} ended, its disk is {disk}",
+            self.name, self.vols[vol].nr, self.peers[peer].name
+        );
+        self.log(LogLevel::Info, text);
+        self.change_hard(|st| {
+            let dev = &mut st.peers[peer].devs[vol];
+            dev.repl = ReplState::Established;
+            dev.disk = disk;
+        });
+        self.hold_released();
+        self.resync_ended_at_peer(peer, vol);
+    }
+
+    /// The peer's identifiers may say that the resync towards it is complete, and tell about
+    /// third nodes (wire §9.2 "Source end").
+    pub(crate) fn resync_ended_at_peer(&mut self, peer: PeerIx, vol: VolIx) {
+        let node = self.peers[peer].node;
+        let situation = self.situation(vol);
+        let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
+        let source = matches!(self.repl(peer, vol), ReplState::SyncSource | ReplState::PausedSyncS);
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let theirs = PeerGenerations {
+            node,
+            current: uuids.current,
+            bitmap: &uuids.bitmap,
+            history: &uuids.history,
+            flags: uuids.flags,
+        };
+        let owed = backing.oos(node);
+        let finished = backing.gens.finished_by(&situation, &theirs)
+            && !backing.bitmap_uuid(node).is_none()
+            && owed == 0;
+        if finished {
+            backing.gens.set_bitmap(node, GenUuid::NONE);
+            self.md_changed_now(vol);
+            for other in 0..self.peers.len() {
+                if other != peer && self.st.is_connected(other) {
+                    self.send_uuids(other, vol, UuidFlags::default(), NodeMask::EMPTY);
+                }
+            }
+        }
+        if !source {
+            self.learn_from(peer, vol);
+        }
+    }
+
+    /// What a peer's identifiers tell about third nodes (semantics §4.2, last paragraph).
+    pub(crate) fn learn_from(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.handshake_running() {
+            return;
+        }
+        let node = self.peers[peer].node;
+        let situation = self.situation(vol);
+        let resyncing: NodeMask = (0..self.peers.len())
+            .filter(|p| self.repl(*p, vol) > ReplState::Established)
+            .map(|p| self.peers[p].node)
+            .collect();
+        let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
+        // A disk that is not UpToDate follows a Primary's generations without recording who misses
+        // them: that it has no base for a node says nothing.
+        let up_to_date = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        if !self.st.is_connected(peer) || !up_to_date {
+            return;
+        }
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let theirs = PeerGenerations {
+            node,
+            current: uuids.current,
+            bitmap: &uuids.bitmap,
+            history: &uuids.history,
+            flags: uuids.flags,
+        };
+        let learned = backing.gens.learn(&situation, &theirs, resyncing);
+        let mut changed = false;
+        let absent = learned.in_sync.minus(self.st.connected_mask());
+        for n in learned.in_sync.iter() {
+            backing.gens.set_bitmap(n, GenUuid::NONE);
+            if let Some(slot) = backing.slot_of(n) {
+                backing.bitmap.clear_all(slot);
+            }
+            changed = true;
+        }
+        for (from, to) in learned.copies {
+            let base = backing.gens.bitmap(from).uuid;
+            if let (Some(a), Some(b)) = (backing.slot_of(from), backing.slot_of(to)) {
+                backing.merge_slot(a, b);
+                backing.gens.set_bitmap(to, base);
+                changed = true;
+            }
+        }
+        if changed {
+            self.write_bitmap(vol);
+            self.md_changed_now(vol);
+        }
+        if !absent.is_empty() && self.st.role == Role::Primary {
+            // They have this generation and miss what is written from now on.
+            self.vols[vol].bump_pending = true;
+            self.start_bump(vol);
+        }
+    }
+}

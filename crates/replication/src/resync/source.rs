@@ -1,0 +1,316 @@
+//! The source's side of a resync: requests of a peer, answered from this disk once it has what
+//! the request depends on (wire §7.4). Requests of a verify come the same way.
+
+use codec::wire::{BlockAck, BlockId, DagtagDep, Data, DataFlags, Packet, RsReq};
+use vocab::{DiskState, NodeId, ReplState, SectorRange, VolumeNr};
+
+use crate::intervals::Slot;
+use crate::io::{DiskData, DiskError, DiskOp, Output};
+use crate::request::WaitingOn;
+use crate::resource::{Op, Owner, Resource};
+use crate::state::{PeerIx, VolIx};
+
+/// A request of a peer that this node answers: resync or verify.
+#[derive(Debug)]
+pub(crate) struct Serve {
+    pub peer: PeerIx,
+    pub vol: VolIx,
+    pub range: SectorRange,
+    block_id: BlockId,
+    kind: ServeKind,
+    dep: DagtagDep,
+    interval: Option<Slot>,
+    reading: bool,
+    replied: bool,
+    /// The connection is gone, or the answer is not wanted any more.
+    dead: bool,
+}
+
+/// What the peer wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ServeKind {
+    Data,
+    Thin,
+    Verify,
+}
+
+impl Resource {
+    /// A resync or verify request of a peer.
+    pub(crate) fn serve(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        req: RsReq,
+        kind: ServeKind,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("a resync request names an unknown volume")?;
+        if !self.st.is_connected(peer) {
+            return Err("a resync request before the connection was established");
+        }
+        if !self.in_volume(vol, req.range) || req.range.len.0 == 0 || req.range.len.0 > 2048 {
+            return Err("a resync request lies outside the volume or is too large");
+        }
+        if req.block_id == BlockId::SYNCER {
+            return Err("a resync request without an id of its own");
+        }
+        let repl = self.repl(peer, vol);
+        let busy = match kind {
+            ServeKind::Verify => repl != ReplState::VerifyT,
+            _ => !matches!(repl, ReplState::SyncSource | ReplState::PausedSyncS),
+        };
+        if busy || !self.disk_in_use(vol) || self.st.vols[vol].disk < DiskState::Inconsistent {
+            let ack = self.block_ack(peer, vol, req.range, req.block_id);
+            self.send(peer, Packet::RsCancel(nr, ack));
+            return Ok(());
+        }
+        let key = self.serves.insert(Serve {
+            peer,
+            vol,
+            range: req.range,
+            block_id: req.block_id,
+            kind,
+            dep: req.dep,
+            interval: None,
+            reading: false,
+            replied: false,
+            dead: false,
+        });
+        self.try_serve(key);
+        Ok(())
+    }
+
+    /// Is what the requester has seen of the Primary's writes here, too?
+    pub(super) fn dependency_met(&self, dep: DagtagDep) -> Result<bool, ()> {
+        if dep == DagtagDep::default() || dep.node_id == u32::from(self.me.get()) {
+            return Ok(true);
+        }
+        let node = u8::try_from(dep.node_id).ok().and_then(NodeId::new);
+        let Some(owner) = node.and_then(|n| self.peer_ix(n)) else { return Ok(true) };
+        if !self.st.is_connected(owner) {
+            return Ok(true);
+        }
+        Ok(self.peers[owner].recv.last_dagtag >= dep.dagtag)
+    }
+
+    /// Goes on with a request: dependency, then conflicts, then the read.
+    pub(crate) fn try_serve(&mut self, key: usize) {
+        let Some(serve) = self.serves.get(key) else { return };
+        if serve.dead {
+            self.serves.remove(key);
+            return;
+        }
+        let (peer, vol, range, kind) = (serve.peer, serve.vol, serve.range, serve.kind);
+        let (dep, block_id) = (serve.dep, serve.block_id);
+        if self.dependency_met(dep) != Ok(true) {
+            return;
+        }
+        if let Some(writer) = u8::try_from(dep.node_id).ok().and_then(NodeId::new) {
+            if dep != DagtagDep::default() && !self.joined_at(peer, writer, dep.dagtag) {
+                return;
+            }
+        }
+        let nr = self.vols[vol].nr;
+        if kind == ServeKind::Verify {
+            let busy = self.vols[vol]
+                .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)));
+            if busy.is_some() || self.has_waiting_write(vol, range) {
+                self.serves.remove(key);
+                let ack = self.block_ack(peer, vol, range, block_id);
+                return self.send(peer, Packet::RsCancel(nr, ack));
+            }
+        } else {
+            let writes =
+                |o: Owner| matches!(o, Owner::Local(_) | Owner::Peer(..) | Owner::ResyncTarget(_));
+            let busy = self.vols[vol].conflict(range, writes).is_some();
+            if busy || self.has_waiting_write(vol, range) {
+                self.vols[vol].conflict_wait.push_back(WaitingOn::Serve(key));
+                return;
+            }
+        }
+        let owner = match kind {
+            ServeKind::Verify => Owner::Verify(peer),
+            _ => Owner::ResyncSource(peer, key),
+        };
+        let interval = self.vols[vol].claim(range, owner);
+        let serve = &mut self.serves[key];
+        serve.interval = Some(interval);
+        serve.reading = true;
+        let op = self.op(Op::Serve(key));
+        let io = match kind {
+            ServeKind::Verify => DiskOp::Digest { range },
+            _ => DiskOp::Read { range, detect_zeroes: kind == ServeKind::Thin },
+        };
+        self.out.push_back(Output::Disk { volume: nr, op, io });
+    }
+
+    /// Writes of a Primary arrived, or it is gone: requests that waited for them go on.
+    pub(crate) fn serve_dagtags(&mut self, peer: PeerIx) {
+        if self.serves.len() == 0 {
+            return;
+        }
+        let node = u32::from(self.peers[peer].node.get());
+        let waiting: Vec<usize> = self
+            .serves
+            .iter()
+            .filter(|(_, s)| !s.reading && !s.replied && s.dep.node_id == node && !s.dead)
+            .map(|(key, _)| key)
+            .collect();
+        for key in waiting {
+            let queued =
+                self.vols[self.serves[key].vol].conflict_wait.contains(&WaitingOn::Serve(key));
+            if !queued {
+                self.try_serve(key);
+            }
+        }
+    }
+
+    /// The block for a peer has been read.
+    pub(crate) fn served(&mut self, key: usize, result: Result<DiskData, DiskError>) {
+        let Some(serve) = self.serves.get_mut(key) else {
+            if let Ok(DiskData::Read { buf, .. }) = result {
+                self.free(Some(buf));
+            }
+            return;
+        };
+        serve.reading = false;
+        let (peer, vol, range, block_id) = (serve.peer, serve.vol, serve.range, serve.block_id);
+        let (dead, kind) = (serve.dead, serve.kind);
+        let nr = self.vols[vol].nr;
+        match result {
+            _ if dead => {
+                if let Ok(DiskData::Read { buf, .. }) = result {
+                    self.free(Some(buf));
+                }
+                self.end_serve(key);
+            }
+            Ok(DiskData::Read { buf, all_zero }) => {
+                if kind == ServeKind::Thin && all_zero {
+                    let ack = BlockAck { range, block_id, seq: 0 };
+                    self.send(peer, Packet::RsDeallocatedId(nr, ack));
+                } else {
+                    let data = Data { range, block_id, seq: 0, flags: DataFlags::default() };
+                    self.send_with(peer, Packet::RsDataReply(nr, data), Some(buf));
+                }
+                self.peers[peer].devs[vol].sent_sectors += range.len.0;
+                self.free(Some(buf));
+                self.serves[key].replied = true;
+            }
+            Ok(DiskData::Digest(digest)) => {
+                let dep = self.dagtag_dependency().unwrap_or_default();
+                let req = RsReq { range, block_id, dep };
+                self.send(peer, Packet::OvDagtagReply(nr, req, digest));
+                // The comparison is the requester's; nothing is locked for it.
+                self.end_serve(key);
+            }
+            Ok(DiskData::None) | Err(_) => {
+                let ack = self.block_ack(peer, vol, range, block_id);
+                let packet = match kind {
+                    ServeKind::Verify => Packet::RsCancel(nr, ack),
+                    _ => Packet::NegRsDreply(nr, ack),
+                };
+                self.send(peer, packet);
+                self.end_serve(key);
+                if result.is_err() {
+                    self.disk_failed(vol, Some(range), "a read for a resync failed");
+                }
+            }
+        }
+    }
+
+    pub(super) fn end_serve(&mut self, key: usize) {
+        if let Some(serve) = self.serves.remove(key) {
+            if let Some(interval) = serve.interval {
+                self.end_interval(serve.vol, interval);
+            }
+        }
+    }
+
+    /// Nobody waits for the answer any more. The end of another one before may have ended it.
+    pub(super) fn drop_serve(&mut self, key: usize) {
+        let Some(serve) = self.serves.get_mut(key).filter(|s| !s.dead) else { return };
+        serve.dead = true;
+        if serve.reading {
+            return;
+        }
+        let waiting = self.vols[serve.vol].conflict_wait.contains(&WaitingOn::Serve(key));
+        if !waiting {
+            self.end_serve(key);
+        }
+    }
+
+    pub(super) fn serve_keys(
+        &self,
+        peer: PeerIx,
+        vol: VolIx,
+        kind: impl Fn(ServeKind) -> bool,
+    ) -> Vec<usize> {
+        self.serves
+            .iter()
+            .filter(|(_, s)| s.peer == peer && s.vol == vol && kind(s.kind) && !s.dead)
+            .map(|(key, _)| key)
+            .collect()
+    }
+
+    /// P_RS_WRITE_ACK or P_RS_NEG_ACK: the target has the block, or could not take it.
+    pub(crate) fn resync_acked(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        ack: BlockAck,
+        ok: bool,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("a resync ack names an unknown volume")?;
+        // Left over from an earlier connection may be one of the same name that is still read.
+        let found = self.serves.iter().find(|(_, s)| {
+            let named = s.block_id == ack.block_id && s.range == ack.range;
+            s.peer == peer && s.vol == vol && named && !s.dead
+        });
+        let Some((key, serve)) = found else {
+            // The resync may have been cancelled here while the target was writing.
+            return match self.repl(peer, vol).is_source() {
+                true => Err("a resync ack matches no request"),
+                false => Ok(()),
+            };
+        };
+        if !serve.replied {
+            return Err("a resync ack before its data");
+        }
+        let node = self.peers[peer].node;
+        if ok {
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                if let Some(slot) = backing.slot_of(node) {
+                    backing.clear_range(slot, ack.range);
+                }
+            }
+            self.write_bitmap_lazily(vol);
+            self.became_in_sync(peer, vol, ack.range);
+        } else if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
+            resync.failed += ack.range.len.0;
+        }
+        self.end_serve(key);
+        Ok(())
+    }
+
+    /// The connection to `peer` is lost: nobody is answered there, nor what waits for its writes.
+    pub(super) fn serve_lost_peer(&mut self, peer: PeerIx) {
+        let theirs = |s: &Serve| s.peer == peer && !s.dead;
+        let keys: Vec<usize> =
+            self.serves.iter().filter(|(_, s)| theirs(s)).map(|(key, _)| key).collect();
+        for key in keys {
+            self.drop_serve(key);
+        }
+        // Requests of others that waited for this peer's writes are not answerable any more.
+        let node = u32::from(self.peers[peer].node.get());
+        let waits = |s: &Serve| s.dep.node_id == node && !s.reading && !s.replied && !s.dead;
+        let waiting: Vec<usize> =
+            self.serves.iter().filter(|(_, s)| waits(s)).map(|(key, _)| key).collect();
+        for key in waiting {
+            let Some(s) = self.serves.get(key).filter(|s| waits(s)) else { continue };
+            let (to, vol, range, id) = (s.peer, s.vol, s.range, s.block_id);
+            let nr = self.vols[vol].nr;
+            let ack = self.block_ack(to, vol, range, id);
+            self.send(to, Packet::RsCancel(nr, ack));
+            self.drop_serve(key);
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The target's side of a resync: the pull loop, and the writes of what comes (semantics §9.3).
+
+use std::time::Duration;
+
+use codec::wire::{BlockAck, BlockId, DagtagDep, Data, Packet, RsReq, feature};
+use vocab::{Instant, ReplState, Role, SectorRange, Sectors, VolumeNr};
+
+use crate::intervals::Slot;
+use crate::io::{BufId, DiskError, DiskOp, Output};
+use crate::rate::{Controller, TURN, Turn};
+use crate::resource::{IdKind, Op, Owner, Resource, Work};
+use crate::state::{PeerIx, VolIx};
+
+use super::{BIT_SECTORS, MAX_REQUEST_BITS};
+
+/// A request of the target.
+#[derive(Debug)]
+pub(super) struct RsRequest {
+    range: SectorRange,
+    key: Slot,
+    buf: Option<BufId>,
+    /// The answer arrived.
+    answered: bool,
+    /// A Primary has said meanwhile that this node misses a write to that range, and the source
+    /// may have read it before: it is asked for again.
+    outdated: bool,
+}
+
+/// A resync write whose resync ended before the disk did.
+#[derive(Debug)]
+pub(crate) struct LateWrite {
+    peer: PeerIx,
+    vol: VolIx,
+    id: u64,
+    key: Slot,
+    buf: Option<BufId>,
+}
+
+impl Resource {
+    pub(crate) fn resync_may_write(&mut self, peer: PeerIx, vol: VolIx) {
+        let now = self.now;
+        if matches!(self.repl(peer, vol), ReplState::SyncTarget | ReplState::PausedSyncT) {
+            let resync = self.resync_mut(peer, vol);
+            resync.may_write = true;
+            resync.next_turn = Some(now);
+            self.resync_turn(peer, vol);
+        }
+    }
+
+    /// Next time a resync wants a turn.
+    pub(crate) fn resync_deadline(&self, peer: PeerIx, vol: VolIx) -> Option<Instant> {
+        let resync = self.peers[peer].devs[vol].resync.as_ref()?;
+        let running =
+            self.repl(peer, vol) == ReplState::SyncTarget && resync.may_write && !resync.finishing;
+        if running { resync.next_turn } else { None }
+    }
+
+    /// Asks for as much as the controller allows.
+    pub(crate) fn resync_turn(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.repl(peer, vol) != ReplState::SyncTarget {
+            return;
+        }
+        let now = self.now;
+        let max_buffers = u64::from(self.peers[peer].net.max_buffers);
+        let p = &mut self.peers[peer];
+        let dev = &mut p.devs[vol];
+        let Some(resync) = dev.resync.as_mut() else { return };
+        if !resync.may_write || resync.finishing {
+            return;
+        }
+        if resync.next_turn.is_none_or(|at| at > now) {
+            return;
+        }
+        let turn = Turn {
+            elapsed: now.since(resync.last_turn),
+            replied: Sectors(std::mem::take(&mut resync.replied)),
+            in_flight: Sectors(resync.in_flight),
+            max_buffers_pages: max_buffers,
+            bitmap_block: Sectors(BIT_SECTORS),
+        };
+        let budget = resync.controller.turn(&dev.opts, &turn);
+        resync.last_turn = now;
+        let requested = self.request_blocks(peer, vol, budget.0);
+        let resync = self.resync_mut(peer, vol);
+        resync.next_turn = Some(now + Controller::next_turn(Sectors(requested), budget).min(TURN));
+        self.finish_if_done(peer, vol);
+    }
+
+    /// Sends requests for up to `budget` sectors and says how many were requested.
+    pub(super) fn request_blocks(&mut self, peer: PeerIx, vol: VolIx, budget: u64) -> u64 {
+        let node = self.peers[peer].node;
+        let mut requested = 0;
+        let mut wrapped = false;
+        while requested < budget {
+            let Some(backing) = self.vols[vol].backing.as_ref() else { break };
+            let Some(slot) = backing.slot_of(node) else { break };
+            let cursor = self.resync_mut(peer, vol).cursor;
+            let backing = self.vols[vol].backing.as_ref().expect("looked at above");
+            let Some((start, run)) = backing.bitmap.next_run(slot, cursor, MAX_REQUEST_BITS) else {
+                // Blocks may have become out of sync, or were skipped, behind the cursor.
+                if wrapped || cursor == 0 {
+                    break;
+                }
+                wrapped = true;
+                self.resync_mut(peer, vol).cursor = 0;
+                continue;
+            };
+            let aligned =
+                if start == 0 { MAX_REQUEST_BITS } else { 1 << start.trailing_zeros().min(8) };
+            let left = (budget - requested).div_ceil(BIT_SECTORS);
+            let mut len = run.min(aligned).min(left.max(1));
+            if len > 1 {
+                len = 1 << len.ilog2();
+            }
+            let range = backing.bitmap.sectors_of(start..start + len);
+            self.resync_mut(peer, vol).cursor = start + len;
+            let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
+            // A write that waits for its epoch would put older data over what is fetched now.
+            if range.len.0 == 0 || busy || self.has_waiting_write(vol, range) {
+                continue;
+            }
+            let Ok(dep) = self.dagtag_dependency() else { break };
+            let granularity = self.vols[vol].disk_opts.rs_discard_granularity.0;
+            let thin = granularity != 0 && range.len.bytes().0 == granularity;
+            self.request_block(peer, vol, range, dep, thin);
+            requested += range.len.0;
+        }
+        requested
+    }
+
+    pub(super) fn request_block(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        range: SectorRange,
+        dep: DagtagDep,
+        thin: bool,
+    ) {
+        let nr = self.vols[vol].nr;
+        self.verify_sees_write(vol, range);
+        let key = self.vols[vol].claim(range, Owner::ResyncTarget(peer));
+        let resync = self.resync_mut(peer, vol);
+        let id = resync.next_id;
+        resync.next_id += 1;
+        resync.in_flight += range.len.0;
+        resync
+            .requests
+            .insert(id, RsRequest { range, key, buf: None, answered: false, outdated: false });
+        let block_id = Resource::block_id(IdKind::Resync, id);
+        let req = RsReq { range, block_id, dep };
+        self.send(
+            peer,
+            match thin {
+                true => Packet::RsThinDagtagReq(nr, req),
+                false => Packet::RsDagtagReq(nr, req),
+            },
+        );
+    }
+
+    /// Nothing was to be fetched, or only zeroes came: one block is fetched all the same. What
+    /// the source has said on the stream of its data before, the ranges of writes that this node
+    /// missed among it, has arrived with that block.
+    pub(super) fn hear_source(&mut self, peer: PeerIx, vol: VolIx) {
+        let range = SectorRange::new(0, BIT_SECTORS.min(self.vols[vol].size.0));
+        let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
+        let busy = busy || self.has_waiting_write(vol, range);
+        match self.dagtag_dependency() {
+            Ok(dep) if !busy => self.request_block(peer, vol, range, dep, false),
+            _ => {
+                let at = self.now + Duration::from_millis(20);
+                self.resync_mut(peer, vol).next_turn = Some(at);
+            }
+        }
+    }
+
+    /// The Primary whose stream an answer must have caught up with (wire §7.4).
+    pub(super) fn dagtag_dependency(&self) -> Result<DagtagDep, ()> {
+        if self.st.role == Role::Primary {
+            return Ok(DagtagDep { node_id: u32::from(self.me.get()), dagtag: self.dagtag });
+        }
+        let mut dep = DagtagDep::default();
+        for p in self.st.connected() {
+            if self.st.peers[p].role == Role::Primary {
+                let recv = &self.peers[p].recv;
+                let tells = self.peers[p].agreed_features & feature::BITS_OF_EQUALS != 0;
+                if dep != DagtagDep::default() || tells && !recv.is_placed {
+                    return Err(());
+                }
+                dep.node_id = u32::from(self.peers[p].node.get());
+                dep.dagtag = self.peers[p].recv.last_dagtag;
+            }
+        }
+        Ok(dep)
+    }
+
+    pub(super) fn request_of(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        id: BlockId,
+        range: SectorRange,
+    ) -> Result<u64, &'static str> {
+        const WRONG: &str = "an answer matches no resync request";
+        let id = Resource::block_key(id, IdKind::Resync).ok_or(WRONG)?;
+        let resync = self.peers[peer].devs[vol].resync.as_mut().ok_or(WRONG)?;
+        let request = resync.requests.get_mut(&id).ok_or(WRONG)?;
+        if request.range != range || request.answered {
+            return Err(WRONG);
+        }
+        request.answered = true;
+        resync.replied += range.len.0;
+        Ok(id)
+    }
+
+    /// P_RS_DATA_REPLY.
+    pub(crate) fn resync_data(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        data: Data,
+        buf: BufId,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr);
+        let id = match vol {
+            Some(vol) => self.request_of(peer, vol, data.block_id, data.range).map(|id| (vol, id)),
+            None => Err("resync data for an unknown volume"),
+        };
+        let (vol, id) = match id {
+            Ok(found) => found,
+            Err(why) => {
+                self.free(Some(buf));
+                // An answer may cross the end of its resync.
+                let over = vol.is_some_and(|vol| !self.repl(peer, vol).is_target());
+                return if over { Ok(()) } else { Err(why) };
+            }
+        };
+        self.peers[peer].devs[vol].received_sectors += data.range.len.0;
+        let resync = self.resync_mut(peer, vol);
+        resync.heard |= id >= resync.hears_from;
+        resync.requests.get_mut(&id).expect("found above").buf = Some(buf);
+        let io = DiskOp::Write { range: data.range, buf, fua: false };
+        self.write_resync_block(peer, vol, id, data.range, io);
+        Ok(())
+    }
+
+    /// P_RS_DEALLOCATED_ID: the block reads as zeroes at the source.
+    pub(crate) fn resync_deallocated(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        ack: BlockAck,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("resync data for an unknown volume")?;
+        let id = self.request_of(peer, vol, ack.block_id, ack.range)?;
+        let io = DiskOp::Zeroes { range: ack.range, unmap: true };
+        self.write_resync_block(peer, vol, id, ack.range, io);
+        Ok(())
+    }
+
+    pub(super) fn write_resync_block(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        id: u64,
+        range: SectorRange,
+        io: DiskOp,
+    ) {
+        if !self.disk_in_use(vol) {
+            return self.resync_block_ended(peer, vol, id, false);
+        }
+        // Until it is known who else has this version, everyone else may lack it (semantics §9.3).
+        let source = self.peers[peer].node;
+        let nr = self.vols[vol].nr;
+        let backing = self.vols[vol].backing.as_mut().expect("the disk is in use");
+        let own = backing.slot_of(source);
+        for slot in 0..backing.bitmap.slots() {
+            if Some(slot) != own {
+                backing.set_range(slot, range);
+            }
+        }
+        for other in 0..self.peers.len() {
+            if other != peer && self.repl(other, vol).is_source() {
+                self.send(other, Packet::OutOfSync(nr, range));
+            }
+        }
+        let op = self.op(Op::ResyncWrite(peer, vol, id));
+        self.out.push_back(Output::Disk { volume: nr, op, io });
+    }
+
+    /// The disk has a resync block, or failed to take it.
+    pub(crate) fn resync_written(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        id: u64,
+        result: Result<(), DiskError>,
+    ) {
+        if let Err(error) = result {
+            if error != DiskError::Unsupported {
+                self.disk_failed(vol, None, "a resync write failed");
+            }
+        }
+        self.resync_block_ended(peer, vol, id, result.is_ok());
+    }
+
+    pub(super) fn resync_block_ended(&mut self, peer: PeerIx, vol: VolIx, id: u64, ok: bool) {
+        let nr = self.vols[vol].nr;
+        let node = self.peers[peer].node;
+        let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() else { return };
+        let Some(request) = resync.requests.remove(&id) else { return };
+        resync.in_flight -= request.range.len.0;
+        if !ok {
+            resync.failed += request.range.len.0;
+        }
+        let range = request.range;
+        self.free(request.buf);
+        if ok && !request.outdated {
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                if let Some(slot) = backing.slot_of(node) {
+                    backing.clear_range(slot, range);
+                }
+            }
+            self.write_bitmap_lazily(vol);
+        }
+        let block_id = Resource::block_id(IdKind::Resync, id);
+        let ack = self.block_ack(peer, vol, range, block_id);
+        let packet = if ok { Packet::RsWriteAck(nr, ack) } else { Packet::RsNegAck(nr, ack) };
+        self.send(peer, packet);
+        self.end_interval(vol, request.key);
+        self.resync_progress(peer, vol);
+    }
+
+    /// P_RS_CANCEL, P_RS_CANCEL_AHEAD or P_NEG_RS_DREPLY: no data for a request, now or at all.
+    pub(crate) fn resync_refused(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        ack: BlockAck,
+        failed: bool,
+    ) -> Result<(), &'static str> {
+        let vol = self.vol_ix(nr).ok_or("an answer names an unknown volume")?;
+        if Resource::block_key(ack.block_id, IdKind::Verify).is_some() {
+            return self.verify_skipped(peer, vol, ack);
+        }
+        let id = self.request_of(peer, vol, ack.block_id, ack.range)?;
+        let now = self.now;
+        let resync = self.resync_mut(peer, vol);
+        let request = resync.requests.remove(&id).expect("found above");
+        resync.in_flight -= request.range.len.0;
+        if failed {
+            resync.failed += request.range.len.0;
+        }
+        resync.next_turn = Some(now + Duration::from_millis(20));
+        self.end_interval(vol, request.key);
+        Ok(())
+    }
+
+    /// Something moved: the end may be reached, or there is room to ask for more.
+    pub(crate) fn resync_progress(&mut self, peer: PeerIx, vol: VolIx) {
+        if self.repl(peer, vol) != ReplState::SyncTarget {
+            return;
+        }
+        let now = self.now;
+        if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
+            // An idle pipe does not wait for the next turn.
+            if resync.requests.is_empty() && resync.may_write && !resync.finishing {
+                resync.next_turn = Some(now);
+                self.work.push_back(Work::ResyncMayWrite(peer, vol));
+            }
+        }
+        self.finish_if_done(peer, vol);
+    }
+
+    /// Bits appeared: a running resync comes back to them.
+    pub(crate) fn resync_more(&mut self, peer: PeerIx, vol: VolIx) {
+        let now = self.now;
+        if self.repl(peer, vol) == ReplState::SyncTarget {
+            if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
+                resync.finishing = false;
+                resync.next_turn.get_or_insert(now);
+            }
+        }
+    }
+
+    /// `peer` has said that this node misses a write to that range: what others were asked for
+    /// before may lack it, too.
+    pub(crate) fn resync_overtaken(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+        for source in (0..self.peers.len()).filter(|p| *p != peer) {
+            if let Some(resync) = self.peers[source].devs[vol].resync.as_mut() {
+                for request in resync.requests.values_mut() {
+                    request.outdated |= request.range.overlaps(range);
+                }
+            }
+        }
+    }
+
+    /// Nobody waits for what a request brings any more.
+    pub(super) fn drop_request(&mut self, peer: PeerIx, vol: VolIx, id: u64, request: &RsRequest) {
+        let wanted = Op::ResyncWrite(peer, vol, id);
+        if request.answered && self.ops.iter().any(|(_, op)| *op == wanted) {
+            // The disk still works on it; its buffer and range live until then.
+            let late = LateWrite { peer, vol, id, key: request.key, buf: request.buf };
+            self.late_writes.push(late);
+        } else {
+            self.free(request.buf);
+            self.end_interval(vol, request.key);
+        }
+    }
+
+    /// A resync write whose resync is over has ended: its range was locked until now.
+    pub(crate) fn late_write_done(&mut self, peer: PeerIx, vol: VolIx, id: u64) -> bool {
+        let found = |l: &LateWrite| l.peer == peer && l.vol == vol && l.id == id;
+        let Some(index) = self.late_writes.iter().position(found) else { return false };
+        let late = self.late_writes.swap_remove(index);
+        self.free(late.buf);
+        self.end_interval(vol, late.key);
+        true
+    }
+}
