@@ -143,14 +143,13 @@ impl Resource {
                 }
             }
         }
-        for (node, peer) in sb.peers.iter_mut().enumerate() {
+        for peer in &mut sb.peers {
             if peer.flags.contains(PeerFlags::FULL_SYNC) {
                 if let Some(slot) = peer.bitmap_index {
                     bitmap.set_all(usize::from(slot));
                 }
                 peer.flags.set(PeerFlags::FULL_SYNC, false);
             }
-            let _ = node;
         }
         if !sb.flags.contains(MdFlags::CONSISTENT) {
             // A resync was interrupted, and a block that it had brought is known on disk in one of

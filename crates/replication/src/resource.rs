@@ -16,7 +16,7 @@ use vocab::{
 
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
 use crate::exposed::{Proposals, Unconfirmed};
-use crate::generation::{Generations, UNKNOWN, is_generation};
+use crate::generation::{Generations, PeerGenerations, UNKNOWN, is_generation};
 use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
@@ -762,6 +762,17 @@ impl PeerUuids {
     /// That disk has left the generation behind.
     pub(crate) fn succeeds(&self, older: GenUuid) -> bool {
         self.history.iter().chain(self.bitmap.iter()).any(|u| is_generation(*u) && u.same(older))
+    }
+
+    /// As those of `node`, for the rules about generations.
+    pub(crate) fn of(&self, node: NodeId) -> PeerGenerations<'_> {
+        PeerGenerations {
+            node,
+            current: self.current,
+            bitmap: &self.bitmap,
+            history: &self.history,
+            flags: self.flags,
+        }
     }
 
     /// The peer's bitmap generation for `node`.

@@ -272,6 +272,13 @@ impl Plan {
         }
     }
 
+    /// The same with quorum of the majority.
+    pub fn majority(diskful: usize, diskless: usize) -> Plan {
+        let mut plan = Plan::quiet(diskful, diskless);
+        plan.resource.quorum = Quorum::Majority;
+        plan
+    }
+
     /// The plan of a seed.
     pub fn random(rng: &mut Rng) -> Plan {
         let (diskful, diskless) = [(2, 0), (3, 0), (2, 1), (1, 1), (3, 1), (4, 0), (5, 0), (2, 2)]

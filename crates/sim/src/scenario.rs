@@ -232,6 +232,16 @@ impl World {
         self.set_cut(a, b, false);
     }
 
+    /// Cuts `a` off from each of these nodes.
+    pub fn cut_off<const N: usize>(&mut self, a: usize, others: [usize; N]) {
+        others.into_iter().for_each(|b| self.cut(a, b));
+    }
+
+    /// Heals what is between `a` and each of these nodes.
+    pub fn rejoin<const N: usize>(&mut self, a: usize, others: [usize; N]) {
+        others.into_iter().for_each(|b| self.heal(a, b));
+    }
+
     fn set_cut(&mut self, a: usize, b: usize, cut: bool) {
         let now = self.now();
         for (from, to) in [(a, b), (b, a)] {
@@ -294,6 +304,18 @@ impl World {
         }
     }
 
+    /// The disk of volume 0 answers nothing for so many seconds, or until
+    /// [`release_disk`](Self::release_disk).
+    pub fn stall_disk(&mut self, node: usize, seconds: u64) {
+        let until = self.now() + seconds * SECOND;
+        self.nodes[node].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = until;
+    }
+
+    /// The disk of volume 0 answers again.
+    pub fn release_disk(&mut self, node: usize) {
+        self.nodes[node].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = 0;
+    }
+
     /// Lets background metadata writes happen.
     pub fn flush_disks(&mut self) {
         self.run_seconds(10);
@@ -336,6 +358,19 @@ impl World {
                 v.peers[b].as_ref().is_some_and(|p| p.conn != ConnState::Connected)
             })
         });
+    }
+
+    /// Waits until `a` and each of these nodes have noticed that they have lost each other.
+    pub fn wait_lost_all<const N: usize>(&mut self, a: usize, others: [usize; N]) {
+        for b in others {
+            self.wait_lost(a, b);
+            self.wait_lost(b, a);
+        }
+    }
+
+    /// Waits until nothing uses the node as Primary any more.
+    pub fn wait_secondary(&mut self, node: usize) {
+        self.wait(&format!("n{node} is Secondary"), |w| !w.is_primary(node));
     }
 
     /// Waits for a state of the disk of volume 0.

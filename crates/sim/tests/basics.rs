@@ -213,14 +213,12 @@ fn without_quorum_io_waits_and_goes_on_when_it_returns() {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         let id = w.start(0, Op::Write { fua: false }, 8, 8);
         w.wait("I/O is suspended", |w| w.seen(0).suspended.quorum);
         w.run_seconds(20);
         w.expect("the write waits", |w| !w.is_answered(id));
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.finish(id).ok();
         w.wait("I/O goes on", |w| !w.seen(0).suspended.any());
         w.write(0, 16);
@@ -237,11 +235,9 @@ fn without_quorum_io_fails_if_it_is_so_configured() {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.write_fails(0, 8);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait("quorum is back", |w| w.seen(0).volumes[0].quorum);
         w.write(0, 16);
         w.close(0, opener);
@@ -257,8 +253,7 @@ fn an_isolated_primary_is_replaced_and_comes_back_as_secondary() {
         w.form();
         let old = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.wait_lost(1, 0);
         w.wait_lost(2, 0);
         w.wait_disk(1, DiskState::UpToDate);
@@ -268,8 +263,7 @@ fn an_isolated_primary_is_replaced_and_comes_back_as_secondary() {
         w.wait_lost(0, 2);
         w.write_fails(0, 0);
         w.close(0, old);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait_disk(0, DiskState::UpToDate);
         w.close(1, opener);
         w.settle();
@@ -283,7 +277,7 @@ fn a_verify_finds_what_differs_and_changes_nothing() {
         let opener = w.open(0);
         w.write(0, 0);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         // A disk rots behind everybody's back: 12 sectors in two 4 KiB blocks.
         let rot = SectorRange::new(5 * EXTENT, 12);
         w.nodes[1].drives[0].as_mut().expect("a disk").disk.fill(rot, 999_999);

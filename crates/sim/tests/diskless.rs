@@ -82,21 +82,19 @@ fn the_first_write_of_a_restarted_diskless_primary_starts_a_generation_case_9() 
         w.kill(0);
         w.wait_lost(1, 0);
         w.close(2, first);
-        w.wait("n2 is Secondary", |w| !w.is_primary(2));
+        w.wait_secondary(2);
         let before = current(w, 1);
         w.kill(2);
         w.start_node(2);
         w.wait_connected(1, 2);
         w.start_node(0);
         w.settle();
-        w.cut(0, 2);
-        w.cut(0, 1);
+        w.cut_off(0, [2, 1]);
         w.wait_lost(1, 0);
         let opener = w.open(2);
         w.write(2, 8);
         w.expect("the generation is new", |w| !current(w, 1).same(before));
-        w.heal(0, 2);
-        w.heal(0, 1);
+        w.rejoin(0, [2, 1]);
         w.wait_disk(0, DiskState::UpToDate);
         w.close(2, opener);
         w.settle();
@@ -125,8 +123,7 @@ fn a_diskless_primary_that_loses_both_servers_in_turn_confirms_nothing_early_cas
         w.form();
         let opener = w.open(2);
         w.write(2, 0);
-        w.cut(0, 2);
-        w.cut(0, 1);
+        w.cut_off(0, [2, 1]);
         let ids: Vec<u64> = (0..4).map(|i| w.start(2, WRITE, i * 8, 8)).collect();
         w.run_for(50_000_000);
         w.cut(1, 2);
@@ -175,9 +172,7 @@ fn a_client_that_meets_only_a_stale_server_reads_nothing_from_it() {
         w.form();
         let opener = w.open(3);
         w.write(3, 0);
-        w.cut(0, 3);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [3, 1, 2]);
         w.wait_lost(3, 0);
         w.write(3, 0);
         w.write(3, 8);
@@ -187,8 +182,7 @@ fn a_client_that_meets_only_a_stale_server_reads_nothing_from_it() {
             w.read(3, 8);
             w.run_seconds(1);
         }
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait_disk(0, DiskState::UpToDate);
         w.close(3, opener);
         w.settle();
@@ -199,8 +193,7 @@ fn a_client_that_meets_only_a_stale_server_reads_nothing_from_it() {
 fn a_writer_without_disk_beside_a_resync_case_2() {
     scenario(with_quorum(3, 1), |w| {
         w.form();
-        w.cut(0, 1);
-        w.cut(0, 3);
+        w.cut_off(0, [1, 3]);
         w.cut(1, 2);
         w.wait_lost(0, 1);
         w.wait_lost(3, 0);
@@ -245,7 +238,7 @@ fn a_newer_disk_is_not_old_because_its_node_has_met_an_older_one() {
         w.wait_lost(1, 0);
         w.write(0, 0);
         w.close(0, opener);
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.detach(0);
         w.wait_disk(0, DiskState::Diskless);
         w.heal(0, 1);
@@ -310,7 +303,7 @@ fn a_client_that_meets_newer_data_trusts_the_older_disk_no_more() {
         w.write(1, 0);
         w.write(1, 8);
         w.close(1, opener);
-        w.wait("n1 is Secondary", |w| !w.is_primary(1));
+        w.wait_secondary(1);
         w.kill(1);
         w.kill(2);
         // The client starts anew, and the older disk is the first that it sees.
@@ -372,7 +365,7 @@ fn a_write_that_a_detaching_server_misses_is_reported() {
             w.write(2, round * 8);
             w.wait("the server has left", |w| w.has_answer(leaves));
             w.close(2, opener);
-            w.wait("nobody is Primary", |w| !w.is_primary(2));
+            w.wait_secondary(2);
             w.attach_again(0);
             w.wait_disk(0, DiskState::UpToDate);
         }
@@ -391,8 +384,7 @@ fn a_server_that_came_while_a_write_was_held_is_told_when_another_one_gets_it() 
         w.detach(1);
         w.wait("it is known", |w| w.device(2, 1).disk == DiskState::Diskless);
         w.write(2, 8);
-        w.cut(0, 2);
-        w.cut(0, 1);
+        w.cut_off(0, [2, 1]);
         let held = w.start(2, WRITE, 40960, 8);
         w.wait_lost(2, 0);
         let (peer, volume) = (node_id(0), VolumeNr(0));
@@ -423,7 +415,7 @@ fn a_client_goes_back_to_no_disk_that_has_not_noticed_how_it_was_lost() {
         w.write(1, 0);
         w.write(1, 8);
         w.close(1, opener);
-        w.wait("n1 is Secondary", |w| !w.is_primary(1));
+        w.wait_secondary(1);
         w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
         let opener = w.open(2);
         for _ in 0..4 {
@@ -446,7 +438,7 @@ fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
         let opener = w.open(1);
         w.write(1, 0);
         w.close(1, opener);
-        w.wait("n1 is Secondary", |w| !w.is_primary(1));
+        w.wait_secondary(1);
         w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
         let opened = w.try_open(0);
         w.expect("nobody uses the older disk", |_| opened.is_err());

@@ -6,7 +6,7 @@ use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{Protocol, Quorum};
+use vocab::options::Protocol;
 use vocab::{DiskState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -27,8 +27,7 @@ fn io_goes_on_after_a_resume_that_meets_an_unfinished_generation() {
         w.cut(0, 1);
         w.wait_lost(0, 1);
         let held = w.start(0, WRITE, EXTENT, 8);
-        let until = w.now() + 5_000_000_000;
-        behave(w, 0, Behaviour { stuck_until: until, ..Behaviour::default() });
+        w.stall_disk(0, 5);
         w.granted(0, AdminCommand::ResumeIo);
         w.run_for(1_000_000_000);
         w.granted(0, AdminCommand::ResumeIo);
@@ -103,9 +102,7 @@ fn an_activity_log_is_replayed_however_often_the_attach_fails() {
 
 #[test]
 fn many_that_lost_their_power_do_not_win_over_one_that_stayed() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.open(0);
         for i in 0..6 {
@@ -130,9 +127,7 @@ fn many_that_lost_their_power_do_not_win_over_one_that_stayed() {
 
 #[test]
 fn a_survivor_that_attached_its_disk_again_still_has_what_it_confirmed() {
-    let mut plan = Plan::quiet(2, 1);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(2, 1), |w| {
         w.form();
         w.open(0);
         for i in 0..6 {
@@ -165,8 +160,7 @@ fn a_crashed_primary_is_not_promoted_before_its_own_disk_is_back() {
         w.heal(0, 1);
         w.start_node(1);
         w.wait_disk(1, DiskState::UpToDate);
-        let until = w.now() + 5_000_000_000;
-        behave(w, 0, Behaviour { stuck_until: until, ..Behaviour::default() });
+        w.stall_disk(0, 5);
         w.start_node(0);
         w.wait_connected(0, 1);
         let mut opener = w.try_open(0);
@@ -207,7 +201,7 @@ fn two_disks_that_are_attached_at_the_same_time_compare_what_they_have() {
         w.detach(0);
         w.write(2, 0);
         w.close(2, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(2));
+        w.wait_secondary(2);
         w.detach(1);
         w.wait("both are known to be without disk", |w| {
             [0, 1].iter().all(|n| w.device(*n, 1 - n).disk == DiskState::Diskless)
@@ -220,16 +214,13 @@ fn two_disks_that_are_attached_at_the_same_time_compare_what_they_have() {
 
 #[test]
 fn a_disk_that_joins_a_crashed_primary_gets_what_that_wrote_last() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.open(0);
         for i in 0..4 {
             w.write(0, i * EXTENT);
         }
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         for i in 0..4 {
             w.start(0, WRITE, i * EXTENT, 8);
         }
@@ -256,9 +247,7 @@ fn a_disk_that_joins_a_crashed_primary_gets_what_that_wrote_last() {
 
 #[test]
 fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
@@ -353,24 +342,20 @@ fn a_disk_is_not_current_if_the_primary_went_on_while_it_was_being_attached() {
 
 #[test]
 fn a_node_whose_disk_is_being_attached_remembers_the_generation_it_voted_for() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.kill(0);
         w.wait_lost(1, 0);
         // n0 is back, but its disk takes its time; n2 is cut off.
-        let until = w.now() + 60_000_000_000;
-        behave(w, 0, Behaviour { stuck_until: until, ..Behaviour::default() });
-        w.cut(2, 0);
-        w.cut(2, 1);
+        w.stall_disk(0, 60);
+        w.cut_off(2, [0, 1]);
         w.wait_lost(1, 2);
         w.start_node(0);
         w.wait_connected(0, 1);
         let opener = w.open(1);
         w.write(1, 0);
         w.close(1, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(1));
+        w.wait_secondary(1);
         w.kill(1);
         w.wait_lost(0, 1);
         // Now the two others meet, of which none has the write.
@@ -387,9 +372,7 @@ fn a_node_whose_disk_is_being_attached_remembers_the_generation_it_voted_for() {
 
 #[test]
 fn a_disk_that_is_back_gets_what_is_under_way() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.kill(2);
         w.wait_lost(0, 2);

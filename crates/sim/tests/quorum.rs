@@ -1,8 +1,7 @@
 //! Hard cases 26 to 39 of semantics §14: quorum, lost, kept and regained.
 
 use replication::io::AdminCommand;
-use sim::disk::Behaviour;
-use sim::plan::{Plan, node_id};
+use sim::plan::{MILLISECOND, Plan, SECOND, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated, Quorum, ResourceOptions, RrConflict};
@@ -51,7 +50,7 @@ fn a_node_does_not_vote_for_data_older_than_what_it_has_heard_of() {
         w.wait_lost(2, 1);
         (0..100).for_each(|i| w.write(2, i * 64));
         w.close(2, old);
-        w.wait("n2 is Secondary", |w| !w.is_primary(2));
+        w.wait_secondary(2);
         for other in [0, 1] {
             w.cut(2, other);
         }
@@ -68,7 +67,7 @@ fn a_node_does_not_vote_for_data_older_than_what_it_has_heard_of() {
         w.wait_lost(1, 0);
         w.wait_lost(0, 1);
         w.close(0, new);
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
         w.heal(1, 2);
         w.run_seconds(5);
@@ -78,8 +77,7 @@ fn a_node_does_not_vote_for_data_older_than_what_it_has_heard_of() {
                 w.close(node, opener);
             }
         }
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.settle();
     });
 }
@@ -90,20 +88,17 @@ fn a_generation_that_comes_too_late_is_withdrawn() {
         w.form();
         let opener = w.open(0);
         // The generation of the first write is not durable before others have gone on.
-        let stuck = w.now() + 20_000_000_000;
-        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = stuck;
+        w.stall_disk(0, 20);
         w.start(0, WRITE, 0, 8);
         w.run_for(100_000_000);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.wait_lost(1, 0);
         w.wait_lost(2, 0);
         let other = w.open(1);
         w.write(1, 8);
         w.run_seconds(20);
         w.close(0, opener);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait_disk(0, DiskState::UpToDate);
         w.close(1, other);
         w.settle();
@@ -121,13 +116,11 @@ fn a_target_that_falls_silent_may_have_become_current() {
         w.start_node(1);
         w.wait("n1 is resynced", |w| w.device(0, 1).repl == ReplState::SyncSource);
         // Its resync may end just now, and then it and n2 are as good as this one alone.
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.wait_lost(0, 1);
         w.wait_lost(0, 2);
         w.expect("n0 is not the last one standing", |w| !quorate(w, 0));
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait_disk(1, DiskState::UpToDate);
         w.close(0, opener);
         w.settle();
@@ -170,8 +163,7 @@ fn an_isolated_primary_sees_one_loss_before_a_write_and_one_after_case_26() {
             w.wait_lost(2, 0);
             w.wait("n1 can be promoted", |w| w.disk(1) == DiskState::UpToDate);
             w.run_seconds(5);
-            w.heal(0, 1);
-            w.heal(0, 2);
+            w.rejoin(0, [1, 2]);
             w.finish(id).ok();
             w.close(0, opener);
             w.settle();
@@ -197,8 +189,7 @@ fn the_majority_writes_while_the_old_primary_fails_its_io_case_27() {
         w.read(2, 8);
         w.write(2, 16);
         w.close(0, old);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait_disk(0, DiskState::UpToDate);
         w.close(2, new);
         w.settle();
@@ -211,14 +202,12 @@ fn a_lost_quorum_decides_the_direction_where_generations_are_equal_case_28() {
         w.form();
         let old = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.write_fails(0, 8);
         w.close(0, old);
         w.wait_lost(1, 0);
         w.wait_lost(2, 0);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.settle();
     });
 }
@@ -229,8 +218,7 @@ fn a_tiebreaker_can_not_restore_quorum_case_29() {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.wait_lost(0, 1);
         w.wait_lost(0, 2);
         w.wait_lost(1, 0);
@@ -270,8 +258,7 @@ fn only_one_side_keeps_quorum_when_the_tiebreaker_changes_sides_case_30() {
         w.expect("not both are quorate", |w| !(quorate(w, 0) && quorate(w, 1)));
         w.expect("n0 keeps quorum", |w| quorate(w, 0));
         w.write(0, 16);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait_disk(1, DiskState::UpToDate);
         w.close(0, opener);
         w.settle();
@@ -298,8 +285,7 @@ fn a_tiebreaker_keeps_the_primary_running_and_outdates_the_other_case_30() {
         if w.try_open(1).is_ok() {
             w.violate("expect", "n1 was promoted although it is outdated");
         }
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.wait_disk(1, DiskState::UpToDate);
         w.close(0, opener);
         w.settle();
@@ -312,8 +298,7 @@ fn links_that_were_down_already_are_not_left_gracefully_case_32() {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.wait_lost(0, 1);
         w.wait_lost(0, 2);
         for peer in [1, 2] {
@@ -321,12 +306,11 @@ fn links_that_were_down_already_are_not_left_gracefully_case_32() {
             w.ask(0, command).ok();
         }
         w.close(0, opener);
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         if w.try_open(0).is_ok() {
             w.violate("expect", "n0 was promoted without quorum");
         }
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         for peer in [1, 2] {
             w.connect(0, peer);
         }
@@ -369,7 +353,7 @@ fn the_last_man_standing_regains_quorum_after_a_reboot_case_36() {
         w.wait("n0 is alone", |w| !w.connected(0, 1) && !w.connected(0, 2));
         w.write(0, 8);
         w.close(0, opener);
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.flush_disks();
         w.kill(0);
         w.start_node(0);
@@ -410,8 +394,7 @@ fn switching_to_io_error_fails_what_is_frozen_case_38() {
     scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
         w.form();
         let opener = w.open(0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         let sent = w.start(0, WRITE, 0, 8);
         w.wait("I/O is suspended", |w| w.seen(0).suspended.quorum);
         let held = w.start(0, WRITE, 8, 8);
@@ -425,9 +408,8 @@ fn switching_to_io_error_fails_what_is_frozen_case_38() {
             }
         }
         w.close(0, opener);
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.wait_secondary(0);
+        w.rejoin(0, [1, 2]);
         w.settle();
     });
 }
@@ -441,8 +423,7 @@ fn a_frozen_primary_gives_way_to_newer_data_case_39() {
         w.form();
         let old = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         let frozen = w.start(0, WRITE, 8, 8);
         w.wait("n0 is frozen", |w| w.seen(0).suspended.quorum);
         w.wait_lost(1, 0);
@@ -450,8 +431,7 @@ fn a_frozen_primary_gives_way_to_newer_data_case_39() {
         w.wait_disk(1, DiskState::UpToDate);
         let new = w.open(1);
         w.write(1, 0);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.finish(frozen).ok();
         w.wait("n0 is Secondary", |w| w.seen(0).role == Role::Secondary);
         w.close(0, old);
@@ -467,12 +447,10 @@ fn frozen_writes_are_resent_when_the_peers_return_case_41() {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         let ids: Vec<u64> = (0..4).map(|i| w.start(0, WRITE, i * 4, 8)).collect();
         w.wait("n0 is frozen", |w| w.seen(0).suspended.quorum);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         for id in ids {
             if w.finish(id).is_err() {
                 w.violate("expect", "a frozen write failed");
@@ -510,8 +488,7 @@ fn a_frozen_primary_can_be_demoted_by_force_case_42() {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         let id = w.start(0, WRITE, 8, 8);
         w.wait("n0 is frozen", |w| w.seen(0).suspended.quorum);
         w.granted(0, AdminCommand::Secondary { force: true });
@@ -520,8 +497,7 @@ fn a_frozen_primary_can_be_demoted_by_force_case_42() {
         }
         w.write_fails(0, 16);
         w.close(0, opener);
-        w.heal(0, 1);
-        w.heal(0, 2);
+        w.rejoin(0, [1, 2]);
         w.settle();
     });
 }
@@ -533,11 +509,8 @@ fn a_write_that_outlives_a_loss_of_quorum_is_not_acknowledged_where_a_peer_lacks
         let opener = w.open(0);
         w.write(0, 0);
         w.run_seconds(1);
-        let until = w.now() + 60_000_000_000;
-        let disk = &mut w.nodes[0].drives[0].as_mut().expect("a disk").disk;
-        disk.behaviour = Behaviour { stuck_until: until, ..Behaviour::default() };
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.stall_disk(0, 60);
+        w.cut_off(0, [1, 2]);
         // It reaches nobody, and the own disk takes its time.
         let id = w.start(0, WRITE, 8, 8);
         w.wait_lost(0, 1);
@@ -560,9 +533,7 @@ fn a_client_without_quorum_brings_a_server_that_is_back_what_is_under_way() {
         let opener = w.open(3);
         w.write(3, 0);
         w.run_seconds(1);
-        let until = w.now() + 60_000_000_000;
-        let disk = &mut w.nodes[0].drives[0].as_mut().expect("a disk").disk;
-        disk.behaviour = Behaviour { stuck_until: until, ..Behaviour::default() };
+        w.stall_disk(0, 60);
         let links = [(3, 1), (3, 2), (0, 1), (0, 2)];
         links.iter().for_each(|(a, b)| w.cut(*a, *b));
         // It reaches n0 alone, whose disk takes its time.
@@ -586,18 +557,16 @@ fn a_write_that_fails_during_a_handshake_is_not_forgotten() {
             let opener = w.open(0);
             w.write(0, 0);
             w.run_seconds(1);
-            let until = w.now() + 60_000_000_000;
-            let disk = &mut w.nodes[0].drives[0].as_mut().expect("a disk").disk;
-            disk.behaviour = Behaviour { stuck_until: until, ..Behaviour::default() };
-            w.cut(0, 1);
-            w.cut(0, 2);
+            let until = w.now() + 60 * SECOND;
+            w.stall_disk(0, 60);
+            w.cut_off(0, [1, 2]);
             let id = w.start(0, WRITE, 8, 8);
             w.wait_lost(0, 1);
             w.wait_lost(0, 2);
             // The own disk answers while the connection comes up.
             w.slow(0, 1, 100_000_000);
             w.slow(1, 0, 100_000_000);
-            let wait = until - w.now() - early * 100_000_000;
+            let wait = until - w.now() - early * 100 * MILLISECOND;
             w.run_for(wait);
             w.heal(0, 1);
             w.finish(id).ok();
@@ -617,8 +586,7 @@ fn a_frozen_primary_gets_no_quorum_from_a_node_that_is_resynced_from_newer_data(
         w.form();
         let old = w.open(2);
         w.write(2, 0);
-        w.cut(2, 0);
-        w.cut(2, 1);
+        w.cut_off(2, [0, 1]);
         w.wait_lost(0, 2);
         w.wait_lost(1, 2);
         w.wait_lost(2, 0);
@@ -657,8 +625,7 @@ fn a_primary_that_lost_the_data_of_its_users_does_not_read_from_older_data() {
         w.write(0, 0);
         w.detach(0);
         w.write(0, 0);
-        w.cut(2, 0);
-        w.cut(2, 1);
+        w.cut_off(2, [0, 1]);
         w.wait_lost(0, 2);
         w.wait_lost(1, 2);
         w.write(0, 0);

@@ -6,13 +6,11 @@ use replication::io::AdminCommand;
 use sim::Op;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
-use vocab::options::{OnNoQuorum, Quorum};
+use vocab::options::OnNoQuorum;
 use vocab::{ConnState, DiskState, ReplState, VolumeNr};
 
 fn three() -> Plan {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    plan
+    Plan::majority(3, 0)
 }
 
 const WRITE: Op = Op::Write { fua: false };
@@ -83,7 +81,7 @@ fn bits_without_a_lost_primary_are_dropped_case_17() {
         let opener = w.open(0);
         w.write(0, 0);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.run_seconds(2);
         w.cut(0, 1);
         w.wait_lost(0, 1);
@@ -148,9 +146,7 @@ fn a_survivor_that_is_alone_with_its_data_becomes_up_to_date_again_case_19() {
 
 #[test]
 fn a_lost_diskless_primary_leaves_equal_servers_case_21() {
-    let mut plan = Plan::quiet(2, 1);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(2, 1), |w| {
         w.form();
         w.open(2);
         w.write(2, 0);
@@ -196,23 +192,19 @@ fn a_crashed_primary_whose_peers_wrote_nothing_comes_back_equal_case_70() {
 
 #[test]
 fn a_peer_dropped_by_a_timeout_knows_that_it_is_behind_case_25() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
         // n1's disk does not answer: n0 drops it after ko-count times timeout and goes on.
-        let now = w.now();
-        let drive = w.nodes[1].drives[0].as_mut().expect("a disk");
-        drive.disk.behaviour.stuck_until = now + 120_000_000_000;
+        w.stall_disk(1, 120);
         let id = w.start(0, WRITE, 8, 8);
         w.wait("the write is acknowledged without n1", |w| w.is_answered(id));
         w.finish(id).ok();
         w.write(0, 16);
         w.close(0, opener);
-        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = 0;
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.release_disk(1);
+        w.wait_secondary(0);
         w.wait_connected(0, 1);
         w.wait_disk(1, DiskState::UpToDate);
         let opener = w.open(1);
@@ -225,9 +217,7 @@ fn a_peer_dropped_by_a_timeout_knows_that_it_is_behind_case_25() {
 
 #[test]
 fn a_far_node_is_outdated_before_its_neighbours_primary_goes_on_case_22() {
-    let mut plan = Plan::quiet(2, 1);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(2, 1), |w| {
         w.form();
         let opener = w.open(2);
         w.write(2, 0);
@@ -379,8 +369,7 @@ fn a_survivor_that_is_still_to_settle_with_others_follows_no_crashed_primary() {
         }
         // n2 waits for n1, whose disk has a write to end, while n0 is back. It has lost what it did
         // not flush.
-        let until = w.now() + 60_000_000_000;
-        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = until;
+        w.stall_disk(1, 60);
         w.start(0, WRITE, 80, 8);
         w.run_for(5_000_000);
         w.power_loss(0);
@@ -407,28 +396,23 @@ fn a_survivor_with_a_write_to_execute_is_not_yet_what_its_neighbour_is() {
         let opener = w.open(0);
         w.write(0, 0);
         // The last write does not get onto the disk of n1.
-        let until = w.now() + 120_000_000_000;
-        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = until;
+        w.stall_disk(1, 120);
         let id = w.start(0, WRITE, 8, 8);
         let flush = w.start(0, Op::Flush, 0, 0);
         w.run_for(30_000_000);
-        w.cut(0, 1);
-        w.cut(0, 2);
-        for node in [1, 2] {
-            w.wait_lost(node, 0);
-            w.wait_lost(0, node);
-        }
+        w.cut_off(0, [1, 2]);
+        w.wait_lost_all(0, [1, 2]);
         w.finish(id).ok();
         w.finish(flush).ok();
         w.close(0, opener);
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         // n2 has nothing to settle with n0, and is as good as that.
         w.heal(0, 2);
         w.wait_connected(0, 2);
         w.wait_disk(2, DiskState::UpToDate);
         w.run_for(200_000_000);
         w.expect("n1 has not executed it", |w| w.disk(1) == DiskState::Consistent);
-        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = 0;
+        w.release_disk(1);
         w.wait_disk(1, DiskState::UpToDate);
         w.heal(0, 1);
         w.settle();
@@ -437,27 +421,21 @@ fn a_survivor_with_a_write_to_execute_is_not_yet_what_its_neighbour_is() {
 
 #[test]
 fn a_survivor_with_a_write_to_execute_hears_that_a_neighbour_owes_it_nothing() {
-    let mut plan = Plan::quiet(4, 0);
-    plan.resource.quorum = Quorum::Majority;
+    let mut plan = Plan::majority(4, 0);
     plan.resource.on_no_quorum = OnNoQuorum::IoError;
     scenario(plan, |w| {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        let until = w.now() + 120_000_000_000;
-        w.nodes[1].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = until;
+        w.stall_disk(1, 120);
         let id = w.start(0, WRITE, 8, 8);
         w.run_for(30_000_000);
-        w.cut(0, 1);
-        w.cut(0, 2);
-        for node in [1, 2] {
-            w.wait_lost(node, 0);
-            w.wait_lost(0, node);
-        }
+        w.cut_off(0, [1, 2]);
+        w.wait_lost_all(0, [1, 2]);
         // n3 has not lost n0, which has demoted itself when n1 has executed everything.
         w.finish(id).ok();
         w.close(0, opener);
-        w.wait("n0 is Secondary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.heal(0, 2);
         w.wait_connected(0, 2);
         w.wait_disk(1, DiskState::UpToDate);

@@ -11,9 +11,7 @@ const EXTENT: u64 = 8192;
 const WRITE: Op = Op::Write { fua: false };
 
 fn three() -> Plan {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    plan
+    Plan::majority(3, 0)
 }
 
 /// Writes so much that its resync takes a while.
@@ -35,14 +33,13 @@ fn a_chain_closes_during_a_resync_case_54() {
     plan.resource.quorum = Quorum::Off;
     scenario(plan, |w| {
         w.form();
-        w.cut(0, 2);
-        w.cut(0, 1);
+        w.cut_off(0, [2, 1]);
         w.wait_lost(0, 1);
         w.wait_lost(0, 2);
         let opener = w.open(0);
         write_much(w, 0, 0);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.heal(0, 1);
         w.wait_connected(0, 1);
         w.heal(0, 2);
@@ -90,7 +87,7 @@ fn a_source_that_finds_newer_data_brings_it_to_its_targets_case_56() {
         w.wait_lost(0, 1);
         write_much(w, 0, 3);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.heal(1, 2);
         w.wait_connected(1, 2);
         w.run_for(30_000_000);
@@ -193,9 +190,7 @@ fn writes_beside_a_resync_are_never_overwritten_by_it_case_63() {
 
 #[test]
 fn a_client_writes_while_one_server_resyncs_from_the_other_case_63() {
-    let mut plan = Plan::quiet(2, 1);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(2, 1), |w| {
         w.form();
         let opener = w.open(2);
         w.kill(1);
@@ -290,14 +285,13 @@ fn a_target_killed_in_the_middle_goes_back_with_another_source() {
     plan.resource.quorum = Quorum::Off;
     scenario(plan, |w| {
         w.form();
-        w.cut(0, 1);
-        w.cut(0, 2);
+        w.cut_off(0, [1, 2]);
         w.wait_lost(0, 1);
         w.wait_lost(0, 2);
         let opener = w.open(0);
         write_much(w, 0, 0);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.cut(1, 2);
         w.wait_lost(1, 2);
         w.heal(0, 1);
@@ -342,9 +336,7 @@ fn a_paused_resync_goes_on_when_it_is_resumed_case_67() {
 
 #[test]
 fn both_servers_of_a_client_invalidated_in_turn() {
-    let mut plan = Plan::quiet(2, 1);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(2, 1), |w| {
         w.form();
         let opener = w.open(2);
         let volume = VolumeNr(0);
@@ -408,7 +400,7 @@ fn a_primary_is_resynced_by_a_disk_that_was_attached_after_its_last_write() {
         w.wait_disk(1, DiskState::Diskless);
         w.write(0, 0);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.attach_again(1);
         w.wait("the peer is UpToDate", |w| w.device(0, 1).disk == DiskState::UpToDate);
         w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
@@ -453,16 +445,14 @@ fn a_target_counts_for_a_third_node_from_the_generation_of_its_disk() {
 
 #[test]
 fn a_block_that_is_missed_while_it_is_fetched_is_fetched_again() {
-    let mut plan = Plan::quiet(2, 1);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(2, 1), |w| {
         w.form();
         let opener = w.open(1);
         w.cut(0, 1);
         w.wait_lost(1, 0);
         write_much(w, 1, 0);
         w.close(1, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(1));
+        w.wait_secondary(1);
         let opener = w.open(2);
         w.write(2, 0);
         // It takes the new Primary a while to learn that n0 gets data again.
@@ -483,9 +473,7 @@ fn a_block_that_is_missed_while_it_is_fetched_is_fetched_again() {
 
 #[test]
 fn a_promoted_target_does_not_take_those_for_current_that_are_as_far_behind() {
-    let mut plan = Plan::quiet(5, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(5, 0), |w| {
         w.form();
         let apart: Vec<(usize, usize)> =
             [1, 4].iter().flat_map(|a| [0, 2, 3].iter().map(|b| (*a, *b))).collect();
@@ -494,7 +482,7 @@ fn a_promoted_target_does_not_take_those_for_current_that_are_as_far_behind() {
         let opener = w.open(0);
         write_much(w, 0, 0);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         // n1 meets n3, which has everything, beside n4, which has what n1 had.
         let (peer, volume) = (node_id(3), VolumeNr(0));
         w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
@@ -527,7 +515,7 @@ fn what_nodes_said_before_a_resync_says_nothing_about_its_blocks() {
         w.start_node(1);
         w.wait_disk(1, DiskState::UpToDate);
         w.close(2, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(2));
+        w.wait_secondary(2);
         w.run_seconds(1);
         // n3 goes on alone, and meets n1 and n2 again, but not n0.
         [0, 1, 2].iter().for_each(|n| w.cut(*n, 3));
@@ -536,7 +524,7 @@ fn what_nodes_said_before_a_resync_says_nothing_about_its_blocks() {
         w.write(3, 0);
         w.write(3, 64);
         w.close(3, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(3));
+        w.wait_secondary(3);
         w.heal(2, 3);
         w.wait_connected(2, 3);
         w.heal(1, 3);
@@ -572,7 +560,7 @@ fn a_target_that_dies_knows_towards_all_what_it_may_have_received() {
             let opener = w.open(2);
             write_much(w, 2, 0);
             w.close(2, opener);
-            w.wait("nobody is Primary", |w| !w.is_primary(2));
+            w.wait_secondary(2);
             w.heal(1, 2);
             w.wait("the resync runs", |w| syncing(w, 1, 2));
             w.run_for(delay * 1_000_000);

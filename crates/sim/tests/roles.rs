@@ -5,15 +5,12 @@ use replication::io::{AdminCommand, Input};
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::Quorum;
 use vocab::{DiskState, ReplState, Role, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
 fn three() -> Plan {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    plan
+    Plan::majority(3, 0)
 }
 
 fn primaries(w: &World) -> usize {
@@ -214,9 +211,7 @@ fn roles_move_between_nodes_under_load() {
 
 #[test]
 fn a_read_error_on_a_server_is_answered_by_the_other_case_80() {
-    let mut plan = Plan::quiet(2, 1);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(2, 1), |w| {
         w.form();
         let opener = w.open(2);
         w.write(2, 0);
@@ -260,8 +255,7 @@ fn a_disk_that_stops_answering_can_be_detached_by_force_case_78() {
         w.form();
         let opener = w.open(0);
         w.write(0, 0);
-        let stuck = w.now() + 60_000_000_000;
-        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour.stuck_until = stuck;
+        w.stall_disk(0, 60);
         let id = w.start(0, WRITE, 8, 8);
         w.run_for(100_000_000);
         let command = AdminCommand::Detach { volume: VolumeNr(0), force: true, intentional: false };
@@ -341,9 +335,7 @@ fn an_outdated_disk_is_current_beside_a_primary_only_if_that_agrees() {
 
 #[test]
 fn a_neighbour_not_known_to_be_lost_does_not_make_an_overtaken_disk_current() {
-    let mut plan = Plan::quiet(4, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(4, 0), |w| {
         w.form();
         w.cut(0, 3);
         w.wait_lost(0, 3);
@@ -363,7 +355,7 @@ fn a_neighbour_not_known_to_be_lost_does_not_make_an_overtaken_disk_current() {
         w.write(0, 8);
         w.wait_disk(3, DiskState::Outdated);
         w.close(0, opener);
-        w.wait("nobody is Primary", |w| !w.is_primary(0));
+        w.wait_secondary(0);
         w.run_for(20_000_000);
         w.heal(0, 3);
         w.heal(2, 3);

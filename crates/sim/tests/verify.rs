@@ -6,7 +6,6 @@ use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::Quorum;
 use vocab::{DiskState, ReplState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -45,9 +44,7 @@ fn a_verify_of_blocks_whose_received_writes_wait_for_their_epoch_reports_nothing
 
 #[test]
 fn what_a_verify_found_before_a_disk_was_resynced_means_nothing_afterwards() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         let opener = w.open(2);
         w.cut(0, 2);
@@ -72,9 +69,7 @@ fn what_a_verify_found_before_a_disk_was_resynced_means_nothing_afterwards() {
 /// of them only.
 #[test]
 fn a_verify_gives_way_to_the_settlement_of_a_lost_primary() {
-    let mut plan = Plan::quiet(3, 0);
-    plan.resource.quorum = Quorum::Majority;
-    scenario(plan, |w| {
+    scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.open(0);
         w.write(0, 0);

@@ -5,7 +5,7 @@ use codec::wire::{UuidFlags, feature};
 use vocab::{Bytes, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
-use crate::generation::{PeerGenerations, is_generation};
+use crate::generation::is_generation;
 use crate::io::{DiskError, DiskOp, LogLevel, Output};
 use crate::resource::{Op, Resource, Work};
 use crate::state::{PeerIx, VolIx};
@@ -188,13 +188,7 @@ impl Resource {
         }
         let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
         let node = self.peers[peer].node;
-        let source = PeerGenerations {
-            node,
-            current: uuids.current,
-            bitmap: &uuids.bitmap,
-            history: &uuids.history,
-            flags: uuids.flags,
-        };
+        let source = uuids.of(node);
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let finish = backing.gens.finish_target(&situation, start, &source, &currents, ahead);
         // The generation tells who else is in sync, unless it had told nothing to begin with: after
@@ -334,13 +328,7 @@ impl Resource {
         let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
         let source = matches!(self.repl(peer, vol), ReplState::SyncSource | ReplState::PausedSyncS);
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
-        let theirs = PeerGenerations {
-            node,
-            current: uuids.current,
-            bitmap: &uuids.bitmap,
-            history: &uuids.history,
-            flags: uuids.flags,
-        };
+        let theirs = uuids.of(node);
         let owed = backing.oos(node);
         let finished = backing.gens.finished_by(&situation, &theirs)
             && !backing.bitmap_uuid(node).is_none()
@@ -378,13 +366,7 @@ impl Resource {
             return;
         }
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
-        let theirs = PeerGenerations {
-            node,
-            current: uuids.current,
-            bitmap: &uuids.bitmap,
-            history: &uuids.history,
-            flags: uuids.flags,
-        };
+        let theirs = uuids.of(node);
         let learned = backing.gens.learn(&situation, &theirs, resyncing);
         let mut changed = false;
         let absent = learned.in_sync.minus(self.st.connected_mask());
