@@ -147,7 +147,7 @@ impl Resource {
     /// What was sent and is not confirmed: held while suspended, else given up, after a new
     /// generation if writes are in flight (L1, L2, L7).
     fn settle_sent(&mut self, peer: PeerIx) {
-        if self.st.susp.any() {
+        if self.holds_sent() {
             self.freeze_parts(peer);
             self.unconfirmed_peer_lost(self.peers[peer].node);
             return;
@@ -156,13 +156,19 @@ impl Resource {
         self.work.push_back(Work::LossCleanup(peer));
     }
 
+    /// True if what was sent waits for the peer to come back: not after a forced demotion, when
+    /// everything fails that is not done.
+    fn holds_sent(&self) -> bool {
+        self.st.susp.any() && !self.st.fail_io
+    }
+
     /// Gives up what was sent, once no new generation is due.
     pub(crate) fn loss_cleanup(&mut self, peer: PeerIx) {
         if !self.peers[peer].hs.cleanup_waits {
             return;
         }
         let node = self.peers[peer].node;
-        if self.st.susp.any() {
+        if self.holds_sent() {
             // Suspended meanwhile: what is held now stays held.
             self.peers[peer].hs.cleanup_waits = false;
             self.freeze_parts(peer);

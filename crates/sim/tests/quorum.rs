@@ -503,6 +503,30 @@ fn a_frozen_primary_can_be_demoted_by_force_case_42() {
 }
 
 #[test]
+fn what_a_forced_demotion_fails_is_not_kept_for_a_peer_that_is_lost_later() {
+    scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        // n1 takes its time, and is lost before it has answered.
+        w.stall_disk(1, 60);
+        let id = w.start(0, WRITE, 8, 8);
+        w.run_for(100 * MILLISECOND);
+        w.refused(0, AdminCommand::Secondary { force: true });
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.granted(0, AdminCommand::Secondary { force: true });
+        w.expect("the write has failed", |w| w.is_answered(id));
+        w.close(0, opener);
+        w.start_node(2);
+        w.rejoin(0, [1, 2]);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_write_that_outlives_a_loss_of_quorum_is_not_acknowledged_where_a_peer_lacks_it() {
     scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
         w.form();
