@@ -337,6 +337,16 @@ impl ActivityLog {
         self.rewrite_left > 0
     }
 
+    /// True if some slot changes with the next transaction.
+    pub fn has_changes(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// True if the next transaction holds as many changes as fit.
+    pub fn is_full(&self) -> bool {
+        self.pending.len() == MAX_UPDATES
+    }
+
     /// True if a transaction is in flight.
     pub fn is_in_flight(&self) -> bool {
         self.in_flight

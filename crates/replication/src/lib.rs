@@ -13,6 +13,7 @@ mod compare;
 pub mod config;
 mod epoch;
 mod exposed;
+mod gather;
 pub mod generation;
 mod handshake;
 pub mod intervals;

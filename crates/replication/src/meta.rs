@@ -13,9 +13,11 @@ use vocab::{
 
 use crate::activity_log::ActivityLog;
 use crate::bitmap::{Bitmap, Changed};
+use crate::gather::Gather;
 use crate::generation::Generations;
 use crate::io::{DiskError, DiskLimits, LogLevel, MetaBlock, MetaPlace, MetaWrite, OpId, Output};
 use crate::peers_in_sync::Claim;
+use crate::request::WaitingOn;
 use crate::resource::{Op, Resource, Work};
 use crate::state::VolIx;
 use vocab::options::OnIoError;
@@ -64,6 +66,8 @@ struct MetaQueue {
     log: Log,
     /// Blocks of the activity log.
     log_blocks: u32,
+    /// When the next activity log transaction is to start.
+    gather: Gather,
 }
 
 /// The activity log of a disk that was just attached.
@@ -258,7 +262,7 @@ impl Resource {
         if meta.in_flight.is_some() {
             return None;
         }
-        [meta.sync_at, meta.lazy_at].into_iter().flatten().min()
+        [meta.sync_at, meta.lazy_at, meta.gather.deadline()].into_iter().flatten().min()
     }
 
     /// Starts the next metadata write, if one is wanted and none is in flight.
@@ -295,10 +299,15 @@ impl Resource {
         self.start_meta(vol, Some(block), Some(change), false, Vec::new());
     }
 
-    /// Starts the activity log transaction that writes wait for; false if there is none.
+    /// Starts the activity log transaction that writes wait for; false if there is none, or if it
+    /// waits for more of them.
     fn write_activity_log(&mut self, vol: VolIx) -> bool {
+        if !self.al_is_due(vol) {
+            return false;
+        }
         let backing = self.vols[vol].backing.as_mut().expect("checked by the caller");
         let Some(transaction) = backing.al.start_transaction() else { return false };
+        backing.meta.gather.started(self.now);
         let mut blocks = Vec::new();
         for extent in &transaction.evicted {
             let covering = backing.bitmap.blocks_of_extent(*extent);
@@ -307,7 +316,27 @@ impl Resource {
         let place = MetaPlace::ActivityLog(transaction.block_index);
         let block = MetaBlock { place, bytes: transaction.block };
         self.start_meta(vol, Some(block), None, true, blocks);
+        // Peers get the writes that wait next, and need extents for them. Those of every write
+        // whose end they have not heard of they still hold.
+        self.flush_peer_acks();
         true
+    }
+
+    /// True if the next activity log transaction is to start now.
+    fn al_is_due(&mut self, vol: VolIx) -> bool {
+        let volume = &mut self.vols[vol];
+        let queued = volume.al_queued.len();
+        // Received writes claim their range before they ask for extents, users' writes afterwards.
+        // What resync and verify claim counts as company, too: at worst a write waits in vain.
+        let claimed = volume.al_queued.iter().filter(|w| matches!(w, WaitingOn::Peer(_))).count();
+        let others = volume.intervals.len() > claimed;
+        let backing = volume.backing.as_mut().expect("checked by the caller");
+        let (al, gather) = (&backing.al, &mut backing.meta.gather);
+        // A write that asked in vain gets nothing before this transaction is done.
+        if !al.has_changes() || al.is_full() || !volume.al_wait.is_empty() {
+            return true;
+        }
+        gather.is_due(self.now, self.in_timeout, queued, others)
     }
 
     fn start_meta(
@@ -376,7 +405,9 @@ impl Resource {
             }
         }
         if done.al {
-            let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+            let volume = &mut self.vols[vol];
+            let backing = volume.backing.as_mut().expect("looked at above");
+            backing.meta.gather.ended(self.now, volume.al_queued.len() + volume.al_wait.len());
             backing.al.transaction_done();
             self.al_transaction_done(vol);
         }

@@ -40,6 +40,8 @@ pub struct Resource {
     pub(crate) me: NodeId,
     pub(crate) opts: ResourceOptions,
     pub(crate) now: Instant,
+    /// The input being handled is a timeout: what came with a burst was handled before it.
+    pub(crate) in_timeout: bool,
     pub(crate) rng: Rng,
     pub(crate) st: State,
     pub(crate) vols: Vec<Volume>,
@@ -433,6 +435,7 @@ impl Resource {
             me: config.node_id,
             opts: config.options,
             now: Instant::default(),
+            in_timeout: false,
             rng: Rng::new(seed),
             st: State {
                 role: Role::Secondary,
@@ -478,6 +481,7 @@ impl Resource {
     pub fn handle(&mut self, now: Instant, input: Input) {
         debug_assert!(now >= self.now, "time went backwards");
         self.now = now;
+        self.in_timeout = matches!(input, Input::Timeout);
         match input {
             Input::LinkUp { peer, tie_break } => self.link_up(peer, tie_break),
             Input::LinkDown { peer, loss } => self.link_down(peer, loss),
