@@ -8,11 +8,14 @@ mod demo;
 mod docs;
 mod engine;
 
-use std::io::{self, ErrorKind, Write};
+use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use surfaces::cli;
 
 /// Replicated block storage in user space, compatible with DRBD
@@ -47,8 +50,38 @@ enum Command {
     },
 }
 
+/// The common options that a command honours that is not the operator's.
+fn honoured(command: &Command) -> Option<&'static [&'static str]> {
+    match command {
+        Command::Operator(_) => None,
+        Command::Engine(_) => Some(&["config", "socket", "node"]),
+        Command::Demo(_) => Some(&["json"]),
+        Command::Man { .. } | Command::Completions { .. } => Some(&[]),
+    }
+}
+
+/// Parses the command line. A common option that the command would ignore is an error.
+fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let mut declared = Cli::command();
+    let matches = declared.try_get_matches_from_mut(words)?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    if let Some(honoured) = honoured(&cli.command) {
+        let name = matches.subcommand_name().unwrap_or_default();
+        let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let common = cli::Common::augment_args(clap::Command::new("common"));
+        for option in common.get_arguments().map(|a| a.get_id().as_str()) {
+            if given(option) && !honoured.contains(&option) {
+                let option = option.replace('_', "-");
+                let text = format!("`ashlar {name}` does not use --{option}; leave it out");
+                return Err(declared.error(ErrorKind::ArgumentConflict, text));
+            }
+        }
+    }
+    Ok(cli)
+}
+
 fn main() -> ExitCode {
-    let Cli { common, command } = Cli::parse();
+    let Cli { common, command } = parse(std::env::args_os()).unwrap_or_else(|e| e.exit());
     let result = match &command {
         Command::Operator(command) => return operator(command, &common),
         Command::Engine(args) => engine::run(args, &common),
@@ -72,7 +105,7 @@ fn operator(command: &cli::Command, common: &cli::Common) -> ExitCode {
     match result.and_then(|()| out.flush().map_err(cli::Error::Output)) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
-        Err(cli::Error::Output(e)) if e.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(cli::Error::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
             let _ = writeln!(err, "ashlar: {e}");
             ExitCode::from(e.status())
@@ -96,6 +129,18 @@ mod tests {
         for page in ["ashlar.1", "ashlar-status.1", "ashlar-create-md.1", "ashlar-engine.1"] {
             let text = std::fs::read_to_string(directory.path().join(page)).expect(page);
             assert!(text.contains("Exit status"), "{page}");
+        }
+    }
+
+    #[test]
+    fn common_options_that_a_command_does_not_use_are_refused() {
+        let parse = |line: &str| parse(line.split(' ').map(OsString::from));
+        for line in ["ashlar demo --socket /s", "ashlar -c /f demo", "ashlar engine --timeout 5"] {
+            let error = parse(line).expect_err(line).to_string();
+            assert!(error.contains("leave it out"), "{error}");
+        }
+        for line in ["ashlar demo --json", "ashlar status --socket /s", "ashlar --node a engine"] {
+            parse(line).expect(line);
         }
     }
 
