@@ -14,6 +14,7 @@ use crate::disk::{Disk, Job};
 use crate::history::{History, NEVER, Stamp, Value, Write, WriteIx};
 use crate::node::{Origin, Pending};
 use crate::plan::{Plan, node_id};
+use crate::view::PeerView;
 use crate::world::World;
 
 /// Sectors of an activity log extent.
@@ -221,9 +222,9 @@ impl World {
             known.role == Some(Role::Primary) && known.first_ack.is_some()
         };
         let holds = |n: usize| {
-            self.nodes[n].drive(volume).is_some_and(|drive| {
-                missing(&self.histories[volume], write, |s| drive.disk.tag(s)).is_none()
-            })
+            let disks = self.disks_in_use(n, volume);
+            let lacks = |disk: &Disk| missing(&self.histories[volume], write, |s| disk.tag(s));
+            !disks.is_empty() && disks.into_iter().all(|disk| lacks(disk).is_none())
         };
         let mut others = (0..self.nodes.len()).filter(|n| *n != node).filter(primary).peekable();
         if others.peek().is_some() && others.all(holds) {
@@ -245,6 +246,20 @@ impl World {
         if let Some((other, _)) = other {
             self.violate("25", format!("n{node} and n{other} both acknowledge writes"));
         }
+    }
+
+    /// What users of a node read: its own disk, or those of its peers if that is not current.
+    fn disks_in_use(&self, node: usize, volume: usize) -> Vec<&Disk> {
+        let Some(view) = self.view(node) else { return Vec::new() };
+        let of = |n: usize| self.nodes[n].drive(volume).map(|drive| &drive.disk);
+        if view.volumes[volume].disk == DiskState::UpToDate {
+            return of(node).into_iter().collect();
+        }
+        let current = |p: &PeerView| {
+            p.conn == ConnState::Connected && p.devices[volume].disk == DiskState::UpToDate
+        };
+        let peers = view.peers.iter().enumerate();
+        peers.filter(|(_, p)| p.as_ref().is_some_and(current)).filter_map(|(n, _)| of(n)).collect()
     }
 
     /// 3: what was acknowledged before a flush is stable where it is UpToDate.

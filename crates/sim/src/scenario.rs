@@ -267,6 +267,11 @@ impl World {
         self.crash(node, true);
     }
 
+    /// A node's process does not run for so many seconds; what is sent to it waits.
+    pub fn pause(&mut self, node: usize, seconds: u64) {
+        self.nodes[node].paused_until = self.now() + seconds * SECOND;
+    }
+
     /// Starts a node again.
     pub fn start_node(&mut self, node: usize) {
         self.boot(node);

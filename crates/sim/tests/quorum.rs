@@ -128,6 +128,38 @@ fn a_target_that_falls_silent_may_have_become_current() {
 }
 
 #[test]
+fn a_primary_that_slept_reports_what_the_next_one_has_by_way_of_others() {
+    let mut plan = majority(2, 1, OnNoQuorum::IoError);
+    plan.net.rr_conflict = RrConflict::RetryConnect;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.detach(0);
+        w.run_seconds(1);
+        w.write(0, 0);
+        w.run_seconds(1);
+        w.write(0, 0);
+        // n1 has the write before n0 falls asleep, and its word of that arrives meanwhile.
+        w.slow(1, 0, 50 * MILLISECOND);
+        let write = w.start(0, WRITE, 8, 8);
+        w.run_for(30 * MILLISECOND);
+        w.pause(0, 20);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        // The next Primary has no disk of its own.
+        let next = w.open(2);
+        w.write(2, 16);
+        let _ = w.finish(write);
+        w.write(2, 24);
+        w.close(2, next);
+        w.close(0, opener);
+        w.wait_connected(0, 1);
+        w.attach_again(0);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_peer_that_leaves_gracefully_does_not_cost_quorum() {
     scenario(majority(2, 0, OnNoQuorum::IoError), |w| {
         w.form();
