@@ -117,6 +117,7 @@ impl Resource {
             dev.seq = 0;
             dev.last_sent = None;
             dev.last_word = None;
+            dev.word_due = false;
             dev.uuids = None;
             dev.uuids_attaching = false;
             dev.sent_uuids = None;

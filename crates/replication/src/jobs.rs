@@ -451,7 +451,10 @@ impl Resource {
     // --- connections ----------------------------------------------------------------------
 
     fn start_connect(&mut self, id: u64, peer: PeerIx) -> Start {
-        if self.handshake_must_wait() {
+        // States that the peer sent for a transaction before may still be under way: taken for
+        // those of the next one, they could be out of date (invariant 23).
+        let stale = self.peers[peer].devs.iter().any(|dev| dev.word_due);
+        if self.handshake_must_wait() || stale {
             return Start::At(self.now + POLL);
         }
         if self.handshake_wants_twopc(peer) {

@@ -236,6 +236,9 @@ impl Resource {
         word: StateWord,
     ) -> Result<(), &'static str> {
         if !self.st.is_connected(peer) {
+            if let Some(vol) = nr.and_then(|nr| self.vol_ix(nr)) {
+                self.peers[peer].devs[vol].word_due = false;
+            }
             if let (Phase::Exchanging, Some(nr)) = (self.peers[peer].hs.phase, nr) {
                 self.handshake_state(peer, nr, word);
             }

@@ -290,6 +290,9 @@ pub(crate) struct PeerDevice {
     pub sizes: Option<Sizes>,
     pub last_sent: Option<StateWord>,
     pub last_word: Option<StateWord>,
+    /// In answer to this node's last connect transaction, the peer has still to send its states, or
+    /// to say that it does not.
+    pub word_due: bool,
     /// What was decided for the last write (a change starts a new epoch).
     pub decision: Decision,
     pub resync: Option<Box<Resync>>,
@@ -731,6 +734,7 @@ impl PeerDevice {
             sizes: None,
             last_sent: None,
             last_word: None,
+            word_due: false,
             decision: Decision::Nothing,
             resync: None,
             verify: None,

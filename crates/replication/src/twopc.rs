@@ -6,6 +6,8 @@
 //! from generations and quorum, transactions only keep the nodes' views together.
 
 mod apply;
+#[cfg(test)]
+mod tests;
 
 use codec::wire::{
     Operation, Outdates, Packet, ReqState, TWOPC_HAS_REACHABLE, TWOPC_PRI_INCAPABLE, TwoPc,
@@ -110,6 +112,7 @@ impl Resource {
         self.forward(&held, PrepareOrEnd::Prepare);
         self.twopc.held = Some(held);
         if let (Operation::Connect(_), Some(peer)) = (op, target.and_then(|t| self.peer_ix(t))) {
+            self.peers[peer].devs.iter_mut().for_each(|dev| dev.word_due = true);
             self.send_state_set(peer);
         }
         self.twopc_progress();
@@ -343,6 +346,10 @@ impl Resource {
     /// P_TWOPC_YES, NO or RETRY.
     pub(crate) fn twopc_reply(&mut self, peer: PeerIx, reply: TwoPcReply, answer: Answer) {
         let node = self.peers[peer].node;
+        if answer != Answer::Yes && !reply.reachable_nodes.contains(node) {
+            // Refused unseen: it has not sent its states.
+            self.peers[peer].devs.iter_mut().for_each(|dev| dev.word_due = false);
+        }
         let Some(held) = &mut self.twopc.held else { return };
         if held.tid != reply.tid
             || i32::from(held.initiator.get()) != reply.initiator
