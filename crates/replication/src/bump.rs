@@ -273,6 +273,9 @@ impl Resource {
         extra: UuidFlags,
         weak: NodeMask,
     ) {
+        if self.is_vouching_to(peer, vol) {
+            return;
+        }
         let nr = self.vols[vol].nr;
         let Some(backing) = self.shown_backing(vol) else {
             let exposed = self.vols[vol].exposed;
@@ -570,6 +573,7 @@ impl Resource {
             Adoption::OfSource => self.peers_follow(vol, current, weak),
             Adoption::Adopted { .. } => {
                 let adopted = backing.gens.current();
+                volume.vouch = Some(weak);
                 // Later writes of the peer wait for this like for the activity log.
                 backing.hold_writes();
                 volume.expose(adopted);
@@ -601,6 +605,7 @@ impl Resource {
         if let Some(backing) = &mut self.vols[vol].backing {
             backing.release_writes();
         }
+        self.vouch(vol);
         self.send_uuids_to_all(vol, UuidFlags::default());
         self.retry_al(vol);
     }

@@ -13,6 +13,7 @@ use vocab::{DiskState, GenUuid, NodeId, NodeMask, Role};
 
 use crate::compare::Decided;
 use crate::generation::{is_generation, weak_nodes};
+use crate::jobs::JobKind;
 use crate::resource::{Decision, Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -177,6 +178,56 @@ impl Resource {
             }
         }
         self.advance_all();
+    }
+
+    // --- the word of a disk for its Primary ------------------------------------------------
+
+    /// A generation is adopted and durable. A Primary without disk goes by the quorum of this node
+    /// as soon as it is told so, and what it writes may be acknowledged by this disk alone. The
+    /// nodes that it does not reach, but this one counts on, have to be there and to know of the
+    /// generation first: those that are not are lost in asking, and those that are vote for no
+    /// older disk any more. A Primary with a disk asks for itself.
+    pub(crate) fn vouch(&mut self, vol: VolIx) {
+        let Some(weak) = self.vols[vol].vouch else { return };
+        let votes = |p: PeerIx| {
+            let disk = self.st.peers[p].devs[vol].disk;
+            weak.contains(self.peers[p].node)
+                && self.st.peers[p].role != Role::Primary
+                && disk >= DiskState::Inconsistent
+        };
+        let relies =
+            (0..self.peers.len()).any(|p| self.st.is_connected(p) && self.is_client(p, vol));
+        if !relies || !self.st.connected().any(votes) {
+            self.vols[vol].vouch = None;
+            return;
+        }
+        let generation = self.presented(vol);
+        self.want(JobKind::Vouch { vol, generation }, None);
+    }
+
+    /// The peer is Primary and has no disk.
+    fn is_client(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let st = &self.st.peers[peer];
+        st.role == Role::Primary && st.devs[vol].disk < DiskState::Inconsistent
+    }
+
+    /// The peer hears of this disk's generation once the others have.
+    pub(crate) fn is_vouching_to(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let waits = self.vols[vol].vouch.is_some() && self.st.is_connected(peer);
+        waits && self.is_client(peer, vol)
+    }
+
+    /// The generation is still the one to be vouched for.
+    pub(crate) fn vouches(&self, vol: VolIx, generation: GenUuid) -> bool {
+        self.vols[vol].vouch.is_some() && self.presented(vol).same(generation)
+    }
+
+    /// Everyone in reach has heard of the generation.
+    pub(crate) fn vouched(&mut self, vol: VolIx, generation: GenUuid) {
+        if self.vouches(vol, generation) {
+            self.vols[vol].vouch = None;
+            self.send_uuids_to_all(vol, UuidFlags::default());
+        }
     }
 
     // --- connections between a node with a disk and one without ----------------------------

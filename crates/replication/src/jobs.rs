@@ -6,7 +6,8 @@ use std::time::Duration;
 use codec::wire::{Operation, Outdates, Packet};
 use vocab::options::Quorum;
 use vocab::{
-    ConnState, DiskState, Instant, NodeId, Refusal, RefusalCode, ReplState, Role, StateError,
+    ConnState, DiskState, GenUuid, Instant, NodeId, Refusal, RefusalCode, ReplState, Role,
+    StateError,
 };
 
 use crate::io::{LogLevel, OpenError, Output};
@@ -70,6 +71,12 @@ pub(crate) enum JobKind {
         peer: PeerIx,
     },
     LostPeer,
+    /// The others hear of a generation before the Primary without disk that proposed it may rely
+    /// on this one.
+    Vouch {
+        vol: VolIx,
+        generation: GenUuid,
+    },
     PrimaryResume,
 }
 
@@ -97,6 +104,7 @@ impl Resource {
         let patience = match kind {
             JobKind::Primary { .. } => self.opts.auto_promote_timeout + self.max_ping_timeout(),
             JobKind::LostPeer
+            | JobKind::Vouch { .. }
             | JobKind::PrimaryResume
             | JobKind::CatchUp { .. }
             | JobKind::Connect(_) => Duration::from_secs(u64::from(u32::MAX)),
@@ -200,7 +208,10 @@ impl Resource {
             }
             JobKind::Verify { vol, peer } => self.start_pair(id, Operation::Verify, peer, vol),
             JobKind::CatchUp { vol, peer } => self.start_catch_up(id, peer, vol),
-            JobKind::LostPeer => self.start_empty(id),
+            JobKind::Vouch { vol, generation } if !self.vouches(vol, generation) => {
+                Start::Done(Ok(()))
+            }
+            JobKind::LostPeer | JobKind::Vouch { .. } => self.start_empty(id),
             JobKind::PrimaryResume => self.start_empty(id),
         };
         match start {
@@ -268,6 +279,10 @@ impl Resource {
             }
             // Answered once the link is closed.
             JobKind::Disconnect(_) => job.not_before = Instant(0),
+            JobKind::Vouch { vol, generation } => {
+                self.finish_job(id, Ok(()));
+                self.vouched(vol, generation);
+            }
             JobKind::PrimaryResume => {
                 self.finish_job(id, Ok(()));
                 self.primary_resumed();
@@ -297,7 +312,13 @@ impl Resource {
             StateError::ConcurrentStChg | StateError::Timeout | StateError::InTransientState
         ) || (matches!(kind, JobKind::Primary { .. })
             && matches!(code, StateError::CwFailedByPeer | StateError::TwoPrimaries))
-            || matches!(kind, JobKind::LostPeer | JobKind::PrimaryResume | JobKind::CatchUp { .. });
+            || matches!(
+                kind,
+                JobKind::LostPeer
+                    | JobKind::Vouch { .. }
+                    | JobKind::PrimaryResume
+                    | JobKind::CatchUp { .. }
+            );
         if !transient || now >= job.deadline {
             return self.finish_job(id, Err(refusal));
         }

@@ -101,6 +101,9 @@ pub(crate) struct Volume {
     /// A generation that the disk may hold although nobody was told, and what it held before: it
     /// was lost, or became useless, while it was being made durable.
     pub unannounced: Option<Box<(GenUuid, Generations)>>,
+    /// This disk has taken a generation that a Primary without disk proposed, and does not tell
+    /// that Primary before these nodes, which it does not reach, have been asked.
+    pub vouch: Option<NodeMask>,
     /// Was Primary when it stopped (from metadata, or a failed disk).
     pub crashed_primary: bool,
     /// Stopped as a Secondary while its Primary wrote: it may hold writes that others lack, and
@@ -565,6 +568,7 @@ impl Resource {
             bump_running: false,
             bump_announce: None,
             unannounced: None,
+            vouch: None,
             crashed_primary: false,
             crashed_secondary: false,
             lost_quorum: false,

@@ -160,6 +160,40 @@ fn a_primary_that_slept_reports_what_the_next_one_has_by_way_of_others() {
 }
 
 #[test]
+fn a_primary_without_disk_relies_on_no_quorum_that_has_silently_gone() {
+    let mut plan = majority(3, 1, OnNoQuorum::IoError);
+    plan.net.rr_conflict = RrConflict::RetryConnect;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(3);
+        w.write(3, 0);
+        // n3 is left with n2, which has quorum by n0.
+        w.cut_off(1, [2, 3]);
+        w.cut(0, 3);
+        let write = w.start(3, WRITE, 8, 8);
+        w.run_for(9500 * MILLISECOND);
+        // And n0 joins n1, which n2 has not noticed when it takes the next generation.
+        w.cut(0, 2);
+        w.wait_lost(3, 0);
+        w.wait_lost(3, 1);
+        // n2 goes on with n3, or n1 goes on with n0.
+        let other = w.try_open(1);
+        let late = w.start(3, WRITE, 24, 8);
+        if let Ok(opener) = other {
+            (2..6).for_each(|i| w.write(1, 8 * i));
+            w.run_seconds(20);
+            w.close(1, opener);
+        }
+        w.wait_secondary(1);
+        w.rejoin(0, [2, 3]);
+        w.rejoin(1, [2, 3]);
+        let _ = (w.finish(write), w.finish(late));
+        w.close(3, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_peer_that_leaves_gracefully_does_not_cost_quorum() {
     scenario(majority(2, 0, OnNoQuorum::IoError), |w| {
         w.form();
