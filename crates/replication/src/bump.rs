@@ -231,6 +231,7 @@ impl Resource {
         self.announce_generation(vol);
         // A peer lost meanwhile leaves the mark set: another generation follows.
         self.vols[vol].bump_running = false;
+        self.retry_al(vol);
         self.work.push_back(Work::Kick(vol));
         self.advance_all();
         self.resume_cleanups();

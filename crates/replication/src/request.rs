@@ -107,6 +107,8 @@ impl Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitingOn {
     User(Request),
+    /// Sequence number of a write that the own disk, which is back, gets now.
+    Again(u64),
     /// Key in `peer_writes`.
     Peer(usize),
     /// Key in `serves`.
@@ -247,7 +249,9 @@ impl Resource {
         if read {
             return Admission::Go;
         }
-        if self.demoting {
+        // First what the disk that is back lacks: it may need all extents there are, and newer
+        // writes hold theirs until the older ones are done.
+        if self.demoting || self.vols[vol].again > 0 {
             return Admission::Wait;
         }
         if self.bump_blocks(vol) {
@@ -287,7 +291,7 @@ impl Resource {
     pub(crate) fn al_begin(&mut self, vol: VolIx, range: SectorRange, who: WaitingOn) -> bool {
         let volume = &mut self.vols[vol];
         let backing = volume.backing.as_mut().expect("the disk is in use");
-        if !backing.may_write() {
+        if !backing.may_write() || volume.bump_announce.is_some() {
             volume.al_wait.push_back(who);
             return false;
         }
@@ -304,6 +308,14 @@ impl Resource {
         for waiting in std::mem::take(&mut self.vols[vol].al_queued) {
             match waiting {
                 WaitingOn::Peer(key) => self.submit_peer_write(key),
+                WaitingOn::Again(seq) if self.vols[vol].bump_announce.is_none() => {
+                    self.submit_again(seq);
+                }
+                WaitingOn::Again(seq) => {
+                    let range = self.log.get(seq).map_or(SectorRange::default(), |w| w.range);
+                    self.al_end(vol, range);
+                    self.vols[vol].al_wait.push_back(waiting);
+                }
                 WaitingOn::User(request) => {
                     // A suspension, a lost disk or an overlapping write may have come first.
                     let go = self.admission(vol, false) == Admission::Go
@@ -825,6 +837,7 @@ impl Resource {
                     self.vols[vol].held.push_back(request);
                 }
             }
+            WaitingOn::Again(seq) => self.try_again(seq),
             WaitingOn::Peer(key) => self.try_peer_write(key),
             WaitingOn::Serve(key) => self.try_serve(key),
         }

@@ -126,6 +126,8 @@ pub(crate) struct Volume {
     pub al_wait: VecDeque<WaitingOn>,
     /// Part of the next or running activity log transaction.
     pub al_queued: Vec<WaitingOn>,
+    /// Writes that the disk, which is back, lacks and has not been given yet.
+    pub again: usize,
     /// Waiting for an overlapping operation to end.
     pub conflict_wait: VecDeque<WaitingOn>,
     pub reads_in_flight: u32,
@@ -581,6 +583,7 @@ impl Resource {
             held: VecDeque::new(),
             al_wait: VecDeque::new(),
             al_queued: Vec::new(),
+            again: 0,
             conflict_wait: VecDeque::new(),
             reads_in_flight: 0,
             round_robin: 0,

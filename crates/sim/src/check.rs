@@ -83,6 +83,11 @@ impl Checks {
         apply_transaction(&mut self.known[node].active[volume], block);
     }
 
+    /// A disk is attached: its activity log starts empty.
+    pub(crate) fn attached(&mut self, node: usize, volume: usize) {
+        self.known[node].active[volume].extents.clear();
+    }
+
     /// I/O of a node may go on.
     pub(crate) fn thawed(&mut self, node: usize) {
         self.known[node].frozen = false;

@@ -372,6 +372,7 @@ impl World {
             return None;
         }
         drive.claim = Claim::Held;
+        self.checks.attached(node, volume);
         let image = Box::new(drive.disk.image());
         let command = AdminCommand::Attach { volume: VolumeNr(volume as u16), image };
         Some(self.admin(node, command))

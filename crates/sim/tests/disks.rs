@@ -6,7 +6,7 @@ use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::Protocol;
+use vocab::options::{OnNoDataAccessible, Protocol};
 use vocab::{DiskState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -366,6 +366,32 @@ fn a_node_whose_disk_is_being_attached_remembers_the_generation_it_voted_for() {
         w.heal(2, 1);
         w.start_node(1);
         w.wait_disk(2, DiskState::UpToDate);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_disk_that_is_back_gets_what_is_under_way_in_a_generation_that_is_durable() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        behave(w, 0, Behaviour { write_errors: 100, ..Behaviour::default() });
+        behave(w, 1, Behaviour { write_errors: 100, ..Behaviour::default() });
+        let held = w.start(0, WRITE, 3 * EXTENT, 8);
+        w.wait_disk(0, DiskState::Diskless);
+        w.wait_disk(1, DiskState::Diskless);
+        // The generation that starts without n1 is not on the disk before what the disk lacks is
+        // on record.
+        let slow = (500_000, 3_000_000);
+        behave(w, 0, Behaviour { latency: slow, ..Behaviour::default() });
+        behave(w, 1, Behaviour::default());
+        w.attach_again(0);
+        w.finish(held).ok();
+        w.attach_again(1);
+        w.close(0, opener);
         w.settle();
     });
 }

@@ -3,7 +3,7 @@
 use vocab::options::Protocol;
 use vocab::{NodeId, ReplState, SectorRange};
 
-use super::{Local, Part, Write, local_io};
+use super::{Local, Part, WaitingOn, Write, local_io};
 use crate::io::{Output, RequestOp};
 use crate::resource::{Decision, Op, Resource, Work};
 use crate::state::{PeerIx, VolIx};
@@ -120,6 +120,7 @@ impl Resource {
                 write.al = false;
             }
         }
+        self.vols[vol].again = 0;
         self.advance_all();
     }
 
@@ -141,20 +142,43 @@ impl Resource {
         for slot in 0..backing.bitmap.slots() {
             ranges.iter().for_each(|range| backing.set_range(slot, *range));
         }
+        self.vols[vol].again = ranges.len();
         self.persist_with_bitmap(vol, Work::WriteAgain(vol));
     }
 
     /// What the disk lacks is on record.
     pub(crate) fn written_again(&mut self, vol: VolIx) {
-        for seq in self.log.seqs() {
-            let write = self.log.get_mut(seq).expect("in range");
-            if write.vol != vol || write.local != Local::Again {
-                continue;
-            }
-            write.local = Local::Pending;
-            let io = local_io(write.op, write.range);
-            let op = self.op(Op::Write(seq));
-            self.out.push_back(Output::Disk { volume: self.vols[vol].nr, op, io });
+        let lacks = |w: &Write| w.vol == vol && w.local == Local::Again;
+        let seqs: Vec<u64> = self
+            .log
+            .seqs()
+            .zip(self.log.iter())
+            .filter(|(_, w)| lacks(w))
+            .map(|(s, _)| s)
+            .collect();
+        seqs.into_iter().for_each(|seq| self.try_again(seq));
+    }
+
+    /// Until it is done the write is like any other: its extents are active, and the generation of
+    /// the disk is durable.
+    pub(crate) fn try_again(&mut self, seq: u64) {
+        let Some(write) = self.log.get(seq).filter(|w| w.local == Local::Again) else { return };
+        let (vol, range) = (write.vol, write.range);
+        if self.al_begin(vol, range, WaitingOn::Again(seq)) {
+            self.submit_again(seq);
+        }
+    }
+
+    pub(crate) fn submit_again(&mut self, seq: u64) {
+        let Some(write) = self.log.get_mut(seq).filter(|w| w.local == Local::Again) else { return };
+        write.local = Local::Pending;
+        write.al = true;
+        let (vol, io) = (write.vol, local_io(write.op, write.range));
+        let op = self.op(Op::Write(seq));
+        self.out.push_back(Output::Disk { volume: self.vols[vol].nr, op, io });
+        self.vols[vol].again -= 1;
+        if self.vols[vol].again == 0 {
+            self.work.push_back(Work::Kick(vol));
         }
     }
 
