@@ -260,6 +260,10 @@ impl Resource {
                 return Admission::Wait;
             }
         }
+        // What its resync has blocked is free already, but a generation may be due without it.
+        if self.st.connected().any(|p| self.peers[p].hs.losing) {
+            return Admission::Wait;
+        }
         let exchanging = self
             .st
             .peers

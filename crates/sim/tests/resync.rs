@@ -577,3 +577,27 @@ fn a_target_that_dies_knows_towards_all_what_it_may_have_received() {
         });
     }
 }
+
+#[test]
+fn a_write_that_waited_for_a_resync_belongs_to_the_generation_after_its_end() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        write_much(w, 0, 0);
+        let volume = VolumeNr(0);
+        w.granted(1, AdminCommand::Invalidate { volume, from: Some(node_id(0)) });
+        w.wait("n1 is being resynced", |w| syncing(w, 0, 1) && syncing(w, 1, 0));
+        w.stall_disk(1, 30);
+        w.run_for(2_000_000);
+        let ids: Vec<u64> = (0..16).map(|i| w.start(0, WRITE, i * EXTENT, 8)).collect();
+        w.run_for(5_000_000);
+        w.kill(1);
+        for id in ids {
+            w.finish(id).ok();
+        }
+        w.release_disk(1);
+        w.start_node(1);
+        w.close(0, opener);
+        w.settle();
+    });
+}
