@@ -30,6 +30,8 @@ struct Known {
     role: Option<Role>,
     /// It is Primary, and not cut off: with quorum, where that decides.
     serves: bool,
+    /// Since when it serves, if it does.
+    serves_since: Stamp,
     /// When it served last, if it does not now.
     served_until: Stamp,
     /// Its acknowledgements since its last promotion.
@@ -306,9 +308,11 @@ impl World {
         }
     }
 
-    /// 5: a node that was promoted serves every acknowledged write.
+    /// 5: a node that was promoted serves every write that was acknowledged before. If another was
+    /// promoted meanwhile, it has not noticed yet that it is cut off.
     pub(crate) fn check_open(&mut self, node: usize) {
-        if !self.plan.is_strict() || !self.sole_primary(node, self.stamp) {
+        let since = self.checks.known[node].serves_since;
+        if !self.plan.is_strict() || !self.sole_primary(node, since) {
             return;
         }
         let Some(view) = self.view(node) else { return };
@@ -489,8 +493,10 @@ impl World {
         let known = &mut self.checks.known[node];
         let before = known.role.replace(view.role);
         let serves = view.role == Role::Primary && quorate;
-        if std::mem::replace(&mut known.serves, serves) && !serves {
-            known.served_until = self.stamp;
+        match (std::mem::replace(&mut known.serves, serves), serves) {
+            (true, false) => known.served_until = self.stamp,
+            (false, true) => known.serves_since = self.stamp,
+            _ => {}
         }
         if before != Some(Role::Primary) && view.role == Role::Primary {
             known.first_ack = None;

@@ -1,7 +1,7 @@
 //! Hard cases 44 to 53 and 92 to 94 of semantics §14: promotion, demotion and the connections
 //! that come and go meanwhile.
 
-use replication::io::{AdminCommand, Input};
+use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
@@ -361,5 +361,27 @@ fn a_neighbour_not_known_to_be_lost_does_not_make_an_overtaken_disk_current() {
         w.heal(2, 3);
         w.connect(2, 3);
         w.settle();
+    });
+}
+
+#[test]
+fn a_primary_that_has_not_noticed_that_it_is_cut_off_can_be_opened() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.open(0);
+        w.cut_off(0, [1, 2]);
+        for node in [1, 2] {
+            let loss = LinkLoss::Stalled;
+            w.input_of_scenario(node, Input::LinkDown { peer: node_id(0), loss });
+            w.wait_lost(node, 0);
+        }
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.close(1, opener);
+        w.wait_secondary(1);
+        // It waits for answers to its pings.
+        w.start(0, WRITE, 8192, 8);
+        w.open(0);
+        w.expect("n0 is Primary", |w| w.is_primary(0));
     });
 }
