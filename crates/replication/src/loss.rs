@@ -177,7 +177,11 @@ impl Resource {
         }
         let mut waits = false;
         for vol in 0..self.vols.len() {
-            let owed = self.log.iter().any(|w| w.vol == vol && !w.completed);
+            // What is reported already, the peer may not have, or not have kept.
+            let owed = self
+                .log
+                .iter()
+                .any(|w| w.vol == vol && (!w.completed || !self.part_is_done(w, peer)));
             let quorate = self.st.vols[vol].quorum;
             let can = self.st.role == Role::Primary && quorate && self.has_data(&self.st, vol);
             if self.bump_blocks(vol) && owed && can {

@@ -4,7 +4,7 @@ use replication::io::AdminCommand;
 use sim::Op;
 use sim::plan::{Plan, Start};
 use sim::scenario::scenario;
-use vocab::options::{NetOptions, OnNoQuorum, Quorum};
+use vocab::options::{NetOptions, OnNoQuorum, Protocol, Quorum};
 use vocab::{ConnState, DiskState, ReplState, SectorRange, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -592,6 +592,36 @@ fn an_explicit_primary_stays_until_it_is_demoted() {
         w.demote(0);
         w.promote(1);
         w.demote(1);
+        w.settle();
+    });
+}
+
+/// Without quorum the data of the one node that ever writes is what counts.
+fn at_home(node: usize, protocol: Protocol) -> Plan {
+    let mut plan = Plan::quiet(2, 0);
+    plan.net.protocol = protocol;
+    plan.workload.nodes = vec![node];
+    plan
+}
+
+#[test]
+fn a_write_that_a_lost_peer_may_lack_belongs_to_a_new_generation_although_it_is_reported() {
+    scenario(at_home(1, Protocol::A), |w| {
+        w.form();
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.write(1, EXTENT);
+        w.cut(0, 1);
+        w.write(1, 0);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.close(1, opener);
+        w.wait_secondary(1);
+        w.run_seconds(1);
+        w.kill(1);
+        w.heal(0, 1);
+        w.start_node(0);
+        w.start_node(1);
         w.settle();
     });
 }
