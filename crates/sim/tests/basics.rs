@@ -625,3 +625,27 @@ fn a_write_that_a_lost_peer_may_lack_belongs_to_a_new_generation_although_it_is_
         w.settle();
     });
 }
+
+#[test]
+fn a_source_that_never_heard_of_the_end_of_a_resync_writes_in_a_new_generation() {
+    scenario(at_home(1, Protocol::C), |w| {
+        w.form();
+        let opener = w.open(1);
+        w.cut(0, 1);
+        w.wait_lost(1, 0);
+        w.write(1, 0);
+        w.close(1, opener);
+        w.heal(0, 1);
+        w.wait_disk(0, DiskState::Inconsistent);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.kill(1);
+        w.kill(0);
+        w.start_node(1);
+        let opener = w.open(1);
+        w.write(1, EXTENT);
+        w.close(1, opener);
+        w.wait_secondary(1);
+        w.start_node(0);
+        w.settle();
+    });
+}

@@ -196,16 +196,14 @@ impl Generations {
     }
 
     /// True if an absent node, recorded as further back, may hold the current generation by now:
-    /// a third disk could have been the source of its resync. Writing on within that generation
-    /// would make disks with different contents equal in name, and every node but those that
-    /// recorded the writes would take them for equal in fact (invariant 17). Stricter than the
-    /// reference, which writes on.
+    /// a third disk could have been the source of its resync, or this one, and it was lost before
+    /// it could say that it was done. Writing on within that generation would make disks with
+    /// different contents equal in name, and every node but those that recorded the writes would
+    /// take them for equal in fact (invariant 17). Stricter than the reference, which writes on.
     fn may_be_unheard(&self, node: NodeId, situation: &Situation) -> bool {
-        let diskful =
-            |node: NodeId| situation.node(node).configured && situation.node(node).has_slot;
-        diskful(node)
-            && !self.bitmap[node.index()].uuid.is_none()
-            && situation.others().any(|third| third != node && diskful(third))
+        let neighbour = situation.node(node);
+        let base = self.bitmap[node.index()].uuid;
+        neighbour.configured && neighbour.has_slot && !base.is_none()
     }
 
     /// ADOPT: a connected Primary started generation `uuid`, unheard by the nodes in `weak`.

@@ -187,12 +187,13 @@ fn a_slot_that_starts_further_back_keeps_its_base_and_one_at_current_counts_agai
 
 #[test]
 fn an_absent_node_that_may_have_caught_up_unheard_ends_the_generation() {
-    // Two nodes: nobody else could have been its source.
+    // Two nodes: this one may have been its source, and not have heard of the end.
     let mut two = situation(0, true, [UpToDate, DUnknown, DUnknown]);
     two.nodes[2] = Neighbour::NOBODY;
     let mut a = gens(0x10, [0, 0x40, 0x90, 0x90], &[0x30]);
-    assert_eq!(a.bump(&two, NodeMask::EMPTY, fresh(&[])), None, "one generation per absence");
-    // With a third disk about there may have been one.
+    assert!(a.bump(&two, NodeMask::EMPTY, fresh(&[0x200])).unwrap().behind.is_empty());
+    check(&a, 0x201, [0, 0x40, 0x90, 0x90], &[0x10, 0x30]);
+    // With a third disk about that may have been the source.
     let three = situation(0, true, [UpToDate, DUnknown, UpToDate]);
     let mut a = gens(0x10, [0, 0x40, 0, 0x90], &[0x30]);
     let bump = a.bump(&three, NodeMask::EMPTY, fresh(&[0x200])).unwrap();
