@@ -158,6 +158,8 @@ impl Resource {
             return;
         }
         self.vols[vol].unannounced = None;
+        // What was under way at the crash, this disk has, and no other has it in this generation.
+        self.vols[vol].crashed_primary = false;
         let weak = weak_nodes(&self.situation(vol)).or(new.never_synced);
         for peer in 0..self.peers.len() {
             if !self.st.is_connected(peer) {

@@ -583,12 +583,8 @@ impl Resource {
         for vol in 0..self.vols.len() {
             self.vols[vol].bump_pending = primary;
             self.vols[vol].unconfirmed = None;
-            if primary {
-                self.vols[vol].crashed_primary = false;
-            } else {
-                if let Some(backing) = &mut self.vols[vol].backing {
-                    backing.gens.demote();
-                }
+            if let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !primary) {
+                backing.gens.demote();
             }
             self.md_changed_now(vol);
         }

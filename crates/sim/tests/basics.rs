@@ -649,3 +649,24 @@ fn a_source_that_never_heard_of_the_end_of_a_resync_writes_in_a_new_generation()
         w.settle();
     });
 }
+
+#[test]
+fn a_crashed_primary_that_was_promoted_and_wrote_nothing_is_still_the_one_that_crashed() {
+    scenario(at_home(1, Protocol::B), |w| {
+        w.form();
+        w.open(1);
+        w.write(1, 0);
+        // Received, and not on the disk.
+        w.stall_disk(0, 30);
+        w.write(1, EXTENT);
+        w.kill(0);
+        w.kill(1);
+        w.release_disk(0);
+        w.start_node(1);
+        let opener = w.open(1);
+        w.close(1, opener);
+        w.wait_secondary(1);
+        w.start_node(0);
+        w.settle();
+    });
+}
