@@ -532,7 +532,7 @@ mod tests {
     use crate::io::{AdminCommand, DiskLimits, Input, MetaBlock, MetaPlace};
     use codec::disk::{MdParams, Placement, zeroed_block};
     use vocab::options::ResourceOptions;
-    use vocab::{Bytes, Instant, Minor, Sectors};
+    use vocab::{Bytes, Dagtag, Instant, Minor, Sectors};
 
     #[test]
     fn a_new_disk_gives_the_volume_its_size_and_records_it() {
@@ -548,6 +548,7 @@ mod tests {
                 peers: Vec::new(),
             },
             1,
+            Dagtag(0),
         );
         let (superblock, layout) =
             Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();

@@ -436,8 +436,9 @@ pub(crate) enum Work {
 impl Resource {
     /// A resource that is configured and idle: every volume Diskless, every connection
     /// StandAlone. `seed` feeds generation identifiers and back-off times; it must never repeat
-    /// between two runs of one node.
-    pub fn new(config: ResourceConfig, seed: u64) -> Resource {
+    /// between two runs of one node. The node's write stream goes on from `position`, which lies
+    /// beyond all that earlier runs of it have used: others compare what they have of the stream.
+    pub fn new(config: ResourceConfig, seed: u64, position: Dagtag) -> Resource {
         let mut resource = Resource {
             name: config.name,
             me: config.node_id,
@@ -456,7 +457,7 @@ impl Resource {
             peers: Vec::new(),
             members: config.node_id.mask(),
             far_primaries: NodeMask::EMPTY,
-            dagtag: Dagtag(0),
+            dagtag: position,
             explicit_primary: false,
             demoting: false,
             log: TransferLog::new(),
@@ -474,8 +475,6 @@ impl Resource {
             out: VecDeque::new(),
             visible_change: false,
         };
-        // A value above any used before: the position only has to grow (wire §5.5).
-        resource.dagtag = Dagtag((seed >> 24) & !7);
         for volume in config.volumes {
             resource.add_volume(volume);
         }

@@ -13,7 +13,7 @@ use replication::io::{
     AdminCommand, BufId, DiskData, DiskError, DiskOp, Input, IoError, LinkLoss, MetaPlace,
     MetaWrite, OpId, OpenError, Output, Request,
 };
-use vocab::{NodeId, Refusal, VolumeNr};
+use vocab::{Dagtag, NodeId, Refusal, VolumeNr};
 
 use crate::check::Checks;
 use crate::client::Clients;
@@ -335,11 +335,13 @@ impl World {
     pub(crate) fn boot(&mut self, node: usize) {
         let seed = self.rng.bits();
         trace!(self, "n{node} boots");
+        // Nobody writes as many sectors as nanoseconds pass.
+        let position = Dagtag((1 << 32) + self.now());
         let config = self.plan.config(node);
         let n = &mut self.nodes[node];
         assert!(n.resource.is_none(), "a running node does not boot");
         n.incarnation += 1;
-        n.resource = Some(Resource::new(config, seed));
+        n.resource = Some(Resource::new(config, seed, position));
         n.buffers = Default::default();
         n.paused_until = 0;
         let connect_first = self.rng.one_in(4);

@@ -1,9 +1,9 @@
 //! The everyday life of a resource, one scenario each.
 
 use replication::io::AdminCommand;
-use sim::Op;
 use sim::plan::{Plan, Start};
 use sim::scenario::scenario;
+use sim::{Op, World};
 use vocab::options::{NetOptions, OnNoQuorum, Protocol, Quorum};
 use vocab::{ConnState, DiskState, ReplState, SectorRange, VolumeNr};
 
@@ -592,6 +592,22 @@ fn an_explicit_primary_stays_until_it_is_demoted() {
         w.demote(0);
         w.promote(1);
         w.demote(1);
+        w.settle();
+    });
+}
+
+#[test]
+fn the_write_stream_of_a_node_goes_on_beyond_what_it_wrote_before_a_restart() {
+    let position = |w: &World| w.nodes[0].resource.as_ref().expect("n0 runs").dagtag();
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        (0..16).for_each(|i| w.write(0, i * 8));
+        w.close(0, opener);
+        let before = position(w);
+        w.kill(0);
+        w.start_node(0);
+        w.expect("nobody waits for what was never written", |w| position(w) > before);
         w.settle();
     });
 }
