@@ -387,14 +387,14 @@ impl Resource {
     }
 
     /// This disk stopped while its Primary wrote, and what was under write is not settled with
-    /// the peers that are connected. A mixture of generations settles nothing: it is resynced, and
-    /// while it is, this disk may be the only one that its users have.
+    /// the peers that are connected. A mixture of generations settles nothing, nor does a disk that
+    /// gets its data from here: this one may be the only one that its users have.
     pub(crate) fn unclean_towards_peers(&self, vol: VolIx) -> bool {
         let Some(backing) = &self.vols[vol].backing else { return false };
         let owed = |p: PeerIx| {
             let disk = self.st.peers[p].devs[vol].disk;
             let whole = disk > DiskState::Inconsistent && disk != DiskState::DUnknown;
-            whole && backing.oos(self.peers[p].node) != 0
+            whole && !self.repl(p, vol).is_source() && backing.oos(self.peers[p].node) != 0
         };
         self.vols[vol].crashed_secondary && self.st.connected().any(owed)
     }

@@ -450,3 +450,33 @@ fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
         w.settle();
     });
 }
+
+#[test]
+fn a_server_that_becomes_the_source_of_the_other_goes_on_serving() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        for i in 0..6 {
+            w.write(2, i * 8192);
+        }
+        // Both stop under writes, and what may differ between them is known when they meet.
+        w.cut(0, 1);
+        w.kill(0);
+        w.kill(1);
+        w.wait_lost(2, 0);
+        w.wait_lost(2, 1);
+        w.start_node(0);
+        w.start_node(1);
+        w.wait_connected(0, 2);
+        w.wait_connected(1, 2);
+        w.write(2, 0);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.expect("the client has its data", |w| {
+            w.disk(0) == DiskState::UpToDate || w.disk(1) == DiskState::UpToDate
+        });
+        w.write(2, 8);
+        w.close(2, opener);
+        w.settle();
+    });
+}
