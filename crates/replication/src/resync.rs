@@ -143,6 +143,10 @@ impl Resource {
             }
             WFBitMapT => {
                 self.resync_mut(peer, vol).sent = false;
+                // Not on this disk while it was away, and not yet on the one it catches up with:
+                // nobody has counted them as missing here.
+                let node = self.peers[peer].node;
+                self.mark_unfinished(vol, node);
                 self.exchange_progress(peer, vol);
             }
             StartingSyncT => self.set_all_bits(peer, vol, true),

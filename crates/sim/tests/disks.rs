@@ -418,3 +418,25 @@ fn a_disk_that_is_back_gets_what_is_under_way() {
         w.settle();
     });
 }
+
+#[test]
+fn a_disk_that_is_back_fetches_what_its_source_is_still_to_write() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.detach(0);
+        w.wait("it is known", |w| w.device(1, 0).disk == DiskState::Diskless);
+        w.write(0, EXTENT);
+        // Only this write is late: what the disk of n1 is given after it is done before.
+        w.stall_disk(1, 30);
+        let held = w.start(0, WRITE, EXTENT + 64, 8);
+        w.run_for(100_000_000);
+        w.release_disk(1);
+        w.attach_again(0);
+        w.finish(held).ok();
+        w.read(0, EXTENT + 64);
+        w.close(0, opener);
+        w.settle();
+    });
+}
