@@ -480,3 +480,35 @@ fn a_server_that_becomes_the_source_of_the_other_goes_on_serving() {
         w.settle();
     });
 }
+
+#[test]
+fn a_held_write_goes_to_no_server_that_is_still_to_be_resynced() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.cut_off(1, [0, 2]);
+        w.wait_lost(2, 1);
+        w.write(2, 40960);
+        let pause =
+            |pause| AdminCommand::PauseSync { peer: node_id(0), volume: VolumeNr(0), pause };
+        w.granted(1, pause(true));
+        w.heal(0, 1);
+        w.wait("n1 is to be resynced", |w| w.device(1, 0).repl == ReplState::PausedSyncT);
+        // What does not reach n0 any more is held, and n1 comes back first.
+        w.cut(0, 2);
+        let held = w.start(2, WRITE, 40960, 8);
+        w.wait_lost(2, 0);
+        w.wait_lost(0, 2);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.run_seconds(1);
+        w.granted(1, pause(false));
+        w.wait_disk(1, DiskState::UpToDate);
+        w.finish(held).ok();
+        w.heal(0, 2);
+        w.read(2, 40960);
+        w.close(2, opener);
+        w.settle();
+    });
+}

@@ -1,7 +1,7 @@
 //! Writes in flight when a peer or the own disk is lost, and when the peer is back (semantics §8.6).
 
 use vocab::options::Protocol;
-use vocab::{NodeId, ReplState, SectorRange};
+use vocab::{DiskState, NodeId, ReplState, SectorRange};
 
 use super::{Local, Part, WaitingOn, Write, local_io};
 use crate::io::{Output, RequestOp};
@@ -70,7 +70,10 @@ impl Resource {
                 // The epochs of a flush are confirmed by the barriers that follow.
                 continue;
             }
-            let follows = self.repl(peer, vol) == ReplState::Established
+            // A mixture that is to be resynced from another disk would take back what it is sent now.
+            let current = self.st.peers[peer].devs[vol].disk > DiskState::Inconsistent;
+            let follows = current
+                && self.repl(peer, vol) == ReplState::Established
                 && self.decide(peer, vol) == Decision::Data;
             if unanswered && !follows {
                 continue;
