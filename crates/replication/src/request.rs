@@ -705,7 +705,7 @@ impl Resource {
     }
 
     /// A disk that others can be brought up to date from has the write. A disk that is itself being
-    /// resynced may have it, too, but is worth nothing should it be left alone.
+    /// resynced, or is only Consistent, may have it, too, but may have to follow one that has not.
     fn is_kept(&self, write: &Write) -> bool {
         let vol = write.vol;
         let here = write.local == Local::Ok && self.st.vols[vol].disk == DiskState::UpToDate;
@@ -713,7 +713,7 @@ impl Resource {
             let written = write.parts[self.peers[p].node.index()].counts_as_written();
             let disk = self.st.peers[p].devs[vol].disk;
             // Held over a loss: the peer had it, and was current then.
-            written && (!self.st.is_connected(p) || disk > DiskState::Outdated)
+            written && (!self.st.is_connected(p) || disk == DiskState::UpToDate)
         };
         here || (0..self.peers.len()).any(there)
     }
@@ -898,5 +898,56 @@ fn local_io(op: RequestOp, range: SectorRange) -> DiskOp {
         RequestOp::Discard => DiskOp::Discard { range },
         RequestOp::Zeroes { unmap } => DiskOp::Zeroes { range, unmap },
         RequestOp::Read | RequestOp::Flush => unreachable!("only writes enter the log"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
+    use vocab::options::{DiskOptions, NetOptions, ResourceOptions};
+    use vocab::{Minor, NodeId, VolumeNr};
+
+    #[test]
+    fn a_write_is_kept_only_on_a_disk_that_others_follow() {
+        let node = NodeId::new(1).unwrap();
+        let (nr, disk) = (VolumeNr(0), DiskOptions::default());
+        let peer = PeerConfig {
+            node_id: node,
+            name: "b".to_owned(),
+            net: NetOptions::default(),
+            devices: Vec::new(),
+        };
+        let config = ResourceConfig {
+            name: "r0".to_owned(),
+            node_id: NodeId::new(0).unwrap(),
+            options: ResourceOptions::default(),
+            volumes: vec![VolumeConfig { nr, minor: Minor(0), diskless: true, disk }],
+            peers: vec![peer],
+        };
+        let mut resource = Resource::new(config, 1, Dagtag(0));
+        let mut parts = [Part::None; MAX_NODES];
+        parts[node.index()] = Part::Acked;
+        let write = Write {
+            vol: 0,
+            id: 0,
+            op: RequestOp::Discard,
+            range: SectorRange::new(0, 8),
+            dagtag: Dagtag(8),
+            epoch: 1,
+            local: Local::None,
+            parts,
+            completed: false,
+            since: Instant::default(),
+            interval: None,
+            al: false,
+        };
+        resource.st.peers[0].conn = ConnState::Connected;
+        for disk in [DiskState::Inconsistent, DiskState::Outdated, DiskState::Consistent] {
+            resource.st.peers[0].devs[0].disk = disk;
+            assert!(!resource.is_kept(&write), "{disk}");
+        }
+        resource.st.peers[0].devs[0].disk = DiskState::UpToDate;
+        assert!(resource.is_kept(&write));
     }
 }
