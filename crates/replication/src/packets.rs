@@ -35,6 +35,12 @@ impl Resource {
             // Left over from a link that the core has closed.
             return self.free(payload);
         };
+        if self.is_silent(peer) {
+            // This node did not run meanwhile. The peer may have given it up and gone on without
+            // it: what is read now, a vote for instance, was said before that.
+            self.free(payload);
+            return self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
+        }
         self.peers[peer].last_rx = self.now;
         if self.peers[peer].hs.phase == Phase::Exchanging {
             self.peers[peer].hs.deadline = Some(self.now + self.peers[peer].net.ping_timeout * 10);
@@ -443,6 +449,12 @@ impl Resource {
         }
     }
 
+    /// A ping was not answered in time.
+    fn is_silent(&self, peer: PeerIx) -> bool {
+        let p = &self.peers[peer];
+        p.pings_out > 0 && self.now.since(p.ping_since) >= p.net.ping_timeout
+    }
+
     /// Pings, and peers that do not answer (wire §1.2).
     fn liveness(&mut self, peer: PeerIx) {
         let now = self.now;
@@ -450,10 +462,10 @@ impl Resource {
             return;
         }
         let net = &self.peers[peer].net;
-        let (ping_int, ping_timeout) = (net.ping_int, net.ping_timeout);
+        let ping_int = net.ping_int;
         let patience = net.timeout * net.ko_count;
         let p = &self.peers[peer];
-        if p.pings_out > 0 && now.since(p.ping_since) >= ping_timeout {
+        if self.is_silent(peer) {
             return self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
         }
         if p.pings_out == 0 && now.since(p.last_rx) >= ping_int && p.agreed_version != 0 {

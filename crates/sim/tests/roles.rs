@@ -364,6 +364,30 @@ fn a_neighbour_not_known_to_be_lost_does_not_make_an_overtaken_disk_current() {
     });
 }
 
+/// n1 stops before it reads the answers to what it asks the others about its promotion. When it
+/// goes on, they have long given it up and written: the answers are from before that.
+#[test]
+fn answers_that_were_not_read_in_time_count_for_nothing() {
+    scenario(three(), |w| {
+        w.form();
+        w.run_seconds(1);
+        w.slow(1, 0, 5_000_000);
+        w.slow(1, 2, 5_000_000);
+        w.admin(1, AdminCommand::Primary { force: false });
+        w.run_for(8_000_000);
+        w.nodes[1].paused_until = w.now() + 30_000_000_000;
+        w.wait_lost(0, 1);
+        w.wait_lost(2, 1);
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.close(2, opener);
+        w.wait_secondary(2);
+        w.run_seconds(30);
+        w.expect("n1 was not promoted", |w| !w.is_primary(1));
+        w.settle();
+    });
+}
+
 #[test]
 fn a_primary_that_has_not_noticed_that_it_is_cut_off_can_be_opened() {
     scenario(Plan::majority(3, 0), |w| {
