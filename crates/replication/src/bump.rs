@@ -529,8 +529,11 @@ impl Resource {
                 || backing.gens.has_passed(current)
                 || !is_generation(current)
                 || known.is_some_and(|k| k.same(current));
-            if !seen && disk > DiskState::Outdated {
-                self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
+            if !seen {
+                self.note_unknown_generation(vol);
+                if disk > DiskState::Outdated {
+                    self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
+                }
             }
         }
         Ok(())

@@ -733,6 +733,7 @@ impl Resource {
         }
         self.peers[peer].reconnect = true;
         self.note_together(peer);
+        self.hear_after_doubt(peer);
         self.peers[peer].discard_my_data = false;
         self.tell_position(peer);
         for vol in 0..self.vols.len() {
@@ -742,6 +743,7 @@ impl Resource {
         }
         for (vol, start) in starts.iter().enumerate() {
             if start.own_disk == Some(DiskState::Outdated) {
+                self.note_unknown_generation(vol);
                 self.catch_up_from_others(vol);
             }
             if start.adopt_exposed {

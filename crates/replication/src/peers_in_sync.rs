@@ -180,8 +180,36 @@ impl Resource {
     /// The peer has answered a ping sent at that time, or is lost.
     pub(crate) fn heard(&mut self, peer: PeerIx, asked: Instant) {
         self.peers[peer].hearing = false;
-        if self.st.is_connected(peer) {
-            self.peers[peer].heard_at = self.peers[peer].heard_at.max(asked);
+        if !self.st.is_connected(peer) {
+            return;
+        }
+        self.peers[peer].heard_at = self.peers[peer].heard_at.max(asked);
+        if !self.hear_after_doubt(peer) {
+            // It may vouch for this node's data (A5).
+            self.change_hard(|_| {});
+        }
+    }
+
+    /// Asks the peer for a sign if what it has said may be older than what this node has heard of
+    /// a generation since. True if so.
+    pub(crate) fn hear_after_doubt(&mut self, peer: PeerIx) -> bool {
+        let heard_at = self.peers[peer].heard_at;
+        let doubted = self.vols.iter().any(|v| v.unknown_at > heard_at);
+        if doubted {
+            self.hear(peer);
+        }
+        doubted
+    }
+
+    /// A client has seen a generation that this disk does not know. A disk that seems to be equal
+    /// to this one vouches for it no longer by what it has said so far: it may have gone on, over
+    /// a link that is dead without this node knowing, and the client may be gone the next moment.
+    pub(crate) fn note_unknown_generation(&mut self, vol: VolIx) {
+        self.vols[vol].unknown_at = self.now;
+        for peer in 0..self.peers.len() {
+            if self.st.is_connected(peer) {
+                self.hear(peer);
+            }
         }
     }
 }

@@ -92,6 +92,9 @@ pub(crate) struct Volume {
     pub proposals: Proposals,
     /// The identifiers of an UpToDate disk that has left this disk's generation behind.
     pub newer: Option<Box<PeerUuids>>,
+    /// When a client last named a generation that this disk does not know. What others have said
+    /// before, they may have said over a link that is dead.
+    pub unknown_at: Instant,
     /// A new generation must start before the next write is admitted.
     pub bump_pending: bool,
     /// A ping round or metadata write of the bump runs.
@@ -565,6 +568,7 @@ impl Resource {
             exposed: GenUuid::NONE,
             proposals: Proposals::default(),
             newer: None,
+            unknown_at: Instant(0),
             bump_pending: false,
             bump_running: false,
             bump_announce: None,

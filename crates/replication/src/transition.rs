@@ -179,6 +179,7 @@ impl Resource {
                 let uuids = self.peers[*p].devs[vol].uuids.as_ref();
                 dev.repl == ReplState::Established
                     && dev.disk == DiskState::UpToDate
+                    && self.peers[*p].heard_at >= self.vols[vol].unknown_at
                     && backing.oos(self.peers[*p].node) == 0
                     && uuids.is_some_and(|u| {
                         u.current.same(backing.gens.current())

@@ -451,6 +451,28 @@ fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
     });
 }
 
+/// n0 hears of what n1 wrote only from the client, which is gone the next moment. What n1 has said
+/// of itself is older, over a link that is dead.
+#[test]
+fn a_disk_that_a_client_has_seen_overtaken_stays_so_without_the_client() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        w.run_seconds(1);
+        w.cut(0, 1);
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.close(1, opener);
+        w.wait_disk(0, DiskState::Outdated);
+        w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.expect("n0 does not count as current", |w| w.disk(0) == DiskState::Outdated);
+        w.start_node(2);
+        w.heal(0, 1);
+        w.settle();
+    });
+}
+
 #[test]
 fn a_server_that_becomes_the_source_of_the_other_goes_on_serving() {
     scenario(with_quorum(2, 1), |w| {
