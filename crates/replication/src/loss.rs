@@ -526,16 +526,7 @@ impl Resource {
             });
             // A Primary that was thought lost is back, or another survivor has settled with it: what
             // that counts as missing here is asked for first (see `want_catch_up`).
-            let owed = self.st.connected().any(|p| {
-                let dev = &self.st.peers[p].devs[vol];
-                let uuids = self.peers[p].devs[vol].uuids.as_ref();
-                dev.repl == ReplState::Established
-                    && dev.disk == DiskState::UpToDate
-                    && uuids.is_some_and(|u| {
-                        let stable = u.flags.has(UuidFlags::STABLE);
-                        u.dirty_bits != 0 && stable && u.current.same(backing.gens.current())
-                    })
-            });
+            let owed = self.is_owed(&self.st, vol);
             let doubtful = owed || !own && self.unclean_towards_peers(vol);
             if self.st.vols[vol].disk == DiskState::Consistent && !other_generation && !doubtful {
                 vols.push(vol);

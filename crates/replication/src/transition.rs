@@ -170,7 +170,9 @@ impl Resource {
         let current = backing.gens.current();
         let overtaken = self.vols[vol].newer.as_ref().is_some_and(|u| u.has_passed(current));
         let doubt = moved_on || overtaken || sent_nothing || draining || !unheard.is_empty();
-        if new.is_target(vol) || self.unclean_towards_peers(vol) || doubt {
+        // What another neighbour counts as missing here, this one need not have either.
+        let owed = self.is_owed(new, vol);
+        if new.is_target(vol) || self.unclean_towards_peers(vol) || owed || doubt {
             return None;
         }
         new.connected()
@@ -190,6 +192,22 @@ impl Resource {
             })
             .map(|_| DiskState::UpToDate)
             .next()
+    }
+
+    /// An UpToDate neighbour of this disk's generation counts blocks as missing here: they are
+    /// fetched (see `want_catch_up`) before this disk is current.
+    pub(crate) fn is_owed(&self, st: &State, vol: VolIx) -> bool {
+        let Some(backing) = &self.vols[vol].backing else { return false };
+        st.connected().any(|p| {
+            let dev = &st.peers[p].devs[vol];
+            let uuids = self.peers[p].devs[vol].uuids.as_ref();
+            dev.repl == ReplState::Established
+                && dev.disk == DiskState::UpToDate
+                && uuids.is_some_and(|u| {
+                    let stable = !self.unstable_source(p, vol, u.flags.has(UuidFlags::STABLE));
+                    u.dirty_bits != 0 && stable && u.current.same(backing.gens.current())
+                })
+        })
     }
 
     /// A11: at most one active SyncTarget per volume, no source while a target (semantics §9.2).
@@ -458,7 +476,6 @@ impl Resource {
             }
             let disk = self.st.vols[vol].disk;
             let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
-            let primary = self.st.role == Role::Primary;
             let crashed = self.vols[vol].crashed_primary;
             let differs = (unclean || crashed) && disk == DiskState::UpToDate;
             if self.st.is_target(vol) {
@@ -477,7 +494,7 @@ impl Resource {
                     && uuids.is_some_and(|u| {
                         let primary_there = self.st.peers[*p].role == Role::Primary;
                         let bits = own != 0 || (behind && (u.dirty_bits != 0 || primary_there));
-                        let stable = primary || u.flags.has(UuidFlags::STABLE);
+                        let stable = !self.unstable_source(*p, vol, u.flags.has(UuidFlags::STABLE));
                         u.current.same(backing.gens.current()) && stable && bits
                     })
             });

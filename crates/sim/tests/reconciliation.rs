@@ -478,3 +478,36 @@ fn a_survivor_does_not_take_old_words_of_another_for_what_it_has_now() {
         w.settle();
     });
 }
+
+/// n1 meets the Primary again, which counts blocks as missing there, while n2 is brought to what
+/// n1 has. That n2 is UpToDate without these blocks makes n1 no better.
+#[test]
+fn a_survivor_is_not_current_by_the_word_of_one_that_lacks_the_same() {
+    let mut plan = three();
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 2);
+        for i in 0..6 {
+            w.start(0, WRITE, i * 8, 8);
+        }
+        w.run_for(30_000_000);
+        w.cut(0, 1);
+        for i in 0..6 {
+            w.start(0, WRITE, 64 + i * 8, 8);
+        }
+        w.stall_disk(2, 30);
+        w.wait_lost_all(0, [1, 2]);
+        w.wait("n2 is resynced from n1", |w| w.device(1, 2).repl == ReplState::SyncSource);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.release_disk(2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.heal(0, 2);
+        w.settle();
+    });
+}

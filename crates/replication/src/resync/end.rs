@@ -13,7 +13,7 @@ use crate::state::{PeerIx, VolIx};
 impl Resource {
     /// The data of a source that hears a Primary which this node does not hear keeps changing:
     /// such a resync can not make this disk UpToDate (semantics §4.10).
-    pub(super) fn unstable_source(&self, peer: PeerIx, vol: VolIx, stable: bool) -> bool {
+    pub(crate) fn unstable_source(&self, peer: PeerIx, vol: VolIx, stable: bool) -> bool {
         let authoritative =
             self.peers[peer].devs[vol].uuids.as_ref().map_or(NodeMask::EMPTY, |u| u.node_mask);
         !stable
