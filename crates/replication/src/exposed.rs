@@ -9,7 +9,7 @@
 //! their order, so that it gets to where the others may be already.
 
 use codec::wire::{Packet, StateWord, UuidFlags};
-use vocab::{DiskState, GenUuid, NodeId, NodeMask, Role};
+use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
 use crate::generation::{is_generation, weak_nodes};
@@ -315,6 +315,26 @@ impl Resource {
                 self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
             }
             self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Outdated);
+        }
+    }
+
+    /// A disk that was current has left the generation of the own one behind.
+    pub(crate) fn is_own_overtaken(&self, vol: VolIx) -> bool {
+        let Some(own) = self.shown_backing(vol).map(|b| b.gens.current()) else { return false };
+        self.vols[vol].newer.as_ref().is_some_and(|newer| newer.has_passed(own))
+    }
+
+    /// The peer's disk has become UpToDate by a resync from elsewhere, and may have left the
+    /// generation of this one behind. Its source need not be in reach, and the peer compares with
+    /// nobody: this node asks for it. Where a Primary is near, it is the one to tell.
+    pub(crate) fn review_overtaken(&mut self, peer: PeerIx, vol: VolIx) {
+        self.note_newer(peer, vol);
+        let Some(own) = self.shown_backing(vol).map(|b| b.gens.current()) else { return };
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let alone = self.st.role == Role::Secondary && self.st.primary_peers().is_empty();
+        let quiet = self.repl(peer, vol) == ReplState::Established && !self.st.is_target(vol);
+        if alone && quiet && uuids.is_some_and(|u| u.has_passed(own)) {
+            self.ask_recompare(peer, vol);
         }
     }
 

@@ -527,7 +527,8 @@ impl Resource {
             // A Primary that was thought lost is back, or another survivor has settled with it: what
             // that counts as missing here is asked for first (see `want_catch_up`).
             let owed = self.is_owed(&self.st, vol);
-            let doubtful = owed || !own && self.unclean_towards_peers(vol);
+            let old = self.is_own_overtaken(vol);
+            let doubtful = owed || old || !own && self.unclean_towards_peers(vol);
             if self.st.vols[vol].disk == DiskState::Consistent && !other_generation && !doubtful {
                 vols.push(vol);
             }

@@ -167,8 +167,7 @@ impl Resource {
         let draining = self.peers.iter().any(|p| p.recv.draining);
         // The word of a neighbour whose loss is not noticed yet may be older than what others have
         // told of a generation that came after this one.
-        let current = backing.gens.current();
-        let overtaken = self.vols[vol].newer.as_ref().is_some_and(|u| u.has_passed(current));
+        let overtaken = self.is_own_overtaken(vol);
         let doubt = moved_on || overtaken || sent_nothing || draining || !unheard.is_empty();
         // What another neighbour counts as missing here, this one need not have either.
         let owed = self.is_owed(new, vol);

@@ -578,6 +578,34 @@ fn a_target_that_dies_knows_towards_all_what_it_may_have_received() {
     }
 }
 
+/// n1 brings its disk up to date from a node that n2 can not reach, and is the only one from which
+/// n2 can learn that it is behind.
+#[test]
+fn a_disk_that_its_neighbour_has_left_behind_in_a_resync_gets_what_that_has() {
+    scenario(Plan::quiet(3, 0), |w| {
+        w.form();
+        w.cut_off(1, [0, 2]);
+        w.wait_lost_all(1, [0, 2]);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 2);
+        w.wait_lost_all(0, [2]);
+        w.write(0, 8);
+        w.heal(1, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.heal(0, 1);
+        w.wait("n2 has what n0 wrote last", |w| {
+            w.disk(2) == DiskState::UpToDate
+                && w.nodes[2].drive(0).is_some_and(|d| d.disk.tag(8) != 0)
+        });
+        w.heal(0, 2);
+        w.settle();
+    });
+}
+
 #[test]
 fn a_write_that_waited_for_a_resync_belongs_to_the_generation_after_its_end() {
     scenario(Plan::quiet(2, 0), |w| {
