@@ -193,8 +193,8 @@ impl Resource {
             .next()
     }
 
-    /// An UpToDate neighbour of this disk's generation counts blocks as missing here: they are
-    /// fetched (see `want_catch_up`) before this disk is current.
+    /// Blocks are out of sync between this disk and an UpToDate neighbour of its generation, as one
+    /// of them counts: they are fetched (see `want_catch_up`) before this disk is current.
     pub(crate) fn is_owed(&self, st: &State, vol: VolIx) -> bool {
         let Some(backing) = &self.vols[vol].backing else { return false };
         st.connected().any(|p| {
@@ -204,7 +204,8 @@ impl Resource {
                 && dev.disk == DiskState::UpToDate
                 && uuids.is_some_and(|u| {
                     let stable = !self.unstable_source(p, vol, u.flags.has(UuidFlags::STABLE));
-                    u.dirty_bits != 0 && stable && u.current.same(backing.gens.current())
+                    let differs = u.dirty_bits != 0 || backing.oos(self.peers[p].node) != 0;
+                    differs && stable && u.current.same(backing.gens.current())
                 })
         })
     }
