@@ -340,6 +340,17 @@ impl Generations {
         ResyncFinish { behind, settled, in_sync }
     }
 
+    /// The generation that this disk held before a resync from `source` goes into the history, if
+    /// the source knows it as one of the past. A disk that lost a split brain did not leave an
+    /// ancestor of the source's data. Beyond the reference, which forgets it: when somebody without
+    /// a disk names it later, it would look like one that is still to come.
+    pub fn remember_left(&mut self, left: GenUuid, source: &PeerGenerations<'_>) {
+        let mut past = source.history.iter().chain(source.bitmap);
+        if is_generation(left) && past.any(|uuid| uuid.same(left)) {
+            self.push(left);
+        }
+    }
+
     /// A peer that was told to skip the initial resync takes the sender's generation. Only a disk
     /// that was just created does; returns false, and changes nothing, otherwise.
     pub fn skip_initial_sync(&mut self, uuid: GenUuid) -> bool {

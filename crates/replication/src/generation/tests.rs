@@ -591,6 +591,21 @@ fn a_node_settled_by_another_resync_is_behind_at_the_generation_of_that_one() {
     check(&a, second, [0, first, 0, 0x90], &[old, 0x90]);
 }
 
+/// A client may name late what a disk has been brought up from since.
+#[test]
+fn the_generation_that_a_target_leaves_is_remembered_if_its_source_has_left_it_too() {
+    let past = |bitmap: [u64; 4], history: &[u64], left: u64| {
+        let mut a = gens(0x300, [0, 0, 0, 0x90], &[0x90]);
+        let history: Vec<GenUuid> = history.iter().map(|u| g(*u)).collect();
+        a.remember_left(g(left), &source(1, 0x300, &sent(bitmap), &history));
+        a.has_passed(g(left))
+    };
+    assert!(past([0x11, 0, 0, 0], &[], 0x10), "the source counts from there");
+    assert!(past([0; 4], &[0x10], 0x10));
+    assert!(!past([0x20, 0, 0, 0], &[0x20], 0x10), "the loser of a split brain");
+    assert!(!past([0; 4], &[], 0));
+}
+
 /// Found by a torture run: a target whose first source, ahead of it, left in mid-resync; a second
 /// one went on without that.
 #[test]

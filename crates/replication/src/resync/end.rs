@@ -190,7 +190,9 @@ impl Resource {
         let node = self.peers[peer].node;
         let source = uuids.of(node);
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let left = backing.gens.current();
         let finish = backing.gens.finish_target(&situation, start, &source, &currents, ahead);
+        backing.gens.remember_left(left, &source);
         // The generation tells who else is in sync, unless it had told nothing to begin with: after
         // a crash, disks of the same generation differ in what was under write.
         let inherits = start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
