@@ -875,7 +875,7 @@ impl Resource {
         }
     }
 
-    fn retry_job(&mut self, job: u64, at: Instant) {
+    pub(crate) fn retry_job(&mut self, job: u64, at: Instant) {
         if let Some(job) = self.twopc.jobs.iter_mut().find(|j| j.id == job) {
             job.set_not_before(at);
         }

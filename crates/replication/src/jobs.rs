@@ -78,6 +78,8 @@ pub(crate) enum JobKind {
         generation: GenUuid,
     },
     PrimaryResume,
+    /// Nobody has current data of the volume: this disk may be the newest of all.
+    Gathered(VolIx),
 }
 
 /// What starting a job led to.
@@ -107,6 +109,7 @@ impl Resource {
             | JobKind::Vouch { .. }
             | JobKind::PrimaryResume
             | JobKind::CatchUp { .. }
+            | JobKind::Gathered(_)
             | JobKind::Connect(_) => Duration::from_secs(u64::from(u32::MAX)),
             _ => PATIENCE,
         };
@@ -213,6 +216,7 @@ impl Resource {
             }
             JobKind::LostPeer | JobKind::Vouch { .. } => self.start_empty(id),
             JobKind::PrimaryResume => self.start_empty(id),
+            JobKind::Gathered(vol) => self.start_gathered(id, vol),
         };
         match start {
             Start::Running => {
@@ -287,6 +291,11 @@ impl Resource {
                 self.finish_job(id, Ok(()));
                 self.primary_resumed();
             }
+            // What stood in the way may go.
+            JobKind::Gathered(vol) if self.lacks_current_data(vol) => {
+                let later = self.now + self.gathered_patience(vol);
+                self.retry_job(id, later);
+            }
             _ => self.finish_job(id, Ok(())),
         }
     }
@@ -318,6 +327,7 @@ impl Resource {
                     | JobKind::Vouch { .. }
                     | JobKind::PrimaryResume
                     | JobKind::CatchUp { .. }
+                    | JobKind::Gathered(_)
             );
         if !transient || now >= job.deadline {
             return self.finish_job(id, Err(refusal));
@@ -665,6 +675,18 @@ impl Resource {
             self.change_hard(|_| {});
             self.job_succeeded(id);
             return Start::Running;
+        }
+        self.start_twopc(id, Operation::Empty, None, None);
+        Start::Running
+    }
+
+    /// Asks the cluster whether this disk is the newest of all, unless another one is current.
+    fn start_gathered(&mut self, id: u64, vol: VolIx) -> Start {
+        if !self.lacks_current_data(vol) {
+            return Start::Done(Ok(()));
+        }
+        if self.handshake_running() || !self.is_newest_of_all(vol) {
+            return Start::At(self.now + self.gathered_patience(vol));
         }
         self.start_twopc(id, Operation::Empty, None, None);
         Start::Running

@@ -14,6 +14,7 @@ pub mod config;
 mod epoch;
 mod exposed;
 mod gather;
+mod gathered;
 pub mod generation;
 mod handshake;
 pub mod intervals;

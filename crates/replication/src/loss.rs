@@ -529,7 +529,9 @@ impl Resource {
             let owed = self.is_owed(&self.st, vol);
             let old = self.is_own_overtaken(vol);
             let doubtful = owed || old || !own && self.unclean_towards_peers(vol);
-            if self.st.vols[vol].disk == DiskState::Consistent && !other_generation && !doubtful {
+            let consistent = self.st.vols[vol].disk == DiskState::Consistent;
+            let newest = own && self.is_newest_of_all(vol);
+            if newest || consistent && !other_generation && !doubtful {
                 vols.push(vol);
             }
         }

@@ -452,6 +452,7 @@ impl Resource {
         }
         self.review_unconfirmed();
         self.want_catch_up();
+        self.want_gathered();
         self.kick_all();
         self.work.push_back(Work::Resume);
     }

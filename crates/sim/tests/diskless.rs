@@ -451,6 +451,54 @@ fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
     });
 }
 
+#[test]
+fn when_all_are_there_the_newest_of_the_outdated_disks_is_used() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        // n0 gives its disk away while n2 is Primary, and n1 is told that n2 may write on unheard,
+        // unless n2 notices first that it can not.
+        w.detach(0);
+        w.wait_disk(0, DiskState::Diskless);
+        w.cut(1, 2);
+        w.wait_lost(1, 2);
+        w.wait_lost(2, 1);
+        w.run_seconds(1);
+        let held = w.start(2, WRITE, 0, 8);
+        w.attach_again(0);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.finish(held).ok();
+        w.read(2, 0);
+        w.write(2, 8);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn an_outdated_disk_is_not_used_while_the_newer_one_is_missing() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.detach(0);
+        w.wait_disk(0, DiskState::Diskless);
+        w.write(2, 8);
+        w.close(2, opener);
+        w.wait_secondary(2);
+        w.detach(1);
+        w.wait_disk(1, DiskState::Diskless);
+        w.attach(0, 0);
+        w.run_seconds(30);
+        w.expect("n0 waits for the newer disk", |w| w.disk(0) != DiskState::UpToDate);
+        w.attach_again(1);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.settle();
+    });
+}
+
 /// n0 hears of what n1 wrote only from the client, which is gone the next moment. What n1 has said
 /// of itself is older, over a link that is dead.
 #[test]
