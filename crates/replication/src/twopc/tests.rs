@@ -2,7 +2,7 @@
 
 use codec::wire::{Features, Packet, StateWord, TwoPcReply};
 use vocab::options::{DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
-use vocab::{Instant, Minor, NodeId, NodeMask, VolumeNr};
+use vocab::{Dagtag, Instant, Minor, NodeId, NodeMask, VolumeNr};
 
 use crate::Resource;
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
@@ -32,7 +32,7 @@ impl Node {
                 devices: vec![(NR, without_disk)],
             }],
         };
-        Node { resource: Resource::new(config, 1), now: Instant(1) }
+        Node { resource: Resource::new(config, 1, Dagtag::default()), now: Instant(1) }
     }
 
     fn input(&mut self, input: Input) -> Vec<Packet> {
