@@ -452,6 +452,43 @@ fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
 }
 
 #[test]
+fn a_disk_that_is_to_be_resynced_is_not_sent_what_is_held() {
+    let mut plan = Plan::majority(2, 1);
+    plan.resource.on_no_quorum = OnNoQuorum::SuspendIo;
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.disconnect(2, 1);
+        for i in 0..8 {
+            w.write(2, i * 8192);
+        }
+        // The rest of the block is only on n0.
+        w.cut(0, 2);
+        let held = w.start(2, Op::Write { fua: false }, 4, 8);
+        w.stall_disk(1, 60);
+        w.wait_lost(2, 0);
+        w.wait_lost(0, 2);
+        w.release_disk(1);
+        w.wait_disk(1, DiskState::Inconsistent);
+        w.cut(0, 1);
+        w.wait_lost(1, 0);
+        w.wait_lost(0, 1);
+        w.connect(2, 1);
+        w.wait_connected(1, 2);
+        w.run_seconds(1);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.run_seconds(1);
+        w.heal(0, 2);
+        w.finish(held).ok();
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn when_all_are_there_the_newest_of_the_outdated_disks_is_used() {
     scenario(with_quorum(2, 1), |w| {
         w.form();

@@ -70,10 +70,10 @@ impl Resource {
                 // The epochs of a flush are confirmed by the barriers that follow.
                 continue;
             }
-            // A mixture that is to be resynced from another disk would take back what it is sent now.
-            let current = self.st.peers[peer].devs[vol].disk > DiskState::Inconsistent;
-            let follows = current
-                && self.repl(peer, vol) == ReplState::Established
+            // One that is to be resynced first makes nothing end well, and its source, which need
+            // not hear this node, might bring back what was there before.
+            let follows = self.repl(peer, vol) == ReplState::Established
+                && self.st.peers[peer].devs[vol].disk > DiskState::Outdated
                 && self.decide(peer, vol) == Decision::Data;
             if unanswered && !follows {
                 continue;
