@@ -686,3 +686,36 @@ fn a_crashed_primary_that_was_promoted_and_wrote_nothing_is_still_the_one_that_c
         w.settle();
     });
 }
+
+#[test]
+fn who_crashed_in_a_generation_that_it_has_left_has_not_crashed_in_the_next_one() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.net.protocol = Protocol::B;
+    scenario(plan, |w| {
+        w.form();
+        w.open(2);
+        w.write(2, 0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.open(0);
+        w.write(0, 2 * EXTENT);
+        // Received, and not on the disk.
+        w.stall_disk(1, 30);
+        w.write(0, EXTENT);
+        w.kill(1);
+        w.kill(0);
+        w.release_disk(1);
+        w.start_node(2);
+        w.start_node(1);
+        w.wait_connected(1, 2);
+        w.wait("n2 has caught up", |w| w.disk(2) > DiskState::Inconsistent);
+        w.run_for(100_000_000);
+        w.kill(1);
+        w.start_node(0);
+        w.wait_connected(0, 2);
+        w.run_seconds(1);
+        w.start_node(1);
+        w.settle();
+    });
+}

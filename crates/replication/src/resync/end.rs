@@ -195,8 +195,11 @@ impl Resource {
         backing.gens.remember_left(left, &source);
         // The generation tells who else is in sync, unless it had told nothing to begin with: after
         // a crash, disks of the same generation differ in what was under write.
-        let inherits = start.same(source.current) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
-        self.vols[vol].crashed_primary |= inherits;
+        let same = start.same(source.current);
+        let inherits = same && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
+        // A crash in a generation that is left says nothing about the one that is reached.
+        let crashed = &mut self.vols[vol].crashed_primary;
+        *crashed = inherits || same && *crashed;
         // Where another resync to this node is agreed, that one decides about its bits. Disks of
         // one generation are equal where both are UpToDate, otherwise only in name.
         let current = |n: NodeId| {
