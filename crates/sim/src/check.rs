@@ -34,6 +34,10 @@ struct Known {
     serves_since: Stamp,
     /// When it served last, if it does not now.
     served_until: Stamp,
+    /// It was Primary already when another node began to serve, then, and has not noticed since.
+    overtaken: Option<Stamp>,
+    /// When it was so last, if it is not now.
+    overtaken_until: Stamp,
     /// Its acknowledgements since its last promotion.
     first_ack: Option<Stamp>,
     last_ack: Stamp,
@@ -102,6 +106,7 @@ impl Checks {
         if std::mem::take(&mut known.serves) {
             known.served_until = now;
         }
+        known.overtaken = None;
         known.first_ack = None;
         known.disks.fill(None);
         known.quorate.fill(true);
@@ -109,6 +114,15 @@ impl Checks {
         known.frozen = false;
         for slots in &mut known.active {
             slots.extents.clear();
+        }
+    }
+}
+
+impl Known {
+    /// What it asked then is answered, or will not be: it knows what others have done before.
+    fn noticed(&mut self, asked: Stamp, now: Stamp) {
+        if self.overtaken.take_if(|since| *since < asked).is_some() {
+            self.overtaken_until = now;
         }
     }
 }
@@ -152,9 +166,15 @@ impl World {
 
     /// True if the node is Primary and no other node was since `began`, but one that had lost its
     /// quorum before and waits.
+    ///
+    /// Nor has another one been Primary that this one has not noticed: a link may be dead for a
+    /// while before that shows, and until then a read from the own disk asks nobody (invariant 36).
     fn sole_primary(&self, node: usize, began: Stamp) -> bool {
         self.checks.known.iter().enumerate().all(|(n, known)| match n == node {
-            true => known.role == Some(Role::Primary),
+            true => {
+                let current = known.overtaken.is_none() && known.overtaken_until < began;
+                known.role == Some(Role::Primary) && current
+            }
             false => !known.serves && known.served_until < began,
         })
     }
@@ -214,6 +234,10 @@ impl World {
             let message =
                 self.describe(&format!("n{node} acknowledges {} that nobody has", write.range));
             return self.violate("2", message);
+        }
+        if self.plan.acks_are_replicated() {
+            // Peers that follow another Primary do not take it.
+            self.checks.known[node].noticed(pending.began, self.stamp);
         }
         self.check_interleaving(node, volume, &write);
     }
@@ -493,14 +517,25 @@ impl World {
         let known = &mut self.checks.known[node];
         let before = known.role.replace(view.role);
         let serves = view.role == Role::Primary && quorate;
-        match (std::mem::replace(&mut known.serves, serves), serves) {
-            (true, false) => known.served_until = self.stamp,
+        let served = std::mem::replace(&mut known.serves, serves);
+        match (served, serves) {
+            (true, false) => {
+                known.served_until = self.stamp;
+                known.noticed(NEVER, self.stamp);
+            }
             (false, true) => known.serves_since = self.stamp,
             _ => {}
         }
         if before != Some(Role::Primary) && view.role == Role::Primary {
             known.first_ack = None;
             self.stats.promotions += 1;
+        }
+        if serves && !served {
+            let now = self.stamp;
+            let others = self.checks.known.iter_mut().enumerate().filter(|(n, _)| *n != node);
+            for (_, other) in others.filter(|(_, other)| other.serves) {
+                other.overtaken.get_or_insert(now);
+            }
         }
         self.check_roles(node);
         for volume in 0..view.volumes.len() {

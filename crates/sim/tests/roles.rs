@@ -334,6 +334,36 @@ fn an_outdated_disk_is_current_beside_a_primary_only_if_that_agrees() {
 }
 
 #[test]
+fn a_primary_that_has_not_noticed_its_loss_reads_from_its_own_disk() {
+    scenario(three(), |w| {
+        w.form();
+        let old = w.open(0);
+        w.write(0, 0);
+        // The others have left, and their last word is on its way for a long time.
+        let force = |peer| AdminCommand::Disconnect { peer: node_id(peer), force: true };
+        for node in [1, 2] {
+            w.slow(node, 0, 4_000_000_000);
+            w.granted(node, force(0));
+        }
+        let new = w.open(2);
+        w.write(2, 0);
+        w.close(2, new);
+        w.wait_secondary(2);
+        w.expect("n0 knows of nothing", |w| w.seen(0).volumes[0].quorum);
+        w.read(0, 0);
+        w.wait("n0 knows", |w| !w.seen(0).volumes[0].quorum);
+        w.granted(0, AdminCommand::Secondary { force: true });
+        w.close(0, old);
+        for node in [1, 2] {
+            w.slow(node, 0, 30_000);
+            w.connect(node, 0);
+            w.connect(0, node);
+        }
+        w.settle();
+    });
+}
+
+#[test]
 fn a_neighbour_not_known_to_be_lost_does_not_make_an_overtaken_disk_current() {
     scenario(Plan::majority(4, 0), |w| {
         w.form();
