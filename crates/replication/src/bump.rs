@@ -577,11 +577,11 @@ impl Resource {
             Adoption::Ignored | Adoption::Known => {}
             // While target: the generation of the source goes on; the target gets there at the end.
             Adoption::OfSource => self.peers_follow(vol, current, weak),
-            Adoption::Adopted { .. } => {
+            Adoption::Adopted { previous, .. } => {
                 let adopted = backing.gens.current();
                 volume.vouch = Some(weak);
                 // Later writes of the peer wait for this like for the activity log.
-                backing.hold_writes();
+                backing.hold_writes(previous);
                 volume.expose(adopted);
                 self.persist(vol, Work::Adopted(vol));
             }

@@ -41,6 +41,8 @@ pub(crate) struct Backing {
     primary_ind_durable: bool,
     /// A generation adopted from a peer is not durable yet: its writes wait.
     held_writes: u32,
+    /// The generation before those that writes wait for: the one that is durable.
+    durable_before: Option<GenUuid>,
     /// At attach, the metadata said that this node alone held quorum.
     pub restore_quorum: bool,
     /// Peers whose answer the attach waits for.
@@ -134,6 +136,7 @@ impl Backing {
             primary_ind,
             primary_ind_durable: primary_ind,
             held_writes: 0,
+            durable_before: None,
             restore_quorum,
             negotiating: None,
             meta,
@@ -194,14 +197,18 @@ impl Backing {
         self.primary_ind_durable && self.held_writes == 0
     }
 
-    /// Writes wait for a generation to become durable.
-    pub(crate) const fn hold_writes(&mut self) {
+    /// Writes wait for a generation, that follows `previous`, to become durable.
+    pub(crate) fn hold_writes(&mut self, previous: GenUuid) {
         self.held_writes += 1;
+        self.durable_before.get_or_insert(previous);
     }
 
     /// The inverse of [`Self::hold_writes`].
-    pub(crate) const fn release_writes(&mut self) {
+    pub(crate) fn release_writes(&mut self) {
         self.held_writes = self.held_writes.saturating_sub(1);
+        if self.held_writes == 0 {
+            self.durable_before = None;
+        }
     }
 
     /// The metadata as read says that the data is consistent.
@@ -533,6 +540,10 @@ impl Resource {
     pub(crate) fn drop_disk(&mut self, vol: VolIx) {
         let Some(backing) = self.vols[vol].backing.take() else { return };
         self.vols[vol].detached = Some(backing.content());
+        if let Some(previous) = backing.durable_before {
+            // Lost with the disk, before anybody was told that it has it.
+            self.vols[vol].expose(previous);
+        }
         self.abort_disk_change(vol);
         // Whoever waited for the metadata goes on without it: there is none any more.
         for (_, work) in backing.meta.waiters {

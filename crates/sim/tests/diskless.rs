@@ -452,6 +452,54 @@ fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
 }
 
 #[test]
+fn a_disk_is_not_current_that_clients_have_seen_overtaken_when_it_is_attached() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.detach(0);
+        // Nobody is Primary, and nobody has a disk, when that of n1 is back.
+        w.stall_disk(1, 60);
+        w.start_node(1);
+        w.wait_connected(1, 0);
+        w.wait_connected(1, 2);
+        w.release_disk(1);
+        w.wait("the disk is attached", |w| w.disk(1) >= DiskState::Inconsistent);
+        w.expect("it is not current", |w| w.disk(1) == DiskState::Outdated);
+        w.attach_again(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_generation_that_was_lost_with_the_disk_that_was_to_hold_it_never_was() {
+    scenario(Plan::majority(2, 0), |w| {
+        let by_force =
+            AdminCommand::Detach { volume: VolumeNr(0), force: true, intentional: false };
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        // n1 is to hold the next generation of n0, which has no disk any more, but it can not.
+        w.stall_disk(1, 60);
+        w.granted(0, by_force.clone());
+        let write = w.start(0, WRITE, 8, 8);
+        w.run_seconds(1);
+        w.granted(1, by_force);
+        w.release_disk(1);
+        w.attach_again(1);
+        w.attach_again(0);
+        w.finish(write).ok();
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_disk_that_is_to_be_resynced_is_not_sent_what_is_held() {
     let mut plan = Plan::majority(2, 1);
     plan.resource.on_no_quorum = OnNoQuorum::SuspendIo;
