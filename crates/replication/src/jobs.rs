@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use codec::wire::{Operation, Outdates, Packet};
+use codec::wire::{Operation, Outdates, Packet, UuidFlags};
 use vocab::options::Quorum;
 use vocab::{
     ConnState, DiskState, GenUuid, Instant, NodeId, Refusal, RefusalCode, ReplState, Role,
@@ -656,8 +656,20 @@ impl Resource {
             _ if leftovers && self.st.peers[peer].role != Role::Primary => {
                 self.start_pair(id, Operation::ResyncAsSource, peer, vol)
             }
+            _ if self.is_crashed_in_own(peer, vol) => {
+                self.start_pair(id, Operation::ResyncAsSource, peer, vol)
+            }
             _ => self.start_pair(id, Operation::ResyncAsTarget, peer, vol),
         }
+    }
+
+    /// The peer has what a crashed Primary left, and this disk what a disk has that had stayed.
+    fn is_crashed_in_own(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let of_survivor = self.vols[vol].of_survivor;
+        self.st.peers[peer].role != Role::Primary
+            && self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
+                u.flags.has(UuidFlags::CRASHED_PRIMARY) && u.current.same(of_survivor)
+            })
     }
 
     // --- after losing a peer ------------------------------------------------------------------

@@ -109,6 +109,9 @@ pub(crate) struct Volume {
     pub vouch: Option<NodeMask>,
     /// Was Primary when it stopped (from metadata, or a failed disk).
     pub crashed_primary: bool,
+    /// It held what a crashed Primary had left, until a disk that had stayed took precedence: what
+    /// it holds now takes precedence as well, in that generation.
+    pub of_survivor: GenUuid,
     /// Stopped as a Secondary while its Primary wrote: it may hold writes that others lack, and
     /// lack some that it had not flushed. It is not simply equal to peers of its generation.
     pub crashed_secondary: bool,
@@ -575,6 +578,7 @@ impl Resource {
             unannounced: None,
             vouch: None,
             crashed_primary: false,
+            of_survivor: GenUuid::NONE,
             crashed_secondary: false,
             lost_quorum: false,
             detached: None,

@@ -199,7 +199,10 @@ impl Resource {
         let inherits = same && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
         // A crash in a generation that is left says nothing about the one that is reached.
         let crashed = &mut self.vols[vol].crashed_primary;
-        *crashed = inherits || same && *crashed;
+        let stays = inherits || same && *crashed;
+        let survivor = same && *crashed && !inherits;
+        *crashed = stays && !survivor;
+        self.vols[vol].of_survivor = if survivor { source.current } else { GenUuid::NONE };
         // Where another resync to this node is agreed, that one decides about its bits. Disks of
         // one generation are equal where both are UpToDate, otherwise only in name.
         let current = |n: NodeId| {
