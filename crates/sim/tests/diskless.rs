@@ -266,10 +266,10 @@ fn the_only_current_disk_does_not_doubt_itself_beside_its_resync_target() {
         w.start_node(0);
         // Promoted while it is resynced: all it has is on n1.
         w.wait_disk(0, DiskState::Inconsistent);
-        let opener = w.open(0);
         let pause =
             |pause| AdminCommand::PauseSync { peer: node_id(1), volume: VolumeNr(0), pause };
         w.granted(0, pause(true));
+        let opener = w.open(0);
         w.write(0, 0);
         w.cut(1, 2);
         w.power_loss(1);

@@ -389,8 +389,10 @@ fn a_disk_that_is_back_gets_what_is_under_way_in_a_generation_that_is_durable() 
         behave(w, 0, Behaviour { latency: slow, ..Behaviour::default() });
         behave(w, 1, Behaviour::default());
         w.attach_again(0);
-        w.finish(held).ok();
+        w.run_seconds(1);
+        // Where n1 has lost its disk last, n0 waits for that.
         w.attach_again(1);
+        w.finish(held).ok();
         w.close(0, opener);
         w.settle();
     });
