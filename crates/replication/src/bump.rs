@@ -416,7 +416,7 @@ impl Resource {
         self.peers[peer].devs[vol].uuids_attaching |= shown < DiskState::Inconsistent;
         self.review_shown_disk(peer, vol);
         if flags.has(UuidFlags::NEW_DATAGEN) {
-            self.adopt(vol, current, weak);
+            self.adopt(vol, current, weak, false);
             let left_behind =
                 weak.contains(self.me) && self.st.vols[vol].disk == DiskState::Outdated;
             if left_behind && self.repl(peer, vol) == ReplState::Established {
@@ -505,7 +505,7 @@ impl Resource {
         let with_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
         if with_disk && self.st.peers[peer].role == Role::Primary {
             // Its own disk is still catching up: it starts generations as one without disk.
-            self.adopt(vol, current, weak.with(node));
+            self.adopt(vol, current, weak.with(node), true);
             return Ok(());
         }
         if with_disk {
@@ -522,7 +522,7 @@ impl Resource {
         self.peers[peer].devs[vol].uuids_fresh = true;
         let disk = self.st.vols[vol].disk;
         if primary {
-            self.adopt(vol, current, weak.with(node));
+            self.adopt(vol, current, weak.with(node), true);
         } else if let Some(backing) = &self.vols[vol].backing {
             // It has moved on to a generation that this node has never seen.
             let seen = current.same(backing.gens.current())
@@ -539,8 +539,8 @@ impl Resource {
         Ok(())
     }
 
-    /// ADOPT: a connected Primary has started a generation.
-    fn adopt(&mut self, vol: VolIx, current: GenUuid, weak: NodeMask) {
+    /// ADOPT: a connected Primary has started a generation, or proposes one.
+    fn adopt(&mut self, vol: VolIx, current: GenUuid, weak: NodeMask, proposed: bool) {
         let situation = self.situation(vol);
         let target = self.st.is_target(vol);
         let disk = self.st.vols[vol].disk;
@@ -582,7 +582,10 @@ impl Resource {
                 volume.vouch = Some(weak);
                 // Later writes of the peer wait for this like for the activity log.
                 backing.hold_writes(previous);
-                volume.expose(adopted);
+                // One that is only proposed does not exist before a disk has it.
+                if !proposed {
+                    volume.expose(adopted);
+                }
                 self.persist(vol, Work::Adopted(vol));
             }
         }
@@ -610,6 +613,10 @@ impl Resource {
     pub(crate) fn adopted(&mut self, vol: VolIx) {
         if let Some(backing) = &mut self.vols[vol].backing {
             backing.release_writes();
+            if !backing.is_adopting() {
+                let current = backing.gens.current();
+                self.vols[vol].expose(current);
+            }
         }
         self.vouch(vol);
         self.send_uuids_to_all(vol, UuidFlags::default());

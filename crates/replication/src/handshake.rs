@@ -15,7 +15,7 @@ use crate::compare::{Decided, Start};
 use crate::generation::is_generation;
 use crate::io::{LinkLoss, LogLevel, Output};
 use crate::jobs::JobKind;
-use crate::resource::{Link, Resource, Sender};
+use crate::resource::{Link, Resource, Sender, Volume};
 use crate::state::{PeerIx, VolIx};
 
 /// Oldest protocol version spoken. 118 to 121 need the resync without ids and dagtags.
@@ -268,7 +268,8 @@ impl Resource {
     /// what was received from a lost Primary is executed first, a new generation is made durable,
     /// and a disk that is being attached has found out from the peers there are what it is.
     pub(crate) fn handshake_must_wait(&self) -> bool {
-        self.vols.iter().any(|v| v.bump_running)
+        let adopting = |v: &Volume| v.backing.as_ref().is_some_and(|b| b.is_adopting());
+        self.vols.iter().any(|v| v.bump_running || adopting(v))
             || self.peers.iter().any(|p| p.recv.draining)
             || self.st.vols.iter().any(|v| v.disk == DiskState::Negotiating)
     }

@@ -203,6 +203,11 @@ impl Backing {
         self.durable_before.get_or_insert(previous);
     }
 
+    /// A generation adopted from a peer is not durable yet.
+    pub(crate) const fn is_adopting(&self) -> bool {
+        self.held_writes > 0
+    }
+
     /// The inverse of [`Self::hold_writes`].
     pub(crate) fn release_writes(&mut self) {
         self.held_writes = self.held_writes.saturating_sub(1);

@@ -540,7 +540,8 @@ impl Resource {
         let peer_up_to_date =
             self.st.connected().any(|p| self.st.peers[p].devs[vol].disk == DiskState::UpToDate);
         if disk == DiskState::UpToDate {
-            if let Some(current) = self.vols[vol].backing.as_ref().map(|b| b.gens.current()) {
+            let backing = self.vols[vol].backing.as_ref().filter(|b| !b.is_adopting());
+            if let Some(current) = backing.map(|b| b.gens.current()) {
                 self.vols[vol].expose(current);
             }
             // Another disk may still lack what was under write at the crash. One with a Primary

@@ -584,6 +584,36 @@ fn an_outdated_disk_is_not_used_while_the_newer_one_is_missing() {
     });
 }
 
+#[test]
+fn a_proposed_generation_that_no_disk_has_yet_is_told_nobody() {
+    scenario(with_quorum(2, 2), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.kill(1);
+        w.wait_lost(2, 1);
+        w.write(2, 8);
+        w.close(2, opener);
+        w.wait_secondary(2);
+        w.cut(0, 3);
+        w.wait_lost(0, 3);
+        // n2 proposes a generation, which does not get to the disk of n0.
+        w.open(2);
+        w.stall_disk(0, 60);
+        w.start(2, WRITE, 16, 8);
+        w.run_for(50_000_000);
+        w.heal(0, 3);
+        w.run_seconds(2);
+        w.granted(0, AdminCommand::Detach { volume: VolumeNr(0), force: true, intentional: false });
+        w.kill(2);
+        w.release_disk(0);
+        w.start_node(2);
+        w.start_node(1);
+        w.attach_again(0);
+        w.settle();
+    });
+}
+
 /// n0 hears of what n1 wrote only from the client, which is gone the next moment. What n1 has said
 /// of itself is older, over a link that is dead.
 #[test]
