@@ -83,9 +83,10 @@ impl Resource {
         let own = backing.gens.current();
         let behind = |p: PeerIx| {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
-            let quiet = self.st.peers[p].devs[vol].repl == ReplState::Established;
+            // A target of this disk takes nothing away from it.
+            let repl = self.st.peers[p].devs[vol].repl;
             // A blank disk may have taken the place of one that was newer.
-            quiet
+            (repl == ReplState::Established || repl.is_source())
                 && uuids.is_some_and(|u| {
                     let older = match is_generation(u.current) {
                         true => backing.gens.has_passed(u.current),
@@ -105,7 +106,7 @@ impl Resource {
         is_generation(own)
             && !overtaken
             && unheard.is_empty()
-            && !self.loss_settling()
+            && !self.loss_pending()
             && (0..self.peers.len()).all(behind)
             && !(unclean && self.equals(vol).any(differs))
     }

@@ -480,13 +480,17 @@ impl Resource {
     /// A Primary's last writes are still being settled: a Consistent disk may not become
     /// UpToDate, nobody is promoted (the reconcile hold).
     pub(crate) fn loss_settling(&self) -> bool {
-        let pending = self.st.connected().any(|p| self.peers[p].loss.is_some());
-        let draining = self.peers.iter().any(|p| p.recv.draining);
         let resyncing = (0..self.vols.len()).any(|v| {
             self.st.vols[v].disk == DiskState::Consistent
                 && self.st.connected().any(|p| self.repl(p, v).is_source())
         });
-        pending || draining || resyncing
+        self.loss_pending() || resyncing
+    }
+
+    /// The same, but for resyncs that have begun.
+    pub(crate) fn loss_pending(&self) -> bool {
+        let pending = self.st.connected().any(|p| self.peers[p].loss.is_some());
+        pending || self.peers.iter().any(|p| p.recv.draining)
     }
 
     /// The hold may be over: settle what the disks are now.
@@ -509,9 +513,7 @@ impl Resource {
     /// A disk that stopped under writes takes this from a transaction of its own only: of several
     /// such disks one becomes the source of the others.
     pub(crate) fn become_up_to_date(&mut self, own: bool) {
-        if self.loss_settling() {
-            return;
-        }
+        let settling = self.loss_settling();
         let mut vols = Vec::new();
         for vol in 0..self.vols.len() {
             let Some(backing) = &self.vols[vol].backing else { continue };
@@ -528,7 +530,7 @@ impl Resource {
             // that counts as missing here is asked for first (see `want_catch_up`).
             let owed = self.is_owed(&self.st, vol);
             let old = self.is_own_overtaken(vol);
-            let doubtful = owed || old || !own && self.unclean_towards_peers(vol);
+            let doubtful = settling || owed || old || !own && self.unclean_towards_peers(vol);
             let consistent = self.st.vols[vol].disk == DiskState::Consistent;
             let newest = own && self.is_newest_of_all(vol);
             if newest || consistent && !other_generation && !doubtful {

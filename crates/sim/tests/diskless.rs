@@ -563,6 +563,38 @@ fn when_all_are_there_the_newest_of_the_outdated_disks_is_used() {
 }
 
 #[test]
+fn an_outdated_source_is_current_when_all_are_there() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.detach(1);
+        w.wait_disk(1, DiskState::Diskless);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        // n1 is Primary by the disk of n0, of which its own does not get to be a copy.
+        let (peer, volume) = (node_id(0), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.attach_again(1);
+        w.wait("the resync is agreed on", |w| w.device(1, 0).repl == ReplState::PausedSyncT);
+        let opener = w.open(1);
+        w.write(1, 8);
+        w.cut(0, 1);
+        // A resync of this block waits for the write.
+        let held = w.start(1, WRITE, 0, 8);
+        // n0 notices first, and hears through the client of a Primary that may write on unheard.
+        w.refused(0, AdminCommand::Primary { force: false });
+        w.wait_disk(0, DiskState::Outdated);
+        w.wait_lost(1, 0);
+        w.heal(0, 1);
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.finish(held).ok();
+        w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn an_outdated_disk_is_not_used_while_the_newer_one_is_missing() {
     scenario(with_quorum(2, 1), |w| {
         w.form();
