@@ -642,6 +642,11 @@ impl Resource {
         if !(behind || differs || leftovers) || !self.st.is_connected(peer) {
             return Start::Done(Ok(()));
         }
+        // The peer may have been left behind since this was wanted: it has nothing to give then.
+        let idle = self.repl(peer, vol) == ReplState::Established;
+        if idle && !leftovers && !self.may_catch_up(peer, vol) {
+            return Start::Done(Ok(()));
+        }
         let busy = self.repl(peer, vol) != ReplState::Established
             || self.st.is_target(vol)
             || self.loss_settling()
@@ -771,4 +776,86 @@ const RELEASING: u32 = 4;
 
 fn is_state<T>(result: &Result<T, Refusal>, code: StateError) -> bool {
     matches!(result, Err(r) if r.code == RefusalCode::State(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
+    use crate::io::{AdminCommand, AttachImage, DiskLimits, Input};
+    use crate::resource::PeerUuids;
+    use codec::disk::{MdFlags, MdParams, Placement, Superblock, activity_log, zeroed_block};
+    use codec::wire::UuidFlags;
+    use vocab::options::{DiskOptions, NetOptions, ResourceOptions};
+    use vocab::{Bytes, GenUuid, Minor, SectorRange, VolumeNr};
+
+    /// A node with an UpToDate disk, connected to another one whose disk is of that generation.
+    fn pair() -> Resource {
+        let nr = VolumeNr(0);
+        let disk = DiskOptions::default();
+        let node = |n| NodeId::new(n).unwrap();
+        let net = NetOptions::default();
+        let peer = PeerConfig { node_id: node(1), name: "n1".to_owned(), net, devices: Vec::new() };
+        let config = ResourceConfig {
+            name: "r0".to_owned(),
+            node_id: node(0),
+            options: ResourceOptions::default(),
+            volumes: vec![VolumeConfig { nr, minor: Minor(0), diskless: false, disk }],
+            peers: vec![peer],
+        };
+        let mut resource = Resource::new(config, 1, vocab::Dagtag(0));
+        let (mut superblock, layout) =
+            Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();
+        let current = GenUuid(0x1000);
+        superblock.current_uuid = current;
+        superblock.flags.set(MdFlags::CONSISTENT, true);
+        superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
+        let empty = activity_log::empty_block();
+        let image = AttachImage {
+            capacity: layout.usable,
+            superblock: superblock.encode(),
+            activity_log: (0..superblock.al.blocks()).map(|_| empty.clone()).collect(),
+            bitmap: vec![(0, zeroed_block())],
+            limits: DiskLimits {
+                logical_block_size: 512,
+                physical_block_size: 4096,
+                discard_zeroes: true,
+                max_io: 1 << 20,
+            },
+        };
+        let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
+        resource.handle(Instant(1), Input::Admin { id: 1, command });
+        while let Some(output) = resource.poll() {
+            if let Output::MetaWrite { op, .. } = output {
+                resource.handle(Instant(2), Input::MetaDone { op, result: Ok(()) });
+            }
+        }
+        assert_eq!(resource.st.vols[0].disk, DiskState::UpToDate);
+        resource.st.peers[0].conn = ConnState::Connected;
+        resource.st.peers[0].devs[0].repl = ReplState::Established;
+        resource.st.peers[0].devs[0].disk = DiskState::UpToDate;
+        let mut uuids = PeerUuids::diskless(current);
+        uuids.flags = UuidFlags::STABLE;
+        resource.peers[0].devs[0].uuids = Some(uuids);
+        resource
+    }
+
+    #[test]
+    fn a_resync_that_was_wanted_from_a_disk_that_is_left_behind_now_is_not_asked_for() {
+        let asks = |disk: DiskState, current: u64| {
+            let mut resource = pair();
+            let backing = resource.vols[0].backing.as_mut().unwrap();
+            let slot = backing.slot_of(NodeId::new(1).unwrap()).unwrap();
+            backing.set_range(slot, SectorRange::new(0, 8));
+            resource.vols[0].crashed_secondary = true;
+            resource.want(JobKind::CatchUp { vol: 0, peer: 0 }, None);
+            resource.st.peers[0].devs[0].disk = disk;
+            resource.peers[0].devs[0].uuids.as_mut().unwrap().current = GenUuid(current);
+            resource.run_jobs();
+            resource.twopc.held.is_some()
+        };
+        assert!(asks(DiskState::UpToDate, 0x1000));
+        assert!(!asks(DiskState::Outdated, 0x1000));
+        assert!(!asks(DiskState::UpToDate, 0x2000));
+    }
 }

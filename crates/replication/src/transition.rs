@@ -486,19 +486,7 @@ impl Resource {
                 self.want_leftovers(vol);
                 continue;
             }
-            let other = self.st.connected().find(|p| {
-                let dev = &self.st.peers[*p].devs[vol];
-                let uuids = self.peers[*p].devs[vol].uuids.as_ref();
-                let own = backing.oos(self.peers[*p].node);
-                dev.repl == ReplState::Established
-                    && dev.disk == DiskState::UpToDate
-                    && uuids.is_some_and(|u| {
-                        let primary_there = self.st.peers[*p].role == Role::Primary;
-                        let bits = own != 0 || (behind && (u.dirty_bits != 0 || primary_there));
-                        let stable = !self.unstable_source(*p, vol, u.flags.has(UuidFlags::STABLE));
-                        u.current.same(backing.gens.current()) && stable && bits
-                    })
-            });
+            let other = self.st.connected().find(|p| self.may_catch_up(*p, vol));
             if let Some(peer) = other {
                 let kind = JobKind::CatchUp { vol, peer };
                 if !self.wants(&kind) {
@@ -506,6 +494,22 @@ impl Resource {
                 }
             }
         }
+    }
+
+    /// What this disk and that of a peer do not have in common, a resync between them settles.
+    pub(crate) fn may_catch_up(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(backing) = &self.vols[vol].backing else { return false };
+        let dev = &self.st.peers[peer].devs[vol];
+        let own = backing.oos(self.peers[peer].node);
+        let behind = self.st.vols[vol].disk < DiskState::UpToDate;
+        dev.disk == DiskState::UpToDate
+            && dev.repl == ReplState::Established
+            && self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
+                let primary_there = self.st.peers[peer].role == Role::Primary;
+                let bits = own != 0 || (behind && (u.dirty_bits != 0 || primary_there));
+                let stable = self.st.role == Role::Primary || u.flags.has(UuidFlags::STABLE);
+                u.current.same(backing.gens.current()) && stable && bits
+            })
     }
 
     /// Bits between two UpToDate disks of one generation that nothing has settled: a write that
