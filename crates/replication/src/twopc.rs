@@ -298,6 +298,11 @@ impl Resource {
             // The disk that comes back missed what is being written: that has to be on record
             // before the generations are compared.
             // Without data nothing is being written, and a generation can not even start.
+            let backing = self.vols[vol].backing.as_ref();
+            if backing.is_some_and(|b| b.is_adopting()) {
+                // It would be compared with what may never get to the disk here.
+                return Err(StateError::InTransientState.into());
+            }
             let writes = self.st.role == Role::Primary && self.has_data(&self.st, vol);
             if writes && self.bump_blocks(vol) {
                 let owed = self.log.iter().any(|w| w.vol == vol);
