@@ -340,7 +340,8 @@ impl Handshake<'_> {
     ///
     /// Stricter than the reference between Ashlar nodes: a survivor is Consistent while it settles
     /// a Primary's last writes with others, and has all that were acknowledged. The Primary, back
-    /// after a power failure, is UpToDate because its metadata says so, and may lack some.
+    /// after a power failure, is UpToDate because its metadata says so, and may lack some. And what
+    /// it wrote last (protocol A) makes no source of a disk that is a mixture of generations.
     fn better_disk(&self, course: Course) -> Option<Course> {
         let (mine, theirs) = (self.me.judged_disk(), self.peer.judged_disk());
         let known = |disk| disk >= DiskState::Inconsistent && disk != DiskState::DUnknown;
@@ -358,8 +359,9 @@ impl Handshake<'_> {
             course,
             Course::Source(Strategy::IfBothFailed) | Course::Target(Strategy::IfBothFailed)
         );
+        let crashed_mixture = ours && one_inconsistent && self.verdict.rule == Rule::OneCrashed;
         let applies = if self.context.agreed >= 119 {
-            open || (no_sync && one_inconsistent)
+            open || crashed_mixture || (no_sync && one_inconsistent)
         } else {
             let last_rule = matches!(self.verdict.rule, Rule::Crashed | Rule::BothOff);
             one_inconsistent && (no_sync || last_rule)

@@ -101,6 +101,24 @@ fn a_survivor_that_is_still_settling_follows_no_crashed_primary() {
 }
 
 #[test]
+fn the_inconsistent_disk_of_a_crashed_primary_is_no_source() {
+    use DiskState::{Inconsistent, Outdated, UpToDate};
+    let equals = CONNECTING.features | feature::BITS_OF_EQUALS;
+    let context = |features| Context { protocol: Protocol::A, features, ..CONNECTING };
+    let run = |features, crashed, disk| {
+        let crashed = side(0, 0x10).flag(CP).disk(crashed);
+        both(context(features), DEFAULTS, &crashed, &side(1, 0x10).disk(disk))
+    };
+    let (to, from) = ((Source(Bitmap), target(Bitmap)), (target(Bitmap), Source(Bitmap)));
+    assert_eq!(run(equals, Inconsistent, UpToDate), from);
+    assert_eq!(run(equals, Inconsistent, Outdated), from);
+    assert_eq!(run(equals, Outdated, UpToDate), to, "it has what was acknowledged");
+    assert_eq!(run(equals, UpToDate, Inconsistent), to);
+    let kernel = CONNECTING.features & !feature::BITS_OF_EQUALS;
+    assert_eq!(run(kernel, Inconsistent, UpToDate), to);
+}
+
+#[test]
 fn an_inconsistent_disk_at_the_same_generation_is_target() {
     let bad = side(0, 0x10).disk(DiskState::Inconsistent);
     for good in [DiskState::Outdated, DiskState::Consistent, DiskState::UpToDate] {
