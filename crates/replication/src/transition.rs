@@ -507,7 +507,7 @@ impl Resource {
             && self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
                 let primary_there = self.st.peers[peer].role == Role::Primary;
                 let bits = own != 0 || (behind && (u.dirty_bits != 0 || primary_there));
-                let stable = self.st.role == Role::Primary || u.flags.has(UuidFlags::STABLE);
+                let stable = !self.unstable_source(peer, vol, u.flags.has(UuidFlags::STABLE));
                 u.current.same(backing.gens.current()) && stable && bits
             })
     }
