@@ -385,14 +385,17 @@ impl Resource {
     }
 
     /// This disk stopped while its Primary wrote, and what was under write is not settled with
-    /// the peers that are connected. A mixture of generations settles nothing, nor does a disk that
-    /// gets its data from here: this one may be the only one that its users have.
+    /// the peers that are connected. A mixture of generations settles nothing: it is resynced, and
+    /// while it is, this disk may be the only one that its users have. So it is, if there is a
+    /// Primary, for any disk that gets its data from here.
     pub(crate) fn unclean_towards_peers(&self, vol: VolIx) -> bool {
         let Some(backing) = &self.vols[vol].backing else { return false };
+        let used = !self.st.primary_peers().is_empty();
         let owed = |p: PeerIx| {
             let disk = self.st.peers[p].devs[vol].disk;
             let whole = disk > DiskState::Inconsistent && disk != DiskState::DUnknown;
-            whole && !self.repl(p, vol).is_source() && backing.oos(self.peers[p].node) != 0
+            let settles = whole && !(used && self.repl(p, vol).is_source());
+            settles && backing.oos(self.peers[p].node) != 0
         };
         self.vols[vol].crashed_secondary && self.st.connected().any(owed)
     }
