@@ -52,6 +52,8 @@ struct RxEpoch {
     open: u32,
     /// Volumes written to.
     vols: u64,
+    /// Volumes whose disk has lost what was written, or may lose it.
+    unstable: u64,
     flushes: u32,
     flushing: bool,
 }
@@ -446,6 +448,7 @@ impl Resource {
                     break;
                 }
             }
+            self.take_back_acks(peer);
             let recv = &mut self.peers[peer].recv;
             let done = recv.epochs.pop_front().expect("looked at above");
             recv.first_epoch += 1;
@@ -466,11 +469,37 @@ impl Resource {
         }
     }
 
+    /// Writes of the oldest epoch that are acknowledged and did not get stable, because the disk
+    /// failed: the sender hears of each that this node has not got it after all, before it hears
+    /// that the epoch is over.
+    fn take_back_acks(&mut self, peer: PeerIx) {
+        let recv = &mut self.peers[peer].recv;
+        let epoch = recv.first_epoch;
+        let unstable = recv.epochs.front().map_or(0, |e| e.unstable & e.vols);
+        if unstable == 0 {
+            return;
+        }
+        let mut lost = Vec::new();
+        for u in recv.unacked.iter_mut().filter(|u| u.epoch == epoch && !u.confirmed) {
+            if u.vol < 64 && unstable & (1 << u.vol) != 0 && u.ok == Some(true) {
+                u.ok = Some(false);
+                lost.push((u.vol, u.range, u.block_id));
+            }
+        }
+        for (vol, range, block_id) in lost {
+            let ack = self.block_ack(peer, vol, range, block_id);
+            self.send(peer, Packet::NegAck(self.vols[vol].nr, ack));
+        }
+    }
+
     /// Issues a flush for each of the volumes and counts them.
     fn flush_vols(&mut self, peer: PeerIx, vols: u64, op: fn(PeerIx, VolIx) -> Op) -> u32 {
         let mut flushes = 0;
         for vol in 0..self.vols.len() {
             let written = vols & (1 << vol.min(63)) != 0;
+            if written && !self.disk_in_use(vol) {
+                self.epoch_unstable(peer, vol);
+            }
             if !written || !self.disk_in_use(vol) || !self.vols[vol].disk_opts.disk_flushes {
                 continue;
             }
@@ -503,6 +532,7 @@ impl Resource {
     ) {
         if result.is_err() {
             self.disk_failed(vol, None, "a flush failed");
+            self.epoch_unstable(peer, vol);
         }
         let front = self.peers[peer].recv.epochs.front_mut();
         let front = front.expect("one epoch is always open");
@@ -510,6 +540,12 @@ impl Resource {
         if front.flushes == 0 {
             self.finish_epochs(peer);
         }
+    }
+
+    /// The oldest epoch did not get stable on that volume.
+    fn epoch_unstable(&mut self, peer: PeerIx, vol: VolIx) {
+        let front = self.peers[peer].recv.epochs.front_mut();
+        front.expect("one epoch is always open").unstable |= 1 << vol.min(63);
     }
 
     /// The activity log has no free extent and the Primary may be waiting for exactly these

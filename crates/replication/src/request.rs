@@ -595,14 +595,16 @@ impl Resource {
             return Err("an ack does not match its write");
         }
         let part = &mut write.parts[node.index()];
+        let first = *part == Part::Pending;
         match (*part, kind) {
             (Part::Pending, _) => *part = kind,
             // Protocol B in a resync gets both acks.
-            (Part::Acked, Part::Acked | Part::InSync | Part::Neg) => *part = kind,
-            (Part::Sent, Part::Neg) => *part = Part::Neg,
+            (Part::Acked, Part::Acked | Part::InSync) => *part = kind,
+            // What was acknowledged is taken back if it can not be made stable.
+            (Part::Sent | Part::Acked | Part::InSync, Part::Neg) => *part = Part::Neg,
             _ => return Err("an ack was not expected"),
         }
-        let len = write.range.len.0;
+        let len = if first { write.range.len.0 } else { 0 };
         if kind == Part::Neg {
             self.peer_disk_failed(peer, vol);
         }
@@ -672,7 +674,7 @@ impl Resource {
         let ok = if self.st.fail_io || unheld {
             false
         } else if flush {
-            write.local != Local::Failed || self.has_data(&self.st, write.vol)
+            write.local == Local::Ok || self.has_data(&self.st, write.vol)
         } else {
             self.is_kept(write)
         };

@@ -442,3 +442,47 @@ fn a_disk_that_is_back_fetches_what_its_source_is_still_to_write() {
         w.settle();
     });
 }
+
+#[test]
+fn a_flush_that_fails_takes_back_what_was_acknowledged() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        for round in 0..6 {
+            w.write(0, round * 8);
+            // What tells that the disk is gone is late.
+            w.net.set_pace(1, 0, Pace { delay: (20_000, 3_000_000), ..Pace::default() });
+            let write = w.start(0, WRITE, round * 8, 8);
+            w.wait("n1 has it", |w| w.is_answered(write));
+            behave(w, 1, Behaviour { write_errors: 1000, ..Behaviour::default() });
+            w.flush(0);
+            w.wait_disk(1, DiskState::Diskless);
+            behave(w, 1, Behaviour::default());
+            w.net.set_pace(1, 0, Pace::default());
+            w.attach_again(1);
+            w.wait_disk(1, DiskState::UpToDate);
+        }
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_flush_of_a_client_fails_with_its_only_disk() {
+    scenario(Plan::quiet(1, 1), |w| {
+        w.form();
+        w.run_seconds(1);
+        let opener = w.open(1);
+        w.write(1, 0);
+        let write = w.start(1, WRITE, 0, 8);
+        w.wait("n0 has it", |w| w.is_answered(write));
+        behave(w, 0, Behaviour { write_errors: 1000, ..Behaviour::default() });
+        let result = w.request_and_wait(1, Op::Flush, 0);
+        w.expect("the flush has failed", |_| result.is_err());
+        behave(w, 0, Behaviour::default());
+        w.wait_disk(0, DiskState::Diskless);
+        w.attach_again(0);
+        w.close(1, opener);
+        w.settle();
+    });
+}
