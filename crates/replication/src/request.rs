@@ -707,15 +707,15 @@ impl Resource {
     }
 
     /// A disk that others can be brought up to date from has the write. A disk that is itself being
-    /// resynced, or is only Consistent, may have it, too, but may have to follow one that has not.
+    /// resynced, is only Consistent, or is away may have it, too, but may have to follow one that has
+    /// not.
     fn is_kept(&self, write: &Write) -> bool {
         let vol = write.vol;
         let here = write.local == Local::Ok && self.st.vols[vol].disk == DiskState::UpToDate;
         let there = |p: PeerIx| {
             let written = write.parts[self.peers[p].node.index()].counts_as_written();
             let disk = self.st.peers[p].devs[vol].disk;
-            // Held over a loss: the peer had it, and was current then.
-            written && (!self.st.is_connected(p) || disk == DiskState::UpToDate)
+            written && self.st.is_connected(p) && disk == DiskState::UpToDate
         };
         here || (0..self.peers.len()).any(there)
     }
@@ -951,5 +951,7 @@ mod tests {
         }
         resource.st.peers[0].devs[0].disk = DiskState::UpToDate;
         assert!(resource.is_kept(&write));
+        resource.st.peers[0].conn = ConnState::Unconnected;
+        assert!(!resource.is_kept(&write), "away");
     }
 }
