@@ -447,6 +447,7 @@ impl Resource {
                 self.after_repl_change(&old, peer, vol);
             }
         }
+        self.tell_under_way(&old);
         for vol in 0..self.vols.len() {
             self.tell_proposals(vol);
         }

@@ -729,3 +729,27 @@ fn a_held_write_goes_to_no_server_that_is_still_to_be_resynced() {
         w.settle();
     });
 }
+
+#[test]
+fn a_server_that_is_back_lacks_what_is_on_its_way_to_the_other() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.detach(0);
+        w.wait("it is known", |w| w.device(2, 0).disk == DiskState::Diskless);
+        // The generation that n0 misses, and the write, are late at n1.
+        w.slow(2, 1, 300_000_000);
+        let held = w.start(2, WRITE, 40960, 8);
+        w.run_for(350_000_000);
+        w.attach_again(0);
+        w.finish(held).ok();
+        w.slow(2, 1, 100_000);
+        for _ in 0..4 {
+            w.read(2, 40960);
+        }
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}

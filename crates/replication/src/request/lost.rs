@@ -1,12 +1,12 @@
 //! Writes in flight when a peer or the own disk is lost, and when the peer is back (semantics §8.6).
 
 use vocab::options::Protocol;
-use vocab::{DiskState, NodeId, ReplState, SectorRange};
+use vocab::{DiskState, NodeId, ReplState, Role, SectorRange};
 
 use super::{Local, Part, WaitingOn, Write, local_io};
 use crate::io::{Output, RequestOp};
 use crate::resource::{Decision, Op, Resource, Work};
-use crate::state::{PeerIx, VolIx};
+use crate::state::{PeerIx, State, VolIx};
 
 impl Resource {
     /// The connection is lost and the generation settled: its parts count no longer (L1).
@@ -108,6 +108,59 @@ impl Resource {
             if misses && self.st.has_disk(other, write.vol) {
                 let part = self.send_out_of_sync(other, write);
                 self.log.get_mut(seq).expect("in range").parts[node.index()] = part;
+            }
+        }
+    }
+
+    /// A peer's disk is back and takes itself for current: equal to that of another peer, to which
+    /// a write of this client is still on its way. It is not, and must not follow this node into a
+    /// generation in which that is written.
+    pub(crate) fn tell_under_way(&mut self, old: &State) {
+        if self.st.role != Role::Primary {
+            return;
+        }
+        let peers = self.peers.len();
+        for (peer, vol) in (0..self.vols.len()).flat_map(|v| (0..peers).map(move |p| (p, v))) {
+            let (was, is) = (old.peers[peer].devs[vol].disk, self.st.peers[peer].devs[vol].disk);
+            // What was resynced has it from its source; an own disk is compared, too.
+            let came = is == DiskState::UpToDate
+                && was < DiskState::UpToDate
+                && was != DiskState::Inconsistent;
+            if !came || self.disk_in_use(vol) || !old.is_connected(peer) {
+                continue;
+            }
+            let node = self.peers[peer].node;
+            // Which may be lost meanwhile: then this one is all there is.
+            let others: Vec<NodeId> = (0..peers)
+                .filter(|p| *p != peer && self.st.is_connected(*p))
+                .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
+                .map(|p| self.peers[p].node)
+                .collect();
+            let gets = |w: &Write, n: NodeId| {
+                let part = w.parts[n.index()];
+                part == Part::Pending || part.counts_as_written()
+            };
+            let misses = |w: &Write| {
+                w.vol == vol
+                    && !w.completed
+                    && w.op != RequestOp::Flush
+                    && matches!(w.parts[node.index()], Part::None | Part::Lost | Part::Neg)
+                    && others.iter().any(|n| gets(w, *n))
+            };
+            let seqs: Vec<u64> = self
+                .log
+                .seqs()
+                .zip(self.log.iter())
+                .filter_map(|(seq, w)| misses(w).then_some(seq))
+                .collect();
+            for seq in &seqs {
+                let write = self.log.get(*seq).expect("in range");
+                let copy = Write { parts: write.parts, ..*write };
+                let part = self.send_out_of_sync(peer, &copy);
+                self.log.get_mut(*seq).expect("in range").parts[node.index()] = part;
+            }
+            if !seqs.is_empty() {
+                self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Outdated);
             }
         }
     }
