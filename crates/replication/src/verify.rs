@@ -368,6 +368,12 @@ impl Resource {
             Sectors(verify.skipped).bytes(),
         );
         self.log(if verify.found > 0 { LogLevel::Warn } else { LogLevel::Info }, text);
+        // One of the two may have been left behind meanwhile, and nothing was compared then.
+        let own = self.presented(vol);
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        if self.st.is_connected(peer) && uuids.is_some_and(|u| !u.current.same(own)) {
+            self.ask_recompare(peer, vol);
+        }
     }
 
     /// The connection is lost: the position is kept, the rest ends.
