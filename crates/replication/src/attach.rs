@@ -530,8 +530,9 @@ impl Backing {
 mod tests {
     use super::*;
     use crate::config::{ResourceConfig, VolumeConfig};
-    use crate::io::{AdminCommand, DiskLimits, Input, MetaBlock, MetaPlace};
-    use codec::disk::{MdParams, Placement, zeroed_block};
+    use crate::io::{AdminCommand, Input, MetaBlock, MetaPlace};
+    use crate::testing::attach_image;
+    use codec::disk::{MdParams, Placement};
     use vocab::options::ResourceOptions;
     use vocab::{Bytes, Dagtag, Instant, Minor, Sectors};
 
@@ -553,19 +554,7 @@ mod tests {
         );
         let (superblock, layout) =
             Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();
-        let empty = al_format::empty_block();
-        let image = AttachImage {
-            capacity: layout.usable,
-            superblock: superblock.encode(),
-            activity_log: (0..superblock.al.blocks()).map(|_| empty.clone()).collect(),
-            bitmap: vec![(0, zeroed_block())],
-            limits: DiskLimits {
-                logical_block_size: 512,
-                physical_block_size: 4096,
-                discard_zeroes: true,
-                max_io: 1 << 20,
-            },
-        };
+        let image = attach_image(&superblock, &layout);
         let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
         resource.handle(Instant(1), Input::Admin { id: 1, command });
         let mut told = None;

@@ -782,9 +782,10 @@ fn is_state<T>(result: &Result<T, Refusal>, code: StateError) -> bool {
 mod tests {
     use super::*;
     use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
-    use crate::io::{AdminCommand, AttachImage, DiskLimits, Input};
+    use crate::io::{AdminCommand, Input};
     use crate::resource::PeerUuids;
-    use codec::disk::{MdFlags, MdParams, Placement, Superblock, activity_log, zeroed_block};
+    use crate::testing::attach_image;
+    use codec::disk::{MdFlags, MdParams, Placement, Superblock};
     use codec::wire::UuidFlags;
     use vocab::options::{DiskOptions, NetOptions, ResourceOptions};
     use vocab::{Bytes, GenUuid, Minor, SectorRange, VolumeNr};
@@ -810,19 +811,7 @@ mod tests {
         superblock.current_uuid = current;
         superblock.flags.set(MdFlags::CONSISTENT, true);
         superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
-        let empty = activity_log::empty_block();
-        let image = AttachImage {
-            capacity: layout.usable,
-            superblock: superblock.encode(),
-            activity_log: (0..superblock.al.blocks()).map(|_| empty.clone()).collect(),
-            bitmap: vec![(0, zeroed_block())],
-            limits: DiskLimits {
-                logical_block_size: 512,
-                physical_block_size: 4096,
-                discard_zeroes: true,
-                max_io: 1 << 20,
-            },
-        };
+        let image = attach_image(&superblock, &layout);
         let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
         resource.handle(Instant(1), Input::Admin { id: 1, command });
         while let Some(output) = resource.poll() {

@@ -37,6 +37,8 @@ mod rng;
 mod slab;
 mod state;
 mod status;
+#[cfg(test)]
+mod testing;
 mod transition;
 mod twopc;
 mod verify;
