@@ -787,11 +787,13 @@ mod tests {
     use crate::testing::attach_image;
     use codec::disk::{MdFlags, MdParams, Placement, Superblock};
     use codec::wire::UuidFlags;
-    use vocab::options::{DiskOptions, NetOptions, ResourceOptions};
+    use vocab::options::{DiskOptions, NetOptions, Quorum, ResourceOptions};
     use vocab::{Bytes, GenUuid, Minor, SectorRange, VolumeNr};
 
-    /// A node with an UpToDate disk, connected to another one whose disk is of that generation.
-    fn pair() -> Resource {
+    const CURRENT: GenUuid = GenUuid(0x1000);
+
+    /// A node whose first act is to attach an UpToDate disk; it has a peer.
+    fn attached(options: ResourceOptions) -> Resource {
         let nr = VolumeNr(0);
         let disk = DiskOptions::default();
         let node = |n| NodeId::new(n).unwrap();
@@ -800,15 +802,14 @@ mod tests {
         let config = ResourceConfig {
             name: "r0".to_owned(),
             node_id: node(0),
-            options: ResourceOptions::default(),
+            options,
             volumes: vec![VolumeConfig { nr, minor: Minor(0), diskless: false, disk }],
             peers: vec![peer],
         };
         let mut resource = Resource::new(config, 1, vocab::Dagtag(0));
         let (mut superblock, layout) =
             Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();
-        let current = GenUuid(0x1000);
-        superblock.current_uuid = current;
+        superblock.current_uuid = CURRENT;
         superblock.flags.set(MdFlags::CONSISTENT, true);
         superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
         let image = attach_image(&superblock, &layout);
@@ -820,13 +821,26 @@ mod tests {
             }
         }
         assert_eq!(resource.st.vols[0].disk, DiskState::UpToDate);
+        resource
+    }
+
+    /// It is connected to the other one, whose disk is of that generation.
+    fn pair() -> Resource {
+        let mut resource = attached(ResourceOptions::default());
         resource.st.peers[0].conn = ConnState::Connected;
         resource.st.peers[0].devs[0].repl = ReplState::Established;
         resource.st.peers[0].devs[0].disk = DiskState::UpToDate;
-        let mut uuids = PeerUuids::diskless(current);
+        let mut uuids = PeerUuids::diskless(CURRENT);
         uuids.flags = UuidFlags::STABLE;
         resource.peers[0].devs[0].uuids = Some(uuids);
         resource
+    }
+
+    #[test]
+    fn a_node_that_starts_alone_has_no_quorum_that_it_could_have_kept() {
+        let quorum = Quorum::Majority;
+        let resource = attached(ResourceOptions { quorum, ..ResourceOptions::default() });
+        assert!(!resource.st.vols[0].quorum);
     }
 
     #[test]

@@ -80,7 +80,8 @@ impl DevState {
 impl VolState {
     /// A volume without a disk.
     pub(crate) const fn new() -> VolState {
-        VolState { disk: DiskState::Diskless, quorum: true, real_quorum: true }
+        // A node that starts has had no quorum yet, whatever its disk remembers.
+        VolState { disk: DiskState::Diskless, quorum: true, real_quorum: false }
     }
 }
 
