@@ -12,9 +12,11 @@ use crate::workspace;
 
 const HELP: &str = "\
 cargo xtask sim [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose]
+               [--watch VOLUME:SECTOR]
     Runs N seeds (default 2000) from S (default 1) on J processes (default: one per core).
     Stops after F violations per process (default 1).
-    --verbose prints everything that happens; meant for one seed.";
+    --verbose prints everything that happens; meant for one seed.
+    --watch adds what every node holds in one sector and thinks of it, whenever that changes.";
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -29,6 +31,8 @@ pub struct Campaign {
     pub failures: u64,
     /// Print the trace.
     pub verbose: bool,
+    /// A sector to tell the story of, `VOLUME:SECTOR`.
+    pub watch: Option<String>,
 }
 
 /// What came of it.
@@ -68,7 +72,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
 pub fn share(seeds: u64) -> Result<u64> {
     let binary = build(workspace::root().as_path())?;
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let campaign = Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false };
+    let campaign = Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false, watch: None };
     let begun = Instant::now();
     let report = run(&binary, &campaign)?;
     print(&report, begun.elapsed().as_secs_f64());
@@ -81,12 +85,18 @@ pub fn share(seeds: u64) -> Result<u64> {
 
 fn parse(arguments: &[String]) -> Result<Option<Campaign>> {
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let mut campaign = Campaign { start: 1, seeds: 2000, jobs, failures: 1, verbose: false };
+    let mut campaign =
+        Campaign { start: 1, seeds: 2000, jobs, failures: 1, verbose: false, watch: None };
     let mut arguments = arguments.iter();
     while let Some(name) = arguments.next() {
         match name.as_str() {
             "--help" | "-h" => return Ok(None),
             "--verbose" => campaign.verbose = true,
+            "--watch" => {
+                let place = arguments.next().context("--watch needs VOLUME:SECTOR")?;
+                campaign.watch = Some(place.clone());
+                campaign.verbose = true;
+            }
             "--seeds" | "--start" | "--jobs" | "--failures" => {
                 let value = arguments.next().with_context(|| format!("{name} needs a number"))?;
                 let number =
@@ -166,6 +176,9 @@ fn spawn(binary: &Path, campaign: &Campaign, start: u64, seeds: u64) -> Result<C
         .stdout(Stdio::piped());
     if campaign.verbose {
         command.arg("--verbose");
+    }
+    if let Some(place) = &campaign.watch {
+        command.args(["--watch", place]);
     }
     command.spawn().with_context(|| format!("{} could not be started", binary.display()))
 }

@@ -23,6 +23,7 @@ pub mod run;
 pub mod scenario;
 pub mod trace;
 pub mod view;
+pub mod watch;
 pub mod world;
 
 pub use client::Op;

@@ -6,6 +6,8 @@ use codec::wire::{Operation, Packet, ReqState, TwoPc};
 use replication::io::{DiskOp, Input, MetaWrite, Output};
 use vocab::SectorRange;
 
+use crate::watch::Watch;
+
 /// Where lines go.
 type Sink = Box<dyn FnMut(&str)>;
 
@@ -13,6 +15,8 @@ type Sink = Box<dyn FnMut(&str)>;
 #[derive(Default)]
 pub struct Trace {
     sink: Option<Sink>,
+    /// The sector whose story is told as well.
+    pub(crate) watch: Option<Watch>,
 }
 
 impl std::fmt::Debug for Trace {
@@ -40,7 +44,13 @@ impl Trace {
 
     /// A trace into `sink`, line by line.
     pub fn to(sink: impl FnMut(&str) + 'static) -> Trace {
-        Trace { sink: Some(Box::new(sink)) }
+        Trace { sink: Some(Box::new(sink)), watch: None }
+    }
+
+    /// The same, with the story of a sector.
+    pub fn watching(mut self, watch: Option<Watch>) -> Trace {
+        self.watch = watch;
+        self
     }
 
     /// True if lines are wanted.

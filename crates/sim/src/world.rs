@@ -300,6 +300,7 @@ impl World {
             }
             Event::Operator => self.operator_event(),
         }
+        self.look_at_watched();
     }
 
     /// A timer that is due again at once, over and over, is one that its handler forgets.

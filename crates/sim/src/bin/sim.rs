@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use sim::plan::Plan;
 use sim::rng::Rng;
 use sim::trace::Trace;
+use sim::watch::Watch;
 use sim::{Stats, run};
 
 struct Arguments {
@@ -16,6 +17,8 @@ struct Arguments {
     seeds: u64,
     step: u64,
     verbose: bool,
+    /// A sector to tell the story of.
+    watch: Option<Watch>,
     /// Go on after a violation, up to so many.
     failures: u64,
 }
@@ -35,7 +38,7 @@ fn main() -> ExitCode {
         let seed = arguments.start + i * arguments.step;
         let trace = if arguments.verbose {
             println!("plan {:#?}", Plan::random(&mut Rng::new(seed)));
-            Trace::to(|line| println!("{line}"))
+            Trace::to(|line| println!("{line}")).watching(arguments.watch.clone())
         } else {
             Trace::off()
         };
@@ -59,7 +62,8 @@ fn main() -> ExitCode {
 }
 
 fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let mut parsed = Arguments { start: 1, seeds: 100, step: 1, verbose: false, failures: 1 };
+    let mut parsed =
+        Arguments { start: 1, seeds: 100, step: 1, verbose: false, watch: None, failures: 1 };
     let mut arguments = arguments;
     while let Some(name) = arguments.next() {
         if name == "--verbose" {
@@ -67,6 +71,11 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
             continue;
         }
         let value = arguments.next().ok_or(format!("{name} needs a number"))?;
+        if name == "--watch" {
+            parsed.watch = Some(watch(&value)?);
+            parsed.verbose = true;
+            continue;
+        }
         let number = value.parse().map_err(|_| format!("{name} needs a number, not {value}"))?;
         match name.as_str() {
             "--start" => parsed.start = number,
@@ -77,4 +86,11 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         }
     }
     Ok(parsed)
+}
+
+fn watch(place: &str) -> Result<Watch, String> {
+    let numbers = place.split_once(':').and_then(|(v, s)| Some((v.parse().ok()?, s.parse().ok()?)));
+    let (volume, sector) =
+        numbers.ok_or(format!("--watch needs a volume and a sector like 0:8192, not {place}"))?;
+    Ok(Watch::new(volume, sector))
 }
