@@ -1,6 +1,6 @@
 //! Openers of a volume, and promotion on open (semantics §3.3, §3.4).
 
-use vocab::{Refusal, Role, StateError, VolumeNr};
+use vocab::{Instant, Refusal, Role, StateError, VolumeNr};
 
 use crate::io::{OpenError, Output};
 use crate::jobs::JobKind;
@@ -25,7 +25,10 @@ impl Resource {
             return self.open_done(nr, opener, Err(OpenError::NotPrimaryHere { role }));
         }
         if !write {
-            return self.open_reader(vol, opener);
+            let until = self.now + self.opts.auto_promote_timeout;
+            self.vols[vol].waiting_readers.push((opener, until));
+            // Answered below, at the latest when the time is over.
+            return;
         }
         self.vols[vol].waiting_openers.push(opener);
         let kind = JobKind::Primary { force: false };
@@ -35,9 +38,9 @@ impl Resource {
     }
 
     /// Reading on a Secondary: only while nobody is Primary, of data that is current.
-    fn open_reader(&mut self, vol: usize, opener: u64) {
+    fn open_reader(&mut self, vol: usize, opener: u64, promotion: bool) {
         let nr = self.vols[vol].nr;
-        let result = if !self.st.primary_peers().is_empty() {
+        let result = if promotion || !self.st.primary_peers().is_empty() {
             Err(OpenError::NotPrimaryHere { role: self.st.role })
         } else if !self.st.vols[vol].quorum || !self.has_data(&self.st, vol) {
             Err(OpenError::NoData)
@@ -47,6 +50,27 @@ impl Resource {
             Ok(())
         };
         self.open_done(nr, opener, result);
+    }
+
+    /// Who opens for reading waits while another node may become Primary any moment: that node has
+    /// been told that nobody reads here.
+    pub(crate) fn answer_readers(&mut self) {
+        let promotion = self.promotion_is_prepared();
+        let now = self.now;
+        for vol in 0..self.vols.len() {
+            let waits = |(_, until): &(u64, Instant)| promotion && *until > now;
+            let (waiting, ready): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut self.vols[vol].waiting_readers).into_iter().partition(waits);
+            self.vols[vol].waiting_readers = waiting;
+            for (opener, _) in ready {
+                self.open_reader(vol, opener, promotion);
+            }
+        }
+    }
+
+    /// When a reader has waited long enough.
+    pub(crate) fn readers_deadline(&self) -> Option<Instant> {
+        self.vols.iter().flat_map(|v| &v.waiting_readers).map(|(_, until)| *until).min()
     }
 
     fn open_done(&mut self, volume: VolumeNr, opener: u64, result: Result<(), OpenError>) {
@@ -79,6 +103,7 @@ impl Resource {
         let Some(vol) = self.vol_ix(nr) else { return };
         self.vols[vol].openers.retain(|o| o.id != opener);
         self.vols[vol].waiting_openers.retain(|o| *o != opener);
+        self.vols[vol].waiting_readers.retain(|(o, _)| *o != opener);
         self.visible_change = true;
         let writers = self
             .vols

@@ -500,6 +500,7 @@ impl Resource {
             }
         };
         add(self.jobs_deadline(), "state change");
+        add(self.readers_deadline(), "reader");
         add(self.twopc.held.as_ref().map(|h| h.deadline), "transaction");
         add(self.peer_acks.deadline, "peer-ack");
         for (ix, peer) in self.peers.iter().enumerate() {

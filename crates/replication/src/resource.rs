@@ -125,6 +125,8 @@ pub(crate) struct Volume {
     pub openers: Vec<Opener>,
     /// Opened for writing, the promotion runs.
     pub waiting_openers: Vec<u64>,
+    /// Opened for reading while another node is about to be Primary, and until when to wait for it.
+    pub waiting_readers: Vec<(u64, Instant)>,
     pub intervals: Intervals<Owner>,
     /// Requests of users that are not admitted yet.
     pub held: VecDeque<Request>,
@@ -524,6 +526,7 @@ impl Resource {
                 self.do_work(work);
             }
             self.run_jobs();
+            self.answer_readers();
             for vol in 0..self.vols.len() {
                 self.pump_meta(vol);
             }
@@ -586,6 +589,7 @@ impl Resource {
             unconfirmed: None,
             openers: Vec::new(),
             waiting_openers: Vec::new(),
+            waiting_readers: Vec::new(),
             intervals: Intervals::with_capacity(0),
             held: VecDeque::new(),
             al_wait: VecDeque::new(),

@@ -136,9 +136,18 @@ impl World {
 
     /// Opens volume 0 for writing; the open may fail.
     pub fn try_open(&mut self, node: usize) -> Result<u64, OpenError> {
+        self.try_open_for(node, true)
+    }
+
+    /// Opens volume 0 for reading; the open may fail.
+    pub fn try_open_reader(&mut self, node: usize) -> Result<u64, OpenError> {
+        self.try_open_for(node, false)
+    }
+
+    fn try_open_for(&mut self, node: usize, write: bool) -> Result<u64, OpenError> {
         let opener = self.fresh_id();
         self.nodes[node].openers.insert(opener, (SELF, false));
-        self.input(node, Input::Open { volume: VolumeNr(0), opener, write: true });
+        self.input(node, Input::Open { volume: VolumeNr(0), opener, write });
         self.wait("the open is answered", |w| {
             w.answers_of_opens.contains_key(&opener)
                 || w.nodes[node].openers.get(&opener).is_some_and(|(_, open)| *open)

@@ -152,6 +152,27 @@ fn a_reader_on_a_secondary_delays_a_promotion_only_while_it_reads_case_93() {
 }
 
 #[test]
+fn who_opens_for_reading_waits_for_a_promotion_that_is_under_way() {
+    scenario(three(), |w| {
+        w.form();
+        // Node 1 has said that nobody reads there; node 2 takes its time.
+        w.slow(2, 0, 100_000_000);
+        let promotion = w.admin(0, AdminCommand::Primary { force: false });
+        w.run_for(150_000_000);
+        w.expect("the promotion is under way", |w| !w.has_answer(promotion));
+        if w.try_open_reader(1).is_ok() {
+            w.violate("28", "a reader was let in beside a Primary");
+        }
+        w.expect("the reader has waited", |w| w.is_primary(0));
+        w.cut_off(0, [1, 2]);
+        w.wait_lost_all(0, [1, 2]);
+        w.rejoin(0, [1, 2]);
+        w.demote(0);
+        w.settle();
+    });
+}
+
+#[test]
 fn an_open_right_after_the_primary_died_waits_and_succeeds_case_94() {
     let mut plan = three();
     plan.resource.auto_promote_timeout = std::time::Duration::from_secs(30);
