@@ -118,6 +118,11 @@ impl Checks {
     }
 }
 
+/// What is on a disk counts: it is attached.
+fn in_use(disk: Option<DiskState>) -> bool {
+    disk.is_some_and(|disk| disk >= DiskState::Inconsistent)
+}
+
 impl Known {
     /// What it asked then is answered, or will not be: it knows what others have done before.
     fn noticed(&mut self, asked: Stamp, now: Stamp) {
@@ -541,6 +546,9 @@ impl World {
         for volume in 0..view.volumes.len() {
             let disk = view.volumes[volume].disk;
             let before = self.checks.known[node].disks[volume].replace(disk);
+            if in_use(before) && !in_use(Some(disk)) {
+                self.doubt(node, volume, false);
+            }
             self.checks.known[node].quorate[volume] = view.volumes[volume].quorum;
             let targets = view
                 .peers
@@ -690,13 +698,14 @@ impl World {
             && drives.into_iter().all(|d| missing(history, write, |s| d.disk.tag(s)).is_some())
     }
 
-    /// A node has stopped: which acknowledged writes may that have taken back?
+    /// A node has stopped, or has given up its disk: which acknowledged writes may that have taken
+    /// back?
     ///
-    /// Those of a node that has lost power, but for what others that run on have. And once all of
-    /// these have stopped, too, what some disk has lost: of nodes that have all been restarted the
-    /// crashed Primary is the source (semantics §4.5, 4j and 4k), which may be the one that lost
-    /// its power. Nobody can tell it from one whose process alone died.
-    pub(crate) fn doubt_after_crash(&mut self, node: usize, volume: usize, power: bool) {
+    /// Those of a node that has lost power, but for what others that run on with their disks have.
+    /// And once all of these have stopped, too, what some disk has lost: of nodes that have all been
+    /// restarted the crashed Primary is the source (semantics §4.5, 4j and 4k), which may be the one
+    /// that lost its power. Nobody can tell it from one whose process alone died.
+    pub(crate) fn doubt(&mut self, node: usize, volume: usize, power: bool) {
         let Some(drive) = self.nodes[node].drive(volume) else { return };
         let safe_failover = self.plan.failover_is_safe() && self.plan.acks_are_replicated();
         if !power && !safe_failover {
@@ -711,7 +720,7 @@ impl World {
             .iter()
             .enumerate()
             .filter_map(|(n, other)| {
-                let runs = n != node && other.up() && safe_failover;
+                let runs = n != node && in_use(self.checks.known[n].disks[volume]) && safe_failover;
                 other.drive(volume).map(|d| (runs, &d.disk))
             })
             .filter(|(_, disk)| current(disk) == generation)

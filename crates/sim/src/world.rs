@@ -422,7 +422,7 @@ impl World {
             } else {
                 drive.disk.kill(&mut self.rng);
             }
-            self.doubt_after_crash(node, volume, power);
+            self.doubt(node, volume, power);
         }
         let now = self.stamp;
         self.checks.node_down(node, now);

@@ -486,3 +486,31 @@ fn a_flush_of_a_client_fails_with_its_only_disk() {
         w.settle();
     });
 }
+
+/// A Primary that lost its power comes back with its volatile cache empty. The disk that has kept
+/// everything decides, unless an operator has taken that one away: then nothing else is left.
+#[test]
+fn what_only_a_detached_disk_has_kept_is_not_waited_for() {
+    let mut plan = Plan::majority(2, 1);
+    plan.volatile_cache = true;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        for i in 0..16 {
+            w.write(0, i * 8);
+        }
+        w.power_loss(0);
+        w.wait_lost(1, 0);
+        w.detach(1);
+        w.wait_disk(1, DiskState::Diskless);
+        w.start_node(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        let opener = w.open(0);
+        for i in 0..16 {
+            w.read(0, i * 8);
+        }
+        w.close(0, opener);
+        w.attach_again(1);
+        w.settle();
+    });
+}
