@@ -49,6 +49,9 @@ struct Known {
     quorate: Vec<bool>,
     /// By volume: it is the target of a running resync.
     syncing: Vec<bool>,
+    /// By volume: since it was started it has been current among others. Until then it is one more
+    /// that has crashed.
+    joined: Vec<bool>,
     /// By volume: extents that are durably active.
     active: Vec<Slots>,
 }
@@ -73,6 +76,7 @@ impl Checks {
             disks: vec![None; volumes],
             quorate: vec![true; volumes],
             syncing: vec![false; volumes],
+            joined: vec![false; volumes],
             active: vec![Slots::default(); volumes],
             ..Known::default()
         };
@@ -111,6 +115,7 @@ impl Checks {
         known.disks.fill(None);
         known.quorate.fill(true);
         known.syncing.fill(false);
+        known.joined.fill(false);
         known.frozen = false;
         for slots in &mut known.active {
             slots.extents.clear();
@@ -564,6 +569,16 @@ impl World {
             if targets > 1 {
                 self.violate("42", self.describe(&format!("n{node} has {targets} sources")));
             }
+            let among_equals = view.role == Role::Primary
+                || view
+                    .peers
+                    .iter()
+                    .flatten()
+                    .map(|p| &p.devices[volume])
+                    .any(|d| d.repl == ReplState::Established && d.disk == DiskState::UpToDate);
+            if disk == DiskState::UpToDate && among_equals {
+                self.checks.known[node].joined[volume] = true;
+            }
             if disk == DiskState::UpToDate && before != Some(DiskState::UpToDate) {
                 self.check_up_to_date(node, volume);
             }
@@ -701,7 +716,8 @@ impl World {
     /// A node has stopped, or has given up its disk: which acknowledged writes may that have taken
     /// back?
     ///
-    /// Those of a node that has lost power, but for what others that run on with their disks have.
+    /// Those of a node that has lost power, but for what others that run on with their disks have,
+    /// and have not been started just before.
     /// And once all of these have stopped, too, what some disk has lost: of nodes that have all been
     /// restarted the crashed Primary is the source (semantics §4.5, 4j and 4k), which may be the one
     /// that lost its power. Nobody can tell it from one whose process alone died.
@@ -720,7 +736,9 @@ impl World {
             .iter()
             .enumerate()
             .filter_map(|(n, other)| {
-                let runs = n != node && in_use(self.checks.known[n].disks[volume]) && safe_failover;
+                let known = &self.checks.known[n];
+                let runs = n != node && in_use(known.disks[volume]) && known.joined[volume];
+                let runs = runs && safe_failover;
                 other.drive(volume).map(|d| (runs, &d.disk))
             })
             .filter(|(_, disk)| current(disk) == generation)
