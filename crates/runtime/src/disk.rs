@@ -293,7 +293,10 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
         Err(e) => return Err(failed("open")(e.into())),
     };
     let metadata = file.metadata().map_err(|e| failed("examine")(e.into()))?;
-    let fd = Fd::new(OwnedFd::from(file));
+    let fd = match in_memory(&file) {
+        true => Fd::in_memory(OwnedFd::from(file)),
+        false => Fd::new(OwnedFd::from(file)),
+    };
     if options.exclusive && !block_device && !lock(&fd, options.write).map_err(failed("lock"))? {
         return Err(OpenCause::InUse);
     }
@@ -422,6 +425,15 @@ fn direct_alignment(fd: &Fd) -> u32 {
         }
     }
     0
+}
+
+/// True for a file on a file system that keeps its files in memory.
+fn in_memory(file: &File) -> bool {
+    // SAFETY: statfs is a plain C struct that the kernel fills in.
+    let mut statfs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a whole struct and the descriptor is open.
+    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &mut statfs) };
+    result == 0 && statfs.f_type == libc::TMPFS_MAGIC
 }
 
 /// Removes `O_DIRECT` again.

@@ -5,7 +5,8 @@
 //! * Submitting never fails and never blocks on I/O; an error is the operation's completion.
 //!   Every operation gets exactly one [`Completed`], also a cancelled one.
 //! * Operations leave with the next [`Ring::wait`] (one system call per loop turn), or earlier
-//!   when the submission queue is full.
+//!   when the submission queue is full. Transfers of files in memory are done as they are
+//!   submitted; their completions come with the next turn like all others.
 //! * Reads and writes at an offset are complete: a short transfer is continued until the whole
 //!   length is done, the file ends (reads only) or an error occurs. Socket transfers are not.
 //! * Memory and descriptors belong to the ring's table from submission to completion, so they
@@ -21,6 +22,7 @@
 //! (a disk that does not answer), the table is leaked rather than freed. Where the kernel
 //! writes, the table holds the only reference to the buffer (see [`crate::buf`]).
 
+mod at_once;
 mod offload;
 mod op;
 #[cfg(test)]
@@ -512,6 +514,10 @@ impl Ring {
     fn submit_step(&mut self, id: OpId) {
         let registered = self.registered.as_ref().map(BufPool::arena);
         let op = self.ops.get_mut(id).expect("the operation is in the table");
+        if let Some(result) = at_once::step(op) {
+            self.outcomes.push((id, result));
+            return;
+        }
         let entry = entry(op, registered).user_data(user_data(id));
         self.enqueue(entry);
     }
@@ -570,6 +576,8 @@ impl Ring {
         for (id, result) in outcomes.drain(..) {
             self.finish_step(id, result, events);
         }
+        // What has another step may have done that already.
+        outcomes.append(&mut self.outcomes);
         self.outcomes = outcomes;
     }
 

@@ -24,12 +24,25 @@ pub struct OpId {
 /// A shared file descriptor, closed with its last owner. Operations own it too, so its number
 /// can not be reused by another file while one is queued or in flight.
 #[derive(Clone, Debug)]
-pub struct Fd(Rc<OwnedFd>);
+pub struct Fd {
+    fd: Rc<OwnedFd>,
+    in_memory: bool,
+}
 
 impl Fd {
     /// Takes ownership.
     pub fn new(fd: OwnedFd) -> Fd {
-        Fd(Rc::new(fd))
+        Fd { fd: Rc::new(fd), in_memory: false }
+    }
+
+    /// Takes ownership of a file whose content lies in memory: its transfers never wait for a
+    /// disk, and are done as they are submitted.
+    pub fn in_memory(fd: OwnedFd) -> Fd {
+        Fd { fd: Rc::new(fd), in_memory: true }
+    }
+
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 }
 
@@ -41,13 +54,13 @@ impl From<OwnedFd> for Fd {
 
 impl AsFd for Fd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl AsRawFd for Fd {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 

@@ -44,6 +44,12 @@ fn temp() -> Fd {
     Fd::new(tempfile::tempfile().unwrap().into())
 }
 
+/// A file on a disk, and one in memory if there is a place for one.
+fn temps() -> impl Iterator<Item = Fd> {
+    let memory = tempfile::tempfile_in("/dev/shm").ok().map(|file| Fd::in_memory(file.into()));
+    std::iter::once(temp()).chain(memory)
+}
+
 fn pair() -> (Fd, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (Fd::new(ours.into()), theirs)
@@ -58,52 +64,58 @@ fn buf_of(done: Completed) -> Buf {
 
 #[test]
 fn what_was_written_is_read_back() {
-    let (mut ring, pool, fd) = (ring(), pool(), temp());
-    let data: Vec<u8> = (0..BUF_MAX).map(|i| (i * 7) as u8).collect();
-    ring.write(Token(1), &fd, 4096, pool.copy_from(&data).unwrap(), true);
-    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(BUF_MAX as u32));
-    ring.fdatasync(Token(2), &fd);
-    assert_eq!(wait_for(&mut ring, Token(2)).result, Ok(0));
-    ring.read(Token(3), &fd, 4096, pool.alloc(BUF_MAX).unwrap());
-    let done = wait_for(&mut ring, Token(3));
-    assert_eq!(done.result, Ok(BUF_MAX as u32));
-    assert!(buf_of(done).as_slice() == data);
-    ring.read(Token(4), &fd, BUF_MAX as u64, pool.alloc(8192).unwrap());
-    assert_eq!(wait_for(&mut ring, Token(4)).result, Ok(4096), "the file ends there");
+    for fd in temps() {
+        let (mut ring, pool) = (ring(), pool());
+        let data: Vec<u8> = (0..BUF_MAX).map(|i| (i * 7) as u8).collect();
+        ring.write(Token(1), &fd, 4096, pool.copy_from(&data).unwrap(), true);
+        assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(BUF_MAX as u32));
+        ring.fdatasync(Token(2), &fd);
+        assert_eq!(wait_for(&mut ring, Token(2)).result, Ok(0));
+        ring.read(Token(3), &fd, 4096, pool.alloc(BUF_MAX).unwrap());
+        let done = wait_for(&mut ring, Token(3));
+        assert_eq!(done.result, Ok(BUF_MAX as u32));
+        assert!(buf_of(done).as_slice() == data);
+        ring.read(Token(4), &fd, BUF_MAX as u64, pool.alloc(8192).unwrap());
+        assert_eq!(wait_for(&mut ring, Token(4)).result, Ok(4096), "the file ends there");
+    }
 }
 
 #[test]
 fn vectored_transfers_keep_the_order_of_the_buffers() {
-    let (mut ring, pool, fd) = (ring(), pool(), temp());
-    let mut list = Box::<Vectored>::default();
-    for i in 0..2000u32 {
-        list.push(pool.copy_from(&i.to_le_bytes()).unwrap());
+    for fd in temps() {
+        let (mut ring, pool) = (ring(), pool());
+        let mut list = Box::<Vectored>::default();
+        for i in 0..2000u32 {
+            list.push(pool.copy_from(&i.to_le_bytes()).unwrap());
+        }
+        // More segments than one call takes: the transfer is continued.
+        ring.writev(Token(1), &fd, 0, list, false);
+        assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(8000));
+        let mut list = Box::<Vectored>::default();
+        list.push(pool.alloc(6000).unwrap());
+        list.push(pool.alloc(2000).unwrap());
+        ring.readv(Token(2), &fd, 0, list);
+        let done = wait_for(&mut ring, Token(2));
+        assert_eq!(done.result, Ok(8000));
+        let Payload::Vectored(mut list) = done.payload else { panic!("the list comes back") };
+        let read: Vec<u8> = list.drain_bufs().flat_map(|b| b.to_vec()).collect();
+        assert!(read == (0..2000u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
     }
-    // More segments than one call takes: the transfer is continued.
-    ring.writev(Token(1), &fd, 0, list, false);
-    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(8000));
-    let mut list = Box::<Vectored>::default();
-    list.push(pool.alloc(6000).unwrap());
-    list.push(pool.alloc(2000).unwrap());
-    ring.readv(Token(2), &fd, 0, list);
-    let done = wait_for(&mut ring, Token(2));
-    assert_eq!(done.result, Ok(8000));
-    let Payload::Vectored(mut list) = done.payload else { panic!("the list comes back") };
-    let read: Vec<u8> = list.drain_bufs().flat_map(|b| b.to_vec()).collect();
-    assert!(read == (0..2000u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
 }
 
 #[test]
 fn registered_memory_gives_the_same_result() {
-    let (mut ring, pool, fd) = (ring(), BufPool::new(2 << 20).unwrap(), temp());
-    ring.register_pool(&pool).unwrap();
-    assert_eq!(ring.register_pool(&pool), Err(Errno::EBUSY));
-    ring.write(Token(1), &fd, 0, pool.copy_from(&[5; 5000]).unwrap().slice(1000, 4000), false);
-    assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(4000));
-    ring.read(Token(2), &fd, 0, pool.alloc(5000).unwrap());
-    let done = wait_for(&mut ring, Token(2));
-    assert_eq!(done.result, Ok(4000));
-    assert!(buf_of(done)[..4000].iter().all(|b| *b == 5));
+    for fd in temps() {
+        let (mut ring, pool) = (ring(), BufPool::new(2 << 20).unwrap());
+        ring.register_pool(&pool).unwrap();
+        assert_eq!(ring.register_pool(&pool), Err(Errno::EBUSY));
+        ring.write(Token(1), &fd, 0, pool.copy_from(&[5; 5000]).unwrap().slice(1000, 4000), false);
+        assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(4000));
+        ring.read(Token(2), &fd, 0, pool.alloc(5000).unwrap());
+        let done = wait_for(&mut ring, Token(2));
+        assert_eq!(done.result, Ok(4000));
+        assert!(buf_of(done)[..4000].iter().all(|b| *b == 5));
+    }
 }
 
 #[test]
