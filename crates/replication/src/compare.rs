@@ -157,6 +157,11 @@ impl Resource {
         self.st.role == Role::Primary && (susp.quorum || susp.no_data)
     }
 
+    /// A Primary that does not write, whether what its users want waits or fails.
+    pub(crate) fn is_stopped(&self, vol: VolIx) -> bool {
+        self.is_frozen() || self.st.role == Role::Primary && !self.st.vols[vol].quorum
+    }
+
     /// A peer has newer data than this frozen Primary: nothing that waits here can ever be
     /// completed. With on-suspended-primary-outdated=force-secondary it fails, and the node
     /// becomes Secondary; once it is, the peer can bring it up to date. True if so.

@@ -360,9 +360,9 @@ impl Resource {
         }
         let known = backing.gens.has_passed(current);
         match (primary, known) {
-            // A Primary's data does not become old by meeting a client. If it is frozen, the
-            // others went on without it; if it is not, the client follows.
-            (false, false) if self.yield_to_newer_data() || self.is_frozen() => Decided::Retry,
+            // A Primary's data does not become old by meeting a client. If it may not write, the
+            // others went on without it; if it may, the client follows.
+            (false, false) if self.yield_to_newer_data() || self.is_stopped(vol) => Decided::Retry,
             (false, false) if self.st.role == Role::Primary => Decided::none(),
             (false, true) => Decided::none(),
             (true, _) | (false, false) => Decided::own_outdated(),

@@ -738,3 +738,31 @@ fn a_primary_that_lost_the_data_of_its_users_does_not_read_from_older_data() {
         w.settle();
     });
 }
+
+#[test]
+fn a_primary_that_may_not_write_gets_no_quorum_from_a_client_that_has_seen_newer_data() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        let old = w.open(0);
+        w.write(0, 0);
+        w.cut_off(0, [1, 2]);
+        w.wait_lost_all(0, [1, 2]);
+        let new = w.open(2);
+        w.write(2, 0);
+        let volume = VolumeNr(0);
+        w.granted(1, AdminCommand::Detach { volume, force: true, intentional: false });
+        w.close(2, new);
+        w.wait_secondary(2);
+        w.kill(2);
+        w.wait_lost(1, 2);
+        // n1 has no disk now, but knows what n2 has.
+        w.heal(0, 1);
+        w.run_seconds(5);
+        w.write_fails(0, 0);
+        w.close(0, old);
+        w.attach_again(1);
+        w.start_node(2);
+        w.heal(0, 2);
+        w.settle();
+    });
+}
