@@ -245,7 +245,7 @@ impl Resource {
         let client_ahead = self.st.connected().any(|p| {
             let dev = &self.st.peers[p].devs[vol];
             let current = self.peers[p].devs[vol].uuids.as_ref().map(|u| u.current);
-            dev.disk == DiskState::Diskless && current.is_some_and(unseen)
+            dev.disk < DiskState::Negotiating && current.is_some_and(unseen)
         });
         let moved_on = unseen(self.vols[vol].exposed);
         match md {

@@ -521,7 +521,7 @@ impl Resource {
                 let dev = &self.st.peers[p].devs[vol];
                 let current = self.peers[p].devs[vol].uuids.as_ref().map(|u| u.current);
                 self.st.peers[p].role == Role::Primary
-                    && dev.disk == DiskState::Diskless
+                    && dev.disk < DiskState::Negotiating
                     && current.is_some_and(|c: GenUuid| {
                         is_generation(c) && !c.same(backing.gens.current())
                     })

@@ -152,7 +152,7 @@ impl Resource {
         let moved_on = new.connected().any(|p| {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
             let primary = new.peers[p].role == Role::Primary;
-            let client = new.peers[p].devs[vol].disk == DiskState::Diskless;
+            let client = new.peers[p].devs[vol].disk < DiskState::Negotiating;
             uuids.map(|u| u.current).is_some_and(|current| {
                 is_generation(current)
                     && !current.same(backing.gens.current())

@@ -6,7 +6,7 @@ use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoDataAccessible, Protocol};
+use vocab::options::{OnNoDataAccessible, OnNoQuorum, Protocol};
 use vocab::{DiskState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -483,6 +483,42 @@ fn a_flush_of_a_client_fails_with_its_only_disk() {
         w.wait_disk(0, DiskState::Diskless);
         w.attach_again(0);
         w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_disk_is_not_current_beside_one_that_is_being_detached_and_was_newer() {
+    let mut plan = Plan::majority(3, 0);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let old = w.open(1);
+        w.write(1, 0);
+        w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        w.cut_off(1, [0, 2]);
+        w.wait_lost_all(1, [0, 2]);
+        let new = w.open(0);
+        w.write(0, 0);
+        w.close(0, new);
+        w.wait_secondary(0);
+        // The disk of n2 takes its time to go.
+        w.stall_disk(2, 60);
+        let read = w.start(2, Op::Read, 0, 8);
+        let command = AdminCommand::Detach { volume: V0, force: false, intentional: false };
+        let detach = w.admin(2, command);
+        w.wait_disk(2, DiskState::Detaching);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.attach(1, 0);
+        w.run_seconds(2);
+        w.expect("the disk is behind", |w| w.disk(1) != DiskState::UpToDate);
+        w.close(1, old);
+        w.release_disk(2);
+        w.wait("it is detached", |w| w.has_answer(detach));
+        let _ = read;
+        w.attach_again(2);
+        w.heal(1, 0);
         w.settle();
     });
 }
