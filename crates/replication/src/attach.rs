@@ -417,6 +417,7 @@ impl Resource {
         }
         let text = format!("{}/{}: disk attached, it is {state}", self.name, self.vols[vol].nr);
         self.log(LogLevel::Info, text);
+        self.vols[vol].remembers = true;
         if state == DiskState::UpToDate {
             self.write_again(vol);
         }

@@ -710,6 +710,7 @@ impl Resource {
                     None => disks[vol],
                 };
                 dev.peer_quorum = words[vol].quorum();
+                dev.forgetful = words[vol].forgetful();
                 dev.pause_peer = words[vol].aftr_isp() || words[vol].user_isp();
                 // A disk that is being attached says what it is once it is.
                 let own = &mut st.vols[vol].disk;

@@ -296,6 +296,7 @@ impl Resource {
         self.change_hard(|st| {
             let dev = &mut st.peers[peer].devs[vol];
             dev.peer_quorum = word.quorum();
+            dev.forgetful = word.forgetful();
             dev.pause_peer = word.aftr_isp() || word.user_isp();
         });
         if let Some(theirs) = theirs {

@@ -52,6 +52,8 @@ pub struct Peer {
     pub tiebreaker: bool,
     /// The quorum bit of the peer's last state packet.
     pub quorate: bool,
+    /// It has restarted, and has not had its disk since.
+    pub forgetful: bool,
 }
 
 /// Everything quorum depends on.
@@ -59,6 +61,8 @@ pub struct Peer {
 pub struct View<'a> {
     /// The local disk.
     pub disk: DiskState,
+    /// This node has restarted, and has not had its disk since.
+    pub forgetful: bool,
     /// This node is diskless by intent.
     pub intentional_diskless: bool,
     /// Every peer slot of the volume, one entry per node.
@@ -103,6 +107,9 @@ pub struct Votes {
     pub outdated_present: u32,
     /// Among `present`: disks that are Consistent.
     pub consistent_present: u32,
+    /// Among `present`: nodes that have restarted and not had their disks since, see
+    /// [`Votes::counted`].
+    pub forgetful: u32,
     /// This node is diskless and a connected UpToDate peer reports quorum.
     pub quorate_peer: bool,
 }
@@ -111,6 +118,17 @@ impl Votes {
     /// Votes this node can see.
     pub const fn visible(&self) -> u32 {
         self.up_to_date + self.present
+    }
+
+    /// Visible votes that count. Stricter than the reference, for invariants 5, 32 and 35: what a
+    /// node has voted for is on its disk. Without that, a restarted one helps to quorum a disk that
+    /// is older than what it has taken part in, or takes part in what its disk will know nothing
+    /// of. It has no vote while a node is missing that may be the other half of that.
+    pub const fn counted(&self) -> u32 {
+        match self.unknown {
+            0 => self.visible(),
+            _ => self.visible() - self.forgetful,
+        }
     }
 
     /// Nodes with a vote that this node can not see.
@@ -134,6 +152,8 @@ pub enum Reason {
     Tiebreaker,
     /// Not enough votes are visible.
     TooFewVotes,
+    /// Enough votes are visible, but some of them do not count, see [`Votes::counted`].
+    Forgetful,
     /// Enough votes, but fewer UpToDate disks than the minimum redundancy asks for.
     TooFewUpToDate,
     /// Enough votes, but every visible disk with consistent data is Outdated while a node is
@@ -169,7 +189,7 @@ pub fn count(view: &View<'_>) -> Votes {
         DiskState::UpToDate => votes.up_to_date += 1,
         DiskState::Diskless if view.intentional_diskless => votes.diskless += 1,
         DiskState::Diskless => votes.unknown += 1,
-        disk => votes.add_present(disk),
+        disk => votes.add_present(disk, view.forgetful),
     }
     for peer in view.peers {
         let client = peer.intentional_diskless && peer.disk <= DiskState::Diskless;
@@ -184,7 +204,7 @@ pub fn count(view: &View<'_>) -> Votes {
                     votes.quorate_peer |= here_diskless && peer.quorate;
                 }
                 DiskState::Diskless if client || here_diskless => votes.diskless += 1,
-                disk => votes.add_present(disk),
+                disk => votes.add_present(disk, peer.forgetful),
             }
         } else if peer.intentional_diskless {
             votes.missing_diskless += 1;
@@ -200,8 +220,9 @@ pub fn count(view: &View<'_>) -> Votes {
 }
 
 impl Votes {
-    fn add_present(&mut self, disk: DiskState) {
+    fn add_present(&mut self, disk: DiskState, forgetful: bool) {
         self.present += 1;
+        self.forgetful += u32::from(forgetful);
         self.outdated_present += u32::from(disk == DiskState::Outdated);
         self.consistent_present += u32::from(disk == DiskState::Consistent);
     }
@@ -244,10 +265,10 @@ pub fn evaluate(view: &View<'_>, policy: Policy) -> Decision {
     let required_up_to_date = required_votes(policy.minimum_redundancy, voters);
 
     let enough_up_to_date = votes.up_to_date >= required_up_to_date;
-    let enough_votes = votes.visible() >= required;
+    let enough_votes = votes.counted() >= required;
     let tie = voters != 0
         && voters.is_multiple_of(2)
-        && votes.visible() + 1 == required
+        && votes.counted() + 1 == required
         && votes.diskless > (votes.diskless + votes.missing_diskless) / 2
         && view.held_quorum();
     let only_outdated = !everyone_known
@@ -260,7 +281,10 @@ pub fn evaluate(view: &View<'_>, policy: Policy) -> Decision {
     } else if votes.quorate_peer {
         Reason::QuoratePeer
     } else if !enough_votes && !tie {
-        Reason::TooFewVotes
+        match votes.visible() >= required {
+            true => Reason::Forgetful,
+            false => Reason::TooFewVotes,
+        }
     } else if !enough_up_to_date {
         Reason::TooFewUpToDate
     } else if only_outdated {
@@ -311,6 +335,12 @@ impl Decision {
                 "no quorum: {up_to_date} of {voters} UpToDate, minimum redundancy needs {}; \
                  wait for running resyncs or bring back a node with current data",
                 self.required_up_to_date
+            ),
+            Reason::Forgetful => format!(
+                "no quorum: {counted}, but {} of them restarted without a disk and {}; attach what \
+                 is detached, or bring back a node that is away",
+                self.votes.forgetful,
+                absent(self.votes.absent())
             ),
             Reason::OnlyOutdated => format!(
                 "no quorum: {counted}, but every visible disk is Outdated and {}, which may hold \

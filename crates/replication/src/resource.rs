@@ -81,6 +81,9 @@ pub(crate) struct Volume {
     pub minor: Minor,
     /// Meant to be without a disk here.
     pub intentional_diskless: bool,
+    /// Its disk has been attached since this node started, or it is to have none: this node knows
+    /// what it has voted for.
+    pub remembers: bool,
     pub disk_opts: DiskOptions,
     pub backing: Option<Box<Backing>>,
     /// Effective size; 0 until known.
@@ -568,6 +571,7 @@ impl Resource {
             nr: config.nr,
             minor: config.minor,
             intentional_diskless: config.diskless,
+            remembers: config.diskless,
             disk_opts: config.disk,
             backing: None,
             size: Sectors(0),

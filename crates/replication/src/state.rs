@@ -56,6 +56,8 @@ pub(crate) struct DevState {
     pub pause_other: bool,
     /// The peer says that it is quorate.
     pub peer_quorum: bool,
+    /// It says that it has restarted and not had its disk since.
+    pub forgetful: bool,
 }
 
 impl DevState {
@@ -68,6 +70,7 @@ impl DevState {
             pause_peer: false,
             pause_other: false,
             peer_quorum: false,
+            forgetful: false,
         }
     }
 

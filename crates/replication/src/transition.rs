@@ -96,6 +96,7 @@ impl Resource {
                 dev.pause_peer = false;
                 dev.pause_other = false;
                 dev.peer_quorum = false;
+                dev.forgetful = false;
             }
             let paired = (ReplState::StartingSyncS..=ReplState::Behind).contains(&dev.repl);
             if paired && (*own <= DiskState::Failed || dev.disk <= DiskState::Failed) {
@@ -285,11 +286,13 @@ impl Resource {
                     allow_remote_read: peer.net.allow_remote_read,
                     tiebreaker: peer.devs[vol].opts.peer_tiebreaker,
                     quorate: dev.peer_quorum,
+                    forgetful: dev.forgetful,
                 }
             })
             .collect();
         let view = quorum::View {
             disk: st.vols[vol].disk,
+            forgetful: !volume.remembers,
             intentional_diskless: volume.intentional_diskless,
             peers: &peers,
             members: self.members,
@@ -671,6 +674,7 @@ impl Resource {
     pub(crate) fn state_word(&self, peer: PeerIx, vol: VolIx) -> StateWord {
         let st = &self.st;
         let dev = &st.peers[peer].devs[vol];
+        let ours = self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0;
         let susp = st.susp.user || st.susp.quorum || st.susp.uuid_bridge;
         StateWord::default()
             .with_role(st.role)
@@ -685,6 +689,7 @@ impl Resource {
             .with_susp_nod(st.susp.no_data)
             .with_susp_fen(st.susp.fencing)
             .with_quorum(st.vols[vol].quorum)
+            .with_forgetful(ours && !self.vols[vol].remembers)
     }
 
     /// A change of the set of Primaries is answered with identifiers to all peers (wire §8.2).

@@ -341,7 +341,7 @@ fn a_disk_is_not_current_if_the_primary_went_on_while_it_was_being_attached() {
 }
 
 #[test]
-fn a_node_whose_disk_is_being_attached_remembers_the_generation_it_voted_for() {
+fn a_node_that_restarted_has_no_vote_until_its_disk_is_attached() {
     scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.kill(0);
@@ -352,20 +352,59 @@ fn a_node_whose_disk_is_being_attached_remembers_the_generation_it_voted_for() {
         w.wait_lost(1, 2);
         w.start_node(0);
         w.wait_connected(0, 1);
+        w.expect("n1 has no quorum", |w| !w.seen(1).volumes[0].quorum);
+        w.release_disk(0);
+        w.wait_disk(0, DiskState::UpToDate);
         let opener = w.open(1);
         w.write(1, 0);
         w.close(1, opener);
         w.wait_secondary(1);
         w.kill(1);
         w.wait_lost(0, 1);
-        // Now the two others meet, of which none has the write.
+        // Now the two others meet, of which one has the write.
         w.heal(2, 0);
         w.wait_connected(0, 2);
         w.run_seconds(1);
-        w.expect("n2 can not be promoted", |w| w.disk(2) != DiskState::UpToDate);
+        let opener = w.open(2);
+        w.read(2, 0);
+        w.close(2, opener);
         w.heal(2, 1);
         w.start_node(1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_node_that_restarted_without_its_disk_does_not_vote_for_an_older_one() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.kill(2);
+        w.wait_lost(0, 2);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        // n1 has the write, but is back without its disk; n2 is back with one that lacks it.
+        w.kill(0);
+        w.kill(1);
+        w.stall_disk(1, 60);
+        w.start_node(1);
+        w.start_node(2);
+        w.wait_connected(1, 2);
+        w.run_seconds(1);
+        for node in [1, 2] {
+            if w.try_open(node).is_ok() {
+                w.violate("expect", "a disk that lacks a write is used");
+            }
+        }
+        w.release_disk(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.wait_connected(1, 2);
         w.wait_disk(2, DiskState::UpToDate);
+        let opener = w.open(2);
+        w.read(2, 0);
+        w.close(2, opener);
+        w.start_node(0);
         w.settle();
     });
 }

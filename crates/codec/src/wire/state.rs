@@ -37,6 +37,7 @@ const USER_ISP: u32 = 1 << 20;
 const SUSP_NOD: u32 = 1 << 21;
 const SUSP_FEN: u32 = 1 << 22;
 const QUORUM: u32 = 1 << 23;
+const FORGETFUL: u32 = 1 << 24;
 
 macro_rules! flag {
     ($get:ident, $with:ident, $bit:ident, $doc:literal) => {
@@ -164,6 +165,12 @@ impl StateWord {
     flag!(susp_nod, with_susp_nod, SUSP_NOD, "I/O is suspended for lack of data.");
     flag!(susp_fen, with_susp_fen, SUSP_FEN, "I/O is suspended until a peer is fenced.");
     flag!(quorum, with_quorum, QUORUM, "Quorum is held, or not asked for (protocol 9 only).");
+    flag!(
+        forgetful,
+        with_forgetful,
+        FORGETFUL,
+        "Ashlar's own, where BITS_OF_EQUALS is agreed: restarted, and without its disk since."
+    );
 
     /// True if every field has a defined number. P_STATE with anything else is refused.
     pub const fn is_defined(self) -> bool {
@@ -231,6 +238,7 @@ impl fmt::Display for StateWord {
             (self.susp_nod(), "susp_nod"),
             (self.susp_fen(), "susp_fen"),
             (self.quorum(), "quorum"),
+            (self.forgetful(), "forgetful"),
         ];
         flags.iter().filter(|(on, _)| *on).try_for_each(|(_, name)| write!(f, " {name}"))
     }

@@ -20,6 +20,8 @@ struct Node {
     quorum: bool,
     /// Lost a peer and has not run the lost-peer transaction yet.
     lost_peer: bool,
+    /// Has restarted without its disk.
+    forgetful: bool,
 }
 
 struct Cluster {
@@ -41,6 +43,7 @@ impl Cluster {
             primary: i == 0,
             quorum: true,
             lost_peer: false,
+            forgetful: false,
         });
         let policy = Policy { quorum, minimum_redundancy: Quorum::Off };
         let mut cluster = Cluster { nodes: nodes.collect(), policy };
@@ -62,6 +65,7 @@ impl Cluster {
                 allow_remote_read: true,
                 tiebreaker: true,
                 quorate: connected && other.quorum,
+                forgetful: connected && other.forgetful,
             }
         };
         (0..self.nodes.len()).filter(|i| *i != me).map(peer).collect()
@@ -71,6 +75,7 @@ impl Cluster {
         let node = &self.nodes[me];
         let view = View {
             disk: node.disk,
+            forgetful: node.forgetful,
             intentional_diskless: !node.diskful,
             peers: &self.peers(me),
             members: node.members,
@@ -382,6 +387,7 @@ fn peers_without_say_are_skipped() {
     let view = |peers: &[Peer]| {
         count(&View {
             disk: UpToDate,
+            forgetful: false,
             intentional_diskless: false,
             peers,
             members: NodeMask::ALL,
@@ -407,6 +413,7 @@ fn disk_states_decide_the_class() {
         peers[0] = Peer { disk: peer_disk, connected, ..peers[0] };
         count(&View {
             disk: here,
+            forgetful: false,
             intentional_diskless: intent,
             peers: &peers,
             members: NodeMask::ALL,
@@ -465,6 +472,22 @@ fn all_and_fixed_numbers() {
 }
 
 #[test]
+fn a_node_that_restarted_without_its_disk_gives_no_vote_while_a_node_is_missing() {
+    let mut c = Cluster::new("DDD", Quorum::Majority);
+    c.nodes[1].disk = Diskless;
+    c.isolate(2);
+    assert!(c.decide(0).real, "it was there when the others went on");
+    c.nodes[1].forgetful = true;
+    assert_eq!(c.decide(0).reason, Reason::Forgetful);
+    c.nodes[0].outdated_marks = n(2).mask();
+    assert!(c.decide(0).real, "the missing one is behind");
+    let mut c = Cluster::new("DDD", Quorum::Majority);
+    c.nodes[1].disk = Diskless;
+    c.nodes[1].forgetful = true;
+    assert!(c.decide(0).real, "nobody is missing");
+}
+
+#[test]
 fn the_last_man_standing_survives_its_reboot() {
     let mut c = Cluster::new("DDt", Quorum::Majority);
     c.isolate(1);
@@ -473,6 +496,7 @@ fn the_last_man_standing_survives_its_reboot() {
     let reboot = |disk, restore_quorum| {
         let view = View {
             disk,
+            forgetful: false,
             intentional_diskless: false,
             peers: &c.peers(0),
             members: n(0).mask(),
@@ -625,11 +649,13 @@ fn diskless_votes_never_restore_quorum() {
                 allow_remote_read: true,
                 tiebreaker: true,
                 quorate: rng.below(2) == 0,
+                forgetful: rng.below(4) == 0,
             });
         }
         let decide = |peers: &[Peer]| {
             let view = View {
                 disk: UpToDate,
+                forgetful: false,
                 intentional_diskless: false,
                 peers,
                 members: NodeMask(0b1111),
