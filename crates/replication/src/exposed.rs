@@ -122,8 +122,16 @@ impl Resource {
             return;
         }
         if self.st.vols[vol].disk == DiskState::UpToDate {
-            // The own disk is current again, and a generation of its own says who is not.
-            self.vols[vol].proposals.list.clear();
+            // The own disk is current again, and a generation of its own says who is not. A disk
+            // that has taken a proposal, and was lost before it could say so, is behind that: users
+            // were told of nothing that was written in it.
+            let dropped = std::mem::take(&mut self.vols[vol].proposals.list);
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                for proposal in &dropped {
+                    backing.gens.push(proposal.uuid);
+                }
+            }
+            self.md_changed(vol);
             return self.owe_generation(vol);
         }
         if self.st.role != Role::Primary {

@@ -270,6 +270,38 @@ fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was
 }
 
 #[test]
+fn a_proposal_is_left_behind_by_the_own_disk_that_is_back() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.granted(2, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        w.run_seconds(1);
+        // n0 takes the generation that the write starts, and is lost before it can say so.
+        w.slow(2, 1, 20_000_000);
+        w.slow(0, 2, 20_000_000);
+        let before = w.seen(0).volumes[0].current;
+        let id = w.start(2, WRITE, 8, 8);
+        w.wait("n0 has a generation", |w| !w.seen(0).volumes[0].current.same(before));
+        w.cut_off(0, [1, 2]);
+        w.cut(1, 2);
+        w.run_for(10_000_000);
+        w.kill(0);
+        w.wait_lost_all(1, [2]);
+        w.heal(1, 2);
+        w.slow(2, 1, 100_000);
+        w.slow(0, 2, 100_000);
+        w.attach_again(2);
+        w.finish(id).ok();
+        w.rejoin(0, [1, 2]);
+        w.start_node(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_disk_that_is_attached_again_at_once_is_told_the_primarys_position_again() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
