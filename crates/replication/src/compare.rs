@@ -5,7 +5,7 @@ use codec::wire::UuidFlags;
 use vocab::options::OnSuspendedPrimaryOutdated;
 use vocab::{ConnState, DiskState, GenUuid, NodeMask, ReplState, Role};
 
-use crate::generation::compare::{Context, Occasion, Side};
+use crate::generation::compare::{Context, Occasion, Rule, Side};
 use crate::generation::resolve::{
     Bits, Local, Outcome, Policies, Preparation, Refused, RetryReason, resolve,
 };
@@ -121,6 +121,14 @@ impl Resource {
             resolution.verdict.rule,
         );
         self.log(LogLevel::Info, text);
+        if resolution.verdict.rule == Rule::NeverBegunPeer {
+            // Nobody who names it later is ahead of this disk. Known at once: the peer may be a
+            // Primary that can not connect before it is demoted.
+            let backing = self.vols[vol].backing.as_mut().expect("own_side checked it");
+            if backing.gens.push(them.current) {
+                self.md_changed(vol);
+            }
+        }
         match resolution.outcome {
             Outcome::Refuse(Refused::PrimaryWouldBeTarget)
             | Outcome::Retry(RetryReason::PrimaryWouldBeTarget)

@@ -324,10 +324,12 @@ impl World {
             let Some(theirs) = self.view(peer) else { return false };
             apart
                 && theirs.volumes.iter().zip(&view.volumes).enumerate().any(|(vol, (t, mine))| {
-                    // They may have lost their quorum since.
-                    t.disk == DiskState::UpToDate
+                    // They may have lost their quorum since, or be told that they lack something
+                    // by a client that knows no more than this Primary.
+                    let current = t.disk == DiskState::UpToDate && t.quorum;
+                    t.disk >= DiskState::Outdated
                         && !t.current.same(mine.current)
-                        && (t.quorum || self.succeeds(peer, vol, mine.current))
+                        && (current || self.succeeds(peer, vol, mine.current))
                 })
         })
     }

@@ -270,6 +270,35 @@ fn a_generation_that_was_lost_with_the_disk_before_anybody_heard_of_it_never_was
 }
 
 #[test]
+fn a_generation_that_no_peer_took_before_the_power_failed_never_began() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.open(0);
+        for peer in [1, 2] {
+            w.slow(0, peer, 30_000_000);
+        }
+        // It is durable here, and on its way to the others.
+        let before = w.seen(0).volumes[0].current;
+        w.start(0, WRITE, 0, 8);
+        w.wait("n0 has a generation", |w| !w.seen(0).volumes[0].current.same(before));
+        w.cut_off(0, [1, 2]);
+        w.power_loss(0);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        let opener = w.open(1);
+        w.write(1, 8);
+        for peer in [1, 2] {
+            w.slow(0, peer, 100_000);
+        }
+        w.rejoin(0, [1, 2]);
+        w.start_node(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_proposal_is_left_behind_by_the_own_disk_that_is_back() {
     scenario(Plan::majority(3, 0), |w| {
         w.form();

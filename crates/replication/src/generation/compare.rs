@@ -124,6 +124,26 @@ impl Side {
     fn remembers(&self, uuid: GenUuid) -> bool {
         self.history.iter().any(|h| h.same(uuid))
     }
+
+    /// This disk was at that generation, or is.
+    fn knows(&self, uuid: GenUuid) -> bool {
+        let slots = self.bitmap.iter().any(|b| b.same(uuid));
+        self.current.same(uuid) || slots || self.remembers(uuid)
+    }
+
+    /// Generations that this disk has left behind.
+    fn left(&self) -> impl Iterator<Item = GenUuid> + '_ {
+        let all = self.history.iter().chain(&self.bitmap).copied();
+        all.filter(|u| is_generation(*u) && !u.same(self.current))
+    }
+
+    /// The generation of this disk counts on the peer, which has never been at it. The peer was to
+    /// take it before any write that belongs to it, or another one would have begun without the
+    /// peer: no write was ever reported from it (invariant 16).
+    fn counts_on(&self, peer: &Side) -> bool {
+        let base = self.towards(peer);
+        (base.is_none() || base.same(self.current)) && !peer.knows(self.current)
+    }
 }
 
 /// Why two nodes compare.
@@ -269,6 +289,10 @@ rules! {
     HistoryPeer = "history-peer";
     /// 10: the peer's generation is one this node has left.
     HistorySelf = "history-self";
+    /// No rule of DRBD's: this generation counts on the peer, which has never been at it.
+    NeverBegunSelf = "never-begun-self";
+    /// No rule of DRBD's: the peer's generation counts on this disk, which has never been at it.
+    NeverBegunPeer = "never-begun-peer";
     /// 11: both have bits for the other that start at the same generation.
     BitmapBoth = "bitmap-both";
     /// 12: a common ancestor, and no bits that reach back to it.
@@ -371,6 +395,14 @@ fn first_match(context: &Context, me: &Side, peer: &Side) -> (Rule, Finding) {
         (true, false) => return (Rule::HistoryPeer, Target(Full)),
         (false, true) => return (Rule::HistorySelf, Source(Full)),
         _ => {}
+    }
+    let ours = context.features & feature::BITS_OF_EQUALS != 0;
+    if ours && context.protocol == Protocol::C && me.left().any(|u| peer.knows(u)) {
+        match (me.counts_on(peer), peer.counts_on(me)) {
+            (true, false) => return (Rule::NeverBegunSelf, Target(Full)),
+            (false, true) => return (Rule::NeverBegunPeer, Source(Full)),
+            _ => {}
+        }
     }
     if is_generation(mine) && mine.same(theirs) {
         return (Rule::BitmapBoth, SplitBrain { auto: true });

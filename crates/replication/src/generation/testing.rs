@@ -3,7 +3,7 @@
 use super::HISTORY;
 use super::compare::{Context, Occasion, Side};
 use super::resolve::{Local, Policies};
-use codec::wire::packet::UuidFlags;
+use codec::wire::packet::{UuidFlags, feature};
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
 use vocab::{DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Role};
 
@@ -156,7 +156,7 @@ pub fn random_side(rng: &mut Random, node: usize) -> Side {
 pub fn random_context(rng: &mut Random) -> Context {
     Context {
         agreed: 110 + rng.below(15) as u32,
-        features: rng.pick(&[0x7f, 0x3ff]),
+        features: rng.pick(&[0x7f, 0x3ff, 0x3ff | feature::BITS_OF_EQUALS]),
         protocol: rng.pick(&[Protocol::A, Protocol::B, Protocol::C]),
         tie_break: rng.chance(2),
         occasion: rng.pick(&[

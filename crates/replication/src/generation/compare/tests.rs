@@ -181,6 +181,31 @@ fn rows_11_to_13_no_common_line() {
 }
 
 #[test]
+fn a_generation_that_the_other_end_should_have_taken_and_has_not_never_began() {
+    let ours = Context { features: CONNECTING.features | feature::BITS_OF_EQUALS, ..CONNECTING };
+    // Node 0 started 0x20 beside node 1, which died before it had it and went on from 0x40.
+    let (unused, used) = (side(0, 0x20).past(&[0x40, 0x50]), side(1, 0x30).owes(0, 0x40, 2));
+    let used = used.past(&[0x50]);
+    check(ours, &unused, &used, Rule::NeverBegunSelf, Target(Full));
+    check(ours, &used, &unused, Rule::NeverBegunPeer, Source(Full));
+    let follower = unused.clone().owes(1, 0x21, 1);
+    check(ours, &follower, &used, Rule::NeverBegunSelf, Target(Full));
+    // Kernel nodes do not know the rule; and protocol A reports what no peer has.
+    check(CONNECTING, &unused, &used, Rule::HistoryBoth, SplitBrain { auto: false });
+    let lax = Context { protocol: Protocol::A, ..ours };
+    check(lax, &unused, &used, Rule::HistoryBoth, SplitBrain { auto: false });
+    // Neither counts on the other, or each does.
+    let alone = unused.clone().owes(1, 0x40, 1);
+    check(ours, &alone, &used, Rule::BitmapBoth, SplitBrain { auto: true });
+    let each = side(1, 0x30).past(&[0x40, 0x50]);
+    check(ours, &unused, &each, Rule::HistoryBoth, SplitBrain { auto: false });
+    // Nothing in common, or not known what it counts on.
+    check(ours, &side(0, 0x20), &used, Rule::Unrelated, Finding::Unrelated);
+    let unknown = unused.clone().owes(1, u64::MAX, 1);
+    check(ours, &unknown, &used, Rule::HistoryBoth, SplitBrain { auto: false });
+}
+
+#[test]
 fn each_ahead_of_the_other_is_a_contradiction() {
     let (a, b) = (side(0, 0x20).owes(1, 0x30, 1), side(1, 0x30).owes(0, 0x20, 1));
     check(CONNECTING, &a, &b, Rule::Contradiction, Finding::Contradiction);
