@@ -637,11 +637,16 @@ impl Resource {
         if recv.unacked.iter().take(index + 1).any(|u| u.ok.is_none()) {
             return Err("a peer-ack names a write that is not acknowledged yet");
         }
+        let now = self.now;
         for _ in 0..=index {
             let recv = &mut self.peers[peer].recv;
             let entry = recv.unacked.pop_front().expect("found above");
             recv.first_unacked += 1;
             self.settle_unacked(peer, &entry, ack.mask, true);
+        }
+        if self.vols.iter().any(|v| v.missed_at == now) {
+            // A resync may have brought it over meanwhile, and nobody says so any more.
+            self.want_catch_up();
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Hard cases 54 to 69 of semantics §14: resyncs among several nodes, and beside writes.
 
+use std::time::Duration;
+
 use replication::io::AdminCommand;
 use sim::plan::{Plan, Start, node_id};
 use sim::scenario::scenario;
@@ -625,6 +627,26 @@ fn a_write_that_waited_for_a_resync_belongs_to_the_generation_after_its_end() {
         }
         w.release_disk(1);
         w.start_node(1);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn what_a_peer_ack_counts_as_missing_after_the_resync_that_brought_it_is_settled() {
+    let mut plan = three();
+    plan.resource.peer_ack_delay = Duration::from_secs(10);
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        w.write(0, 8);
+        w.rejoin(2, [0, 1]);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.run_seconds(12);
+        w.wait("what n2 lacked is settled", |w| w.device(1, 2).out_of_sync == 0);
         w.close(0, opener);
         w.settle();
     });
