@@ -2,7 +2,7 @@
 //! out what it decided.
 
 use codec::wire::UuidFlags;
-use vocab::options::OnSuspendedPrimaryOutdated;
+use vocab::options::{OnSuspendedPrimaryOutdated, Quorum};
 use vocab::{ConnState, DiskState, GenUuid, NodeMask, ReplState, Role};
 
 use crate::generation::compare::{Context, Occasion, Rule, Side};
@@ -110,7 +110,7 @@ impl Resource {
         // and it holds it now. Others are about differences within the generation.
         let caught_up =
             me.current.same(them.current) && is_generation(me.bitmap[them.node.index()]);
-        let policies = Policies::new(&p.net, false);
+        let policies = Policies::new(&p.net, self.opts.quorum != Quorum::Off, false);
         let resolution = resolve(&context, &policies, &local, &me, &them);
         let text = format!(
             "{}/{}: generations compared with {}: {:?} by rule {:?}",

@@ -26,6 +26,8 @@ pub struct Policies {
     pub after_sb_2pri: AfterSb2,
     /// Apply these also where only a full resync can help.
     pub always_asbp: bool,
+    /// Quorum is configured.
+    pub quorum: bool,
     /// A Primary would become resync target.
     pub rr_conflict: RrConflict,
     /// `connect --tentative`: find out and disconnect.
@@ -34,8 +36,9 @@ pub struct Policies {
 
 impl Policies {
     /// The policies of a connection.
-    pub fn new(options: &NetOptions, tentative: bool) -> Policies {
+    pub fn new(options: &NetOptions, quorum: bool, tentative: bool) -> Policies {
         Policies {
+            quorum,
             after_sb_0pri: options.after_sb_0pri,
             after_sb_1pri: options.after_sb_1pri,
             after_sb_2pri: options.after_sb_2pri,

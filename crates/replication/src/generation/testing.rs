@@ -76,6 +76,7 @@ pub const CONNECTING: Context = Context {
 };
 
 pub const DEFAULTS: Policies = Policies {
+    quorum: false,
     after_sb_0pri: AfterSb0::Disconnect,
     after_sb_1pri: AfterSb1::Disconnect,
     after_sb_2pri: AfterSb2::Disconnect,

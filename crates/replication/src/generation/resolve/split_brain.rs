@@ -60,11 +60,16 @@ impl Handshake<'_> {
 
     /// Exactly one side has quorum: what the other wrote can not have been acknowledged under
     /// the same rule.
+    ///
+    /// Stricter than the reference: a disk that knows to be Outdated has quorum only by belonging
+    /// to those that outdated it, as when it has met one of them before the other.
     fn by_quorum(&self) -> Option<Victim> {
         if !self.connecting() || self.context.agreed < 113 {
             return None;
         }
-        match (self.me.quorate, self.peer.quorate) {
+        let old = |side: &Side| self.policies.quorum && side.judged_disk() <= DiskState::Outdated;
+        let quorate = |side: &Side| side.quorate && !old(side);
+        match (quorate(self.me), quorate(self.peer)) {
             (true, false) => Some(Victim::Peer),
             (false, true) => Some(Victim::Me),
             _ => None,

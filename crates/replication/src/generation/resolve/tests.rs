@@ -247,6 +247,19 @@ fn the_quorate_side_wins_while_connecting() {
 }
 
 #[test]
+fn an_outdated_disk_is_quorate_by_those_that_outdated_it() {
+    let (a, mut b) = split(true);
+    b.disk = DiskState::Outdated;
+    let refused = Refuse(Refused::SplitBrain);
+    assert_eq!(both(CONNECTING, DEFAULTS, &a, &b), (refused, refused), "all are quorate then");
+    let quorum = Policies { quorum: true, ..DEFAULTS };
+    assert_eq!(both(CONNECTING, quorum, &a, &b), (Source(Bitmap), target(Bitmap)));
+    let (mut a, _) = split(true);
+    a.disk = DiskState::Outdated;
+    assert_eq!(both(CONNECTING, quorum, &a, &b), (refused, refused));
+}
+
+#[test]
 fn discard_my_data_solves_what_policies_do_not() {
     for (auto, strategy) in [(true, Bitmap), (false, Full)] {
         let (a, b) = split(auto);
@@ -508,6 +521,7 @@ fn outcomes_are_mirrored_whatever_the_inputs() {
         let mut context = random_context(&mut rng);
         context.features = 0x3ff;
         let policies = Policies {
+            quorum: rng.pick(&[false, true]),
             after_sb_0pri: rng.pick(&[
                 AfterSb0::Disconnect,
                 AfterSb0::DiscardYoungerPrimary,
