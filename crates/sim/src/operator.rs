@@ -289,8 +289,9 @@ impl World {
             for (peer, p) in view.peers.iter().enumerate() {
                 let Some(p) = p else { continue };
                 if p.conn == ConnState::StandAlone {
+                    let discard_my_data = self.gives_in(node, &view, peer);
                     let peer = node_id(peer);
-                    self.admin(node, AdminCommand::Connect { peer, discard_my_data: false });
+                    self.admin(node, AdminCommand::Connect { peer, discard_my_data });
                 }
                 for (volume, device) in p.devices.iter().enumerate() {
                     if device.paused {
@@ -310,6 +311,20 @@ impl World {
             }
         }
         self.answers.clear();
+    }
+
+    /// Two nodes refuse each other because their disks were written independently, which they may
+    /// have been, and this is the one to lose its writes: it has nothing newer to offer.
+    fn gives_in(&self, node: usize, view: &View, peer: usize) -> bool {
+        if !self.plan.may_split() || self.now() - self.operator.since < PATIENCE {
+            return false;
+        }
+        let Some(theirs) = self.view(peer) else { return false };
+        let good = |view: &View| {
+            let disks = view.volumes.iter().filter(|v| v.disk == DiskState::UpToDate).count();
+            (view.role == Role::Primary, disks)
+        };
+        (good(&theirs), node) > (good(view), peer)
     }
 
     /// A frozen Primary whose peers went on without it: what it still holds can never complete,

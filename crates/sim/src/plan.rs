@@ -428,13 +428,23 @@ impl Plan {
     /// does all the work and its own disk decides. With quorum the others decide without it once
     /// it is alone; what it had acknowledged under protocol A or B and not delivered yet is lost.
     pub fn is_strict(&self) -> bool {
-        let diskful = self.nodes.iter().filter(|n| n.diskful).count();
-        let homes = &self.workload.nodes;
-        let at_home = homes.len() == 1 && (self.nodes[homes[0]].diskful || diskful == 1);
         match self.failover_is_safe() {
             true => self.acks_are_replicated(),
-            false => at_home,
+            false => self.works_at_home(),
         }
+    }
+
+    /// Disks may be written independently: without quorum a client goes on with whichever it
+    /// finds, and nobody can tell that another one has writes that this one lacks.
+    pub fn may_split(&self) -> bool {
+        !self.failover_is_safe() && !self.works_at_home()
+    }
+
+    /// All work is done by one node, on a disk that always takes part.
+    fn works_at_home(&self) -> bool {
+        let diskful = self.nodes.iter().filter(|n| n.diskful).count();
+        let homes = &self.workload.nodes;
+        homes.len() == 1 && (self.nodes[homes[0]].diskful || diskful == 1)
     }
 
     /// The configuration of a node.
