@@ -121,7 +121,7 @@ impl Resource {
             resolution.verdict.rule,
         );
         self.log(LogLevel::Info, text);
-        if resolution.verdict.rule == Rule::NeverBegunPeer {
+        if resolution.verdict.rule == Rule::NeverBegunPeer || resolution.peer_had_no_quorum {
             // Nobody who names it later is ahead of this disk. Known at once: the peer may be a
             // Primary that can not connect before it is demoted.
             let backing = self.vols[vol].backing.as_mut().expect("own_side checked it");

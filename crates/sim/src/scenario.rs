@@ -251,6 +251,14 @@ impl World {
         others.into_iter().for_each(|b| self.heal(a, b));
     }
 
+    /// Breaks the connection between two nodes, which both notice soon.
+    pub fn reset(&mut self, a: usize, b: usize) {
+        let now = self.now();
+        for (at, event) in self.net.reset_between(now, a, b) {
+            self.queue.at(at, crate::world::Event::Net(event));
+        }
+    }
+
     fn set_cut(&mut self, a: usize, b: usize, cut: bool) {
         let now = self.now();
         for (from, to) in [(a, b), (b, a)] {

@@ -766,3 +766,35 @@ fn a_primary_that_may_not_write_gets_no_quorum_from_a_client_that_has_seen_newer
         w.settle();
     });
 }
+
+/// What a Primary without disk and without quorum began is on the disk beside it. The others, which
+/// have gone on, bring that disk up to date as soon as one of them meets it: left for later because
+/// the Primary is still there, it would have its quorum from that one, and look as good.
+#[test]
+fn a_disk_beside_a_primary_without_quorum_follows_those_that_have_it() {
+    scenario(Plan::majority(3, 1), |w| {
+        w.form();
+        let old = w.open(3);
+        w.write(3, 0);
+        w.cut_off(3, [1, 2]);
+        w.cut_off(0, [1, 2]);
+        let lost = w.start(3, WRITE, 0, 8);
+        // It begins a generation before the disk beside it has noticed that it is alone.
+        w.reset(3, 1);
+        w.reset(3, 2);
+        w.wait_lost_all(0, [1, 2]);
+        let new = w.open(1);
+        w.write(1, 0);
+        w.close(1, new);
+        w.wait_secondary(1);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.granted(3, AdminCommand::Secondary { force: true });
+        w.finish(lost).ok();
+        w.close(3, old);
+        w.rejoin(3, [1, 2]);
+        w.heal(0, 1);
+        w.settle();
+    });
+}

@@ -205,6 +205,9 @@ pub struct Resolution {
     pub handlers: Vec<Handler>,
     /// The resync settles the last writes of a lost Primary: compare checksums in it.
     pub reconciliation: bool,
+    /// The peer was written to without quorum, while others had it: its generation is none that
+    /// anybody may rely on.
+    pub peer_had_no_quorum: bool,
 }
 
 /// The course while the steps are walked through.
@@ -237,6 +240,7 @@ struct Handshake<'a> {
     handlers: Vec<Handler>,
     reconciliation: bool,
     demote_first: bool,
+    peer_had_no_quorum: bool,
 }
 
 /// Compares and decides.
@@ -259,16 +263,18 @@ pub fn resolve(
         handlers: Vec::new(),
         reconciliation: false,
         demote_first: false,
+        peer_had_no_quorum: false,
     };
     let outcome = match handshake.course() {
         Ok(course) => handshake.conclude(course),
         Err(end) => end,
     };
-    let Handshake { mut preparations, handlers, reconciliation, .. } = handshake;
+    let Handshake { mut preparations, handlers, reconciliation, peer_had_no_quorum, .. } =
+        handshake;
     if matches!(outcome, Outcome::Refuse(_) | Outcome::Tentative(_)) {
         preparations.clear();
     }
-    Resolution { verdict, outcome, preparations, handlers, reconciliation }
+    Resolution { verdict, outcome, preparations, handlers, reconciliation, peer_had_no_quorum }
 }
 
 impl Handshake<'_> {

@@ -18,12 +18,15 @@ impl Handshake<'_> {
     /// only a full resync can bring them together.
     pub(super) fn split_brain(&mut self, auto: bool) -> Result<Course, Outcome> {
         let stable = |side: &Side| side.has(UuidFlags::STABLE);
-        if auto && !(stable(self.me) && stable(self.peer)) {
+        if auto && !(stable(self.me) && stable(self.peer)) && self.by_quorum().is_none() {
             // A neighbour's Primary is still changing one of them; this is looked at again when
-            // that end becomes stable.
+            // that end becomes stable. Not if it may not write there, and the other end may: joined,
+            // the first would get its quorum from the second, and look as good.
             return Ok(Course::NoSync(Bits::Keep));
         }
         self.handlers.push(Handler::InitialSplitBrain);
+        self.peer_had_no_quorum =
+            auto && self.policies.quorum && self.by_quorum() == Some(Victim::Peer);
         let victim = match self.context.occasion {
             Occasion::Reconsidering => return self.by_disk_state(auto),
             Occasion::Connecting | Occasion::Attaching => {

@@ -247,6 +247,17 @@ fn the_quorate_side_wins_while_connecting() {
 }
 
 #[test]
+fn a_split_beside_a_primary_waits_unless_quorum_decides_it() {
+    let (mut a, b) = split(true);
+    a.flags = UuidFlags(0);
+    let quorum = Policies { quorum: true, ..DEFAULTS };
+    let nothing = NoSync(Bits::Keep);
+    assert_eq!(both(CONNECTING, quorum, &a, &b), (nothing, nothing), "all are quorate");
+    a.quorate = false;
+    assert_eq!(both(CONNECTING, quorum, &a, &b), (target(Bitmap), Source(Bitmap)));
+}
+
+#[test]
 fn an_outdated_disk_is_quorate_by_those_that_outdated_it() {
     let (a, mut b) = split(true);
     b.disk = DiskState::Outdated;
