@@ -634,7 +634,7 @@ impl Resource {
     /// Asks for a resync, unless the reason has gone.
     fn start_catch_up(&mut self, id: u64, peer: PeerIx, vol: VolIx) -> Start {
         let disk = self.st.vols[vol].disk;
-        let behind = matches!(disk, DiskState::Outdated | DiskState::Consistent);
+        let behind = (DiskState::Inconsistent..DiskState::UpToDate).contains(&disk);
         let crashed = self.vols[vol].crashed_primary;
         let unclean = self.vols[vol].crashed_secondary;
         let differs = disk == DiskState::UpToDate && (unclean || crashed);

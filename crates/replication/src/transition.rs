@@ -466,6 +466,7 @@ impl Resource {
     /// - a disk that is not current, next to a stable UpToDate one that counts blocks as out of
     ///   sync (a Primary without quorum wrote without starting a generation), or one next to a
     ///   Primary that sends it nothing;
+    /// - a mixture that is the target of nobody any more: the last source it waited for was lost;
     /// - a disk that stopped while its Primary wrote, where nobody has written since: the blocks
     ///   that were under write then may differ. A Primary is the source, else the other disk;
     /// - a disk that holds what a crashed Primary wrote last, which is the source.
@@ -486,7 +487,8 @@ impl Resource {
             if self.st.is_target(vol) {
                 continue;
             }
-            if !behind && !differs {
+            let mixture = disk == DiskState::Inconsistent;
+            if !behind && !differs && !mixture {
                 self.want_leftovers(vol);
                 continue;
             }
@@ -494,7 +496,11 @@ impl Resource {
             if let Some(peer) = other {
                 let kind = JobKind::CatchUp { vol, peer };
                 if !self.wants(&kind) {
-                    self.want(kind, None);
+                    let id = self.want(kind, None);
+                    if mixture {
+                        // Whatever ended its resync may start another one.
+                        self.delay_job(id, self.now + LEFTOVER_DELAY);
+                    }
                 }
             }
         }
@@ -506,11 +512,13 @@ impl Resource {
         let dev = &self.st.peers[peer].devs[vol];
         let own = backing.oos(self.peers[peer].node);
         let behind = self.st.vols[vol].disk < DiskState::UpToDate;
+        let mixture = self.st.vols[vol].disk == DiskState::Inconsistent;
         dev.disk == DiskState::UpToDate
             && dev.repl == ReplState::Established
             && self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
                 let primary_there = self.st.peers[peer].role == Role::Primary;
-                let bits = own != 0 || (behind && (u.dirty_bits != 0 || primary_there));
+                let owed = u.dirty_bits != 0 || primary_there || mixture;
+                let bits = own != 0 || behind && owed;
                 let stable = !self.unstable_source(peer, vol, u.flags.has(UuidFlags::STABLE));
                 u.current.same(backing.gens.current()) && stable && bits
             })

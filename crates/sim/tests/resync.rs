@@ -651,3 +651,35 @@ fn what_a_peer_ack_counts_as_missing_after_the_resync_that_brought_it_is_settled
         w.settle();
     });
 }
+
+#[test]
+fn a_target_whose_last_source_is_lost_asks_another_one() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        write_much(w, 0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        // One of them has brought it everything; the other is to say so, too.
+        w.slow(0, 2, 100_000_000);
+        w.slow(1, 2, 100_000_000);
+        w.start_node(2);
+        w.wait_disk(2, DiskState::Inconsistent);
+        let rest = |w: &World, done, other| {
+            let both = w.connected(2, done) && w.connected(2, other);
+            let repl = |peer| w.device(2, peer).repl;
+            both && repl(done) == ReplState::Established && repl(other).is_target()
+        };
+        w.wait("n2 gets to its second source", |w| {
+            w.disk(2) == DiskState::UpToDate || rest(w, 0, 1) || rest(w, 1, 0)
+        });
+        let second = if rest(w, 0, 1) { 1 } else { 0 };
+        w.cut(second, 2);
+        w.wait_lost(2, second);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.heal(second, 2);
+        w.settle();
+    });
+}
