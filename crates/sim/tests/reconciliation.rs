@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use replication::io::AdminCommand;
-use sim::Op;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
+use sim::{Op, World};
 use vocab::options::OnNoQuorum;
 use vocab::{ConnState, DiskState, ReplState, VolumeNr};
 
@@ -508,6 +508,36 @@ fn a_survivor_is_not_current_by_the_word_of_one_that_lacks_the_same() {
         w.release_disk(2);
         w.wait_disk(1, DiskState::UpToDate);
         w.heal(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn what_was_under_write_in_a_generation_does_not_matter_in_the_next_one() {
+    scenario(Plan::quiet(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        for extent in 0..3 {
+            w.write(0, extent * 8192);
+        }
+        w.kill(1);
+        w.kill(2);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        w.write(0, 8);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.granted(0, AdminCommand::Outdate { volume: VolumeNr(0) });
+        // Both get to the generation of n0, and count blocks as missing on each other.
+        w.cut(1, 2);
+        w.start_node(1);
+        w.start_node(2);
+        let current = |w: &World, node: usize| w.seen(node).volumes[0].current;
+        w.wait("both are where n0 is", |w| {
+            let there = |n| current(w, n).same(current(w, 0)) && w.disk(n) >= DiskState::Outdated;
+            there(1) && there(2)
+        });
+        w.heal(1, 2);
         w.settle();
     });
 }

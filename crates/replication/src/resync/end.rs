@@ -203,6 +203,7 @@ impl Resource {
         let survivor = same && *crashed && !inherits;
         *crashed = stays && !survivor;
         self.vols[vol].of_survivor = if survivor { source.current } else { GenUuid::NONE };
+        self.vols[vol].crashed_secondary &= same;
         // Where another resync to this node is agreed, that one decides about its bits. Disks of
         // one generation are equal where both are UpToDate, otherwise only in name.
         let current = |n: NodeId| {
