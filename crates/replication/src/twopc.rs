@@ -279,7 +279,8 @@ impl Resource {
         let initiator = self.peer_ix(held.initiator).filter(|p| self.st.is_connected(*p));
         if let Operation::Connect(_) = held.op {
             if held.target == Some(self.me) {
-                return self.connect_wanted(held.initiator);
+                self.connect_wanted(held.initiator)?;
+                return self.follows_no_other(held);
             }
             return Ok(());
         }
@@ -330,6 +331,22 @@ impl Resource {
         }
         let (op, vol) = (held.op, held.vol);
         self.tentative(|st| apply_remote(st, op, initiator, vol, target_is_me)).map(|_| ())
+    }
+
+    /// A Primary wants to connect, and this node hears another one. If the initiator hears that one
+    /// too, as a Secondary, it may have restarted, or been demoted, and a link be dead without this
+    /// node knowing: nobody asks it what it is now, so this node does.
+    fn follows_no_other(&mut self, held: &Held) -> Result<(), Refusal> {
+        let other = self.st.primary_peers().without(held.initiator).minus(held.nodes_to_reach);
+        if held.op != Operation::Connect(Role::Primary) || other.is_empty() {
+            return Ok(());
+        }
+        for node in other.iter() {
+            if let Some(peer) = self.peer_ix(node).filter(|p| self.peers[*p].pings_out == 0) {
+                self.ping(peer);
+            }
+        }
+        Err(StateError::InTransientState.into())
     }
 
     /// Both disks take part, and nothing else runs between them.

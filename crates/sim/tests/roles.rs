@@ -5,7 +5,7 @@ use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::{DiskState, ReplState, Role, VolumeNr};
+use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -458,5 +458,28 @@ fn a_primary_that_has_not_noticed_that_it_is_cut_off_can_be_opened() {
         w.start(0, WRITE, 8192, 8);
         w.open(0);
         w.expect("n0 is Primary", |w| w.is_primary(0));
+    });
+}
+
+#[test]
+fn a_node_that_takes_a_dead_node_for_primary_finds_out_before_it_follows_another() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        w.granted(2, AdminCommand::Disconnect { peer: node_id(1), force: true });
+        w.cut(0, 2);
+        w.power_loss(0);
+        w.start_node(0);
+        w.wait_connected(0, 1);
+        let opener = w.open(1);
+        w.expect("n2 has heard nothing", |w| {
+            w.seen(2).peers[0].as_ref().is_some_and(|p| p.conn == ConnState::Connected)
+        });
+        w.connect(2, 1);
+        w.wait_connected(1, 2);
+        w.heal(0, 2);
+        w.close(1, opener);
+        w.settle();
     });
 }
