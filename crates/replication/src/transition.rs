@@ -135,7 +135,9 @@ impl Resource {
             && new.role == Role::Secondary
             && new.primary_peers().is_empty()
         {
+            // What that Primary wrote last may be on a disk that has been lost since.
             let sole_authority = old.peers[lost].devs[vol].disk <= DiskState::Outdated
+                && !self.is_own_overtaken(vol)
                 && !new.connected().any(|p| new.peers[p].devs[vol].disk >= DiskState::Consistent);
             if !sole_authority {
                 new.vols[vol].disk = DiskState::Consistent;

@@ -708,6 +708,30 @@ fn a_frozen_primary_gets_no_quorum_from_a_node_that_is_resynced_from_newer_data(
 }
 
 #[test]
+fn a_disk_that_was_overtaken_is_no_authority_when_the_newer_one_is_lost() {
+    scenario(majority(2, 1, OnNoQuorum::SuspendIo), |w| {
+        w.form();
+        // The client goes on with n1, which tells n0 of that. n0 has not noticed yet.
+        w.cut(0, 2);
+        let opener = w.open(2);
+        w.write(2, 0);
+        let volume = VolumeNr(0);
+        w.granted(1, AdminCommand::Detach { volume, force: true, intentional: false });
+        w.cut(1, 2);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.run_seconds(2);
+        let old = w.try_open(0);
+        w.expect("n0 is not Primary", |w| !w.is_primary(0));
+        assert!(old.is_err());
+        w.attach_again(1);
+        w.rejoin(2, [0, 1]);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_primary_that_lost_the_data_of_its_users_does_not_read_from_older_data() {
     scenario(majority(3, 0, OnNoQuorum::SuspendIo), |w| {
         w.form();
