@@ -3,7 +3,7 @@
 
 use codec::disk::{MdFlags, PeerFlags, Superblock, activity_log as al_format};
 use codec::wire::{Packet, StateWord, UuidFlags, feature};
-use vocab::options::DiskOptions;
+use vocab::options::{DiskOptions, Quorum};
 use vocab::{
     ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState,
     Role, VolumeNr,
@@ -250,6 +250,7 @@ impl Resource {
         let moved_on = unseen(self.vols[vol].exposed);
         match md {
             DiskState::UpToDate if client_ahead || moved_on => DiskState::Outdated,
+            DiskState::UpToDate if self.may_lack_writes(vol) => DiskState::Consistent,
             md => md,
         }
     }
@@ -389,6 +390,11 @@ impl Resource {
     /// while it is, this disk may be the only one that its users have. So it is, if there is a
     /// Primary, for any disk that gets its data from here.
     pub(crate) fn unclean_towards_peers(&self, vol: VolIx) -> bool {
+        self.unclean_towards(vol, |_| true)
+    }
+
+    /// The same, of some peers.
+    pub(crate) fn unclean_towards(&self, vol: VolIx, some: impl Fn(PeerIx) -> bool) -> bool {
         let Some(backing) = &self.vols[vol].backing else { return false };
         let used = !self.st.primary_peers().is_empty();
         let owed = |p: PeerIx| {
@@ -397,7 +403,28 @@ impl Resource {
             let settles = whole && !(used && self.repl(p, vol).is_source());
             settles && backing.oos(self.peers[p].node) != 0
         };
-        self.vols[vol].crashed_secondary && self.st.connected().any(owed)
+        self.vols[vol].crashed_secondary && self.st.connected().any(|p| some(p) && owed(p))
+    }
+
+    /// This disk stopped under writes, and if that was for want of power it has lost what was in its
+    /// cache: writes that were acknowledged, because they were on other disks of the generation as
+    /// well. One of these is away, and nothing has been settled with it. The quorum of this node may
+    /// be one that it shares with nodes which have been left behind: that says nothing.
+    pub(crate) fn may_lack_writes(&self, vol: VolIx) -> bool {
+        let volume = &self.vols[vol];
+        let Some(backing) = &volume.backing else { return false };
+        let unsettled = |p: PeerIx| {
+            let node = self.peers[p].node;
+            let disk = self.st.peers[p].devs[vol].disk;
+            let there = self.st.is_connected(p) && disk >= DiskState::Inconsistent;
+            self.peer_has_bitmap(p, vol)
+                && backing.oos(node) != 0
+                && backing.bitmap_uuid(node).is_none()
+                && !there
+        };
+        self.opts.quorum != Quorum::Off
+            && (volume.crashed_primary || volume.crashed_secondary)
+            && (0..self.peers.len()).any(unsettled)
     }
 
     /// Blocks are out of sync between this disk and a connected one, as one of them counts.

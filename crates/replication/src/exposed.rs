@@ -362,8 +362,9 @@ impl Resource {
         }
         let primary = word.role() == Some(Role::Primary);
         if current.same(own) {
-            let whole =
-                !self.st.is_target(vol) && backing.md_was_up_to_date(self.st.vols[vol].disk);
+            let whole = !self.st.is_target(vol)
+                && !self.may_lack_writes(vol)
+                && backing.md_was_up_to_date(self.st.vols[vol].disk);
             return if primary && whole { Decided::own_up_to_date() } else { Decided::none() };
         }
         let known = backing.gens.has_passed(current);

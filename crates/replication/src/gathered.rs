@@ -31,6 +31,32 @@ impl Resource {
                 let id = self.want(kind, None);
                 self.delay_job(id, at);
             }
+            let kind = JobKind::Unclean(vol);
+            if self.waits_unclean(vol) && !self.wants(&kind) {
+                let at = self.vols[vol].met_at + self.gathered_patience(vol);
+                let id = self.want(kind, None);
+                self.delay_job(id, at);
+            }
+        }
+    }
+
+    /// This disk stopped under writes, and what may differ between it and others is open.
+    pub(crate) fn waits_unclean(&self, vol: VolIx) -> bool {
+        self.st.vols[vol].disk == DiskState::Consistent
+            && !self.may_lack_writes(vol)
+            && self.unclean_towards_peers(vol)
+    }
+
+    /// A disk that differs and has not stopped has had time to become current.
+    pub(crate) fn has_waited_unclean(&self, vol: VolIx) -> bool {
+        self.now >= self.vols[vol].met_at + self.gathered_patience(vol)
+    }
+
+    /// This disk and that of the peer have met.
+    pub(crate) fn note_met(&mut self, peer: PeerIx, vol: VolIx) {
+        let both = self.st.vols[vol].disk >= DiskState::Inconsistent && self.st.has_disk(peer, vol);
+        if both && self.st.is_connected(peer) {
+            self.vols[vol].met_at = self.now;
         }
     }
 

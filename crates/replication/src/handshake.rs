@@ -795,6 +795,7 @@ impl Resource {
     /// Volumes whose disks are connected now may say so when they connect again.
     pub(crate) fn note_together(&mut self, peer: PeerIx) {
         for vol in 0..self.vols.len() {
+            self.note_met(peer, vol);
             let disk = self.st.peers[peer].devs[vol].disk;
             // A client has nothing that a restart of its own could have lost. A disk that is away
             // has not been together with this one, unless its node is Primary by way of this.

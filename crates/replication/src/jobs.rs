@@ -80,6 +80,8 @@ pub(crate) enum JobKind {
     PrimaryResume,
     /// Nobody has current data of the volume: this disk may be the newest of all.
     Gathered(VolIx),
+    /// This disk stopped under writes, and none of those that differ from it has become current.
+    Unclean(VolIx),
 }
 
 /// What starting a job led to.
@@ -110,6 +112,7 @@ impl Resource {
             | JobKind::PrimaryResume
             | JobKind::CatchUp { .. }
             | JobKind::Gathered(_)
+            | JobKind::Unclean(_)
             | JobKind::Connect(_) => Duration::from_secs(u64::from(u32::MAX)),
             _ => PATIENCE,
         };
@@ -217,6 +220,7 @@ impl Resource {
             JobKind::LostPeer | JobKind::Vouch { .. } => self.start_empty(id),
             JobKind::PrimaryResume => self.start_empty(id),
             JobKind::Gathered(vol) => self.start_gathered(id, vol),
+            JobKind::Unclean(vol) => self.start_unclean(id, vol),
         };
         match start {
             Start::Running => {
@@ -296,6 +300,10 @@ impl Resource {
                 let later = self.now + self.gathered_patience(vol);
                 self.retry_job(id, later);
             }
+            JobKind::Unclean(vol) if self.waits_unclean(vol) => {
+                let later = self.now + self.gathered_patience(vol);
+                self.retry_job(id, later);
+            }
             _ => self.finish_job(id, Ok(())),
         }
     }
@@ -328,6 +336,7 @@ impl Resource {
                     | JobKind::PrimaryResume
                     | JobKind::CatchUp { .. }
                     | JobKind::Gathered(_)
+                    | JobKind::Unclean(_)
             );
         if !transient || now >= job.deadline {
             return self.finish_job(id, Err(refusal));
@@ -707,6 +716,17 @@ impl Resource {
         }
         self.start_twopc(id, Operation::Empty, None, None);
         Start::Running
+    }
+
+    /// Asks the cluster, unless another disk has become current and settles what differs.
+    fn start_unclean(&mut self, id: u64, vol: VolIx) -> Start {
+        if !self.waits_unclean(vol) {
+            return Start::Done(Ok(()));
+        }
+        match self.has_waited_unclean(vol) && !self.handshake_running() {
+            true => self.start_empty(id),
+            false => Start::At(self.now + POLL * 4),
+        }
     }
 
     // --- pings --------------------------------------------------------------------------------

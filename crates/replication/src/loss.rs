@@ -510,8 +510,9 @@ impl Resource {
 
     /// No capable Primary is out there: what is Consistent is the newest data.
     ///
-    /// A disk that stopped under writes takes this from a transaction of its own only: of several
-    /// such disks one becomes the source of the others.
+    /// A disk that stopped under writes takes this from a transaction of its own only, and not at
+    /// once: one that did not stop comes first, and of several such disks one becomes the source of
+    /// the others.
     pub(crate) fn become_up_to_date(&mut self, own: bool) {
         let settling = self.loss_settling();
         let mut vols = Vec::new();
@@ -530,7 +531,9 @@ impl Resource {
             // that counts as missing here is asked for first (see `want_catch_up`).
             let owed = self.is_owed(&self.st, vol);
             let old = self.is_own_overtaken(vol);
-            let doubtful = settling || owed || old || !own && self.unclean_towards_peers(vol);
+            let in_turn = own && self.has_waited_unclean(vol);
+            let lacking = self.may_lack_writes(vol) || !in_turn && self.unclean_towards_peers(vol);
+            let doubtful = settling || owed || old || lacking;
             let consistent = self.st.vols[vol].disk == DiskState::Consistent;
             let newest = own && self.is_newest_of_all(vol);
             if newest || consistent && !other_generation && !doubtful {

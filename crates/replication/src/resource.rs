@@ -95,6 +95,9 @@ pub(crate) struct Volume {
     pub proposals: Proposals,
     /// The identifiers of an UpToDate disk that has left this disk's generation behind.
     pub newer: Option<Box<PeerUuids>>,
+    /// When this disk last met another one. If either stopped under writes, the other one is given
+    /// time to say what it has.
+    pub met_at: Instant,
     /// When a client last named a generation that this disk does not know. What others have said
     /// before, they may have said over a link that is dead.
     pub unknown_at: Instant,
@@ -587,6 +590,7 @@ impl Resource {
             crashed_primary: false,
             of_survivor: GenUuid::NONE,
             crashed_secondary: false,
+            met_at: Instant(0),
             lost_quorum: false,
             detached: None,
             missed_at: Instant::default(),

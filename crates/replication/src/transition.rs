@@ -174,7 +174,10 @@ impl Resource {
         let doubt = moved_on || overtaken || sent_nothing || draining || !unheard.is_empty();
         // What another neighbour counts as missing here, this one need not have either.
         let owed = self.is_owed(new, vol);
-        if new.is_target(vol) || self.unclean_towards_peers(vol) || owed || doubt {
+        // What differs from disks that are not current either, does not count.
+        let current = |p: PeerIx| new.peers[p].devs[vol].disk == DiskState::UpToDate;
+        let unclean = self.unclean_towards(vol, current);
+        if new.is_target(vol) || unclean || owed || doubt {
             return None;
         }
         new.connected()
@@ -480,6 +483,7 @@ impl Resource {
             if unclean && settled {
                 self.vols[vol].crashed_secondary = false;
                 self.review_primary_ind(vol);
+                self.hold_released();
                 continue;
             }
             let disk = self.st.vols[vol].disk;

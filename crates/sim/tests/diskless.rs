@@ -670,7 +670,7 @@ fn a_disk_that_a_client_has_seen_overtaken_stays_so_without_the_client() {
 
 #[test]
 fn a_server_that_becomes_the_source_of_the_other_goes_on_serving() {
-    scenario(with_quorum(2, 1), |w| {
+    scenario(plan(2, 1), |w| {
         w.form();
         let opener = w.open(2);
         for i in 0..6 {
@@ -693,6 +693,34 @@ fn a_server_that_becomes_the_source_of_the_other_goes_on_serving() {
             w.disk(0) == DiskState::UpToDate || w.disk(1) == DiskState::UpToDate
         });
         w.write(2, 8);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_server_that_has_lost_its_power_serves_nothing_before_it_has_met_the_other() {
+    scenario(with_quorum(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.run_seconds(1);
+        let writes: Vec<u64> = (0..6).map(|i| w.start(2, WRITE, i * 8192, 8)).collect();
+        for write in writes {
+            w.finish(write).ok();
+        }
+        w.cut_off(1, [0, 2]);
+        w.power_loss(0);
+        w.wait_lost(2, 0);
+        w.wait_lost(2, 1);
+        w.start_node(0);
+        w.wait_connected(0, 2);
+        let reads: Vec<u64> = (0..6).map(|i| w.start(2, Op::Read, i * 8192, 8)).collect();
+        w.run_seconds(5);
+        w.rejoin(1, [0, 2]);
+        for read in reads {
+            w.finish(read).ok();
+        }
         w.close(2, opener);
         w.settle();
     });

@@ -105,23 +105,80 @@ fn many_that_lost_their_power_do_not_win_over_one_that_stayed() {
     scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
         for i in 0..6 {
             w.write(0, i * EXTENT);
         }
-        for lost in [0, 2] {
-            w.power_loss(lost);
-            w.wait_lost(1, lost);
-            w.cut(1, lost);
-        }
+        w.power_loss(0);
+        w.power_loss(2);
+        w.wait_lost(1, 0);
+        w.wait_lost(1, 2);
+        w.cut_off(1, [0, 2]);
         // They meet first, and have quorum.
         w.start_node(0);
         w.start_node(2);
         w.wait_connected(0, 2);
-        w.wait_disk(0, DiskState::UpToDate);
-        w.wait_disk(2, DiskState::UpToDate);
+        w.run_seconds(10);
+        w.expect("neither takes itself for current", |w| {
+            w.disk(0) < DiskState::UpToDate && w.disk(2) < DiskState::UpToDate
+        });
         w.heal(1, 2);
         w.heal(0, 1);
         w.settle();
+    });
+}
+
+#[test]
+fn a_crashed_primary_is_not_current_by_meeting_a_disk_that_was_left_behind() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        w.wait_lost(0, 2);
+        for i in 0..6 {
+            w.write(0, i * EXTENT);
+        }
+        // What was in its cache is on n1 alone, which goes on.
+        w.power_loss(0);
+        w.wait_lost(1, 0);
+        w.cut(0, 1);
+        w.heal(0, 2);
+        w.start_node(0);
+        w.wait_connected(0, 2);
+        w.run_seconds(5);
+        w.expect("nobody serves", |w| w.disk(0) < DiskState::UpToDate);
+        assert!(w.try_open(2).is_err());
+        w.heal(0, 1);
+        w.heal(1, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn disks_that_all_lost_their_power_serve_again_once_they_have_met() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        for i in 0..6 {
+            w.write(0, i * EXTENT);
+        }
+        for node in 0..3 {
+            w.power_loss(node);
+        }
+        w.start_node(1);
+        w.start_node(2);
+        w.wait_connected(1, 2);
+        w.run_seconds(5);
+        w.expect("n0 may have more", |w| w.disk(1) < DiskState::UpToDate);
+        w.start_node(0);
+        w.settle();
+        let opener = w.open(2);
+        w.close(2, opener);
     });
 }
 

@@ -2,6 +2,7 @@
 //! what a peer's identifiers say about its own end and about third nodes (semantics §4.2, §9).
 
 use codec::wire::{UuidFlags, feature};
+use vocab::options::Quorum;
 use vocab::{Bytes, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
@@ -204,6 +205,9 @@ impl Resource {
         *crashed = stays && !survivor;
         self.vols[vol].of_survivor = if survivor { source.current } else { GenUuid::NONE };
         self.vols[vol].crashed_secondary &= same;
+        // What a source is not sure to have, this disk is not, either.
+        let sure = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        self.vols[vol].crashed_secondary |= !sure && self.opts.quorum != Quorum::Off;
         // Where another resync to this node is agreed, that one decides about its bits. Disks of
         // one generation are equal where both are UpToDate, otherwise only in name.
         let current = |n: NodeId| {
