@@ -561,6 +561,12 @@ impl Resource {
         let disk = self.st.vols[vol].disk;
         let peer_up_to_date =
             self.st.connected().any(|p| self.st.peers[p].devs[vol].disk == DiskState::UpToDate);
+        // Found to be current, not resynced: it has everything but what this Primary still holds.
+        if disk == DiskState::UpToDate
+            && matches!(old.vols[vol].disk, DiskState::Outdated | DiskState::Consistent)
+        {
+            self.write_again(vol);
+        }
         if disk == DiskState::UpToDate {
             let backing = self.vols[vol].backing.as_ref().filter(|b| !b.is_adopting());
             if let Some(current) = backing.map(|b| b.gens.current()) {

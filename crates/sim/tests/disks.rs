@@ -3,7 +3,7 @@
 use replication::io::AdminCommand;
 use sim::disk::Behaviour;
 use sim::net::Pace;
-use sim::plan::{Plan, node_id};
+use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Protocol};
@@ -640,6 +640,29 @@ fn a_flush_of_a_client_fails_with_its_only_disk() {
         w.wait_disk(0, DiskState::Diskless);
         w.attach_again(0);
         w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_disk_that_is_found_to_be_current_gets_what_its_primary_still_holds() {
+    let mut plan = Plan::majority(2, 0);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.detach(0);
+        // The ping before the write arrives, and nothing after it.
+        w.slow(0, 1, 5 * MILLISECOND);
+        let held = w.start(0, WRITE, 0, 8);
+        w.run_for(8 * MILLISECOND);
+        w.cut(0, 1);
+        let attach = w.attach(0, 0).expect("a disk");
+        w.wait("n0 has its disk", |w| w.has_answer(attach));
+        w.expect("it is not known to be current", |w| w.disk(0) == DiskState::Outdated);
+        w.heal(0, 1);
+        w.finish(held).ok();
+        w.close(0, opener);
         w.settle();
     });
 }
