@@ -9,6 +9,7 @@
 //! their order, so that it gets to where the others may be already.
 
 use codec::wire::{Packet, StateWord, UuidFlags};
+use vocab::options::Quorum;
 use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
@@ -277,13 +278,18 @@ impl Resource {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
             self.st.peers[p].role == Role::Primary && uuids.is_some_and(|u| u.current.same(exposed))
         });
+        // A disk without quorum may be of those that the others went on without.
+        let word = self.peers[peer].devs[vol].last_word;
+        let left_behind = self.is_majority(vol) && word.is_some_and(|word| !word.quorum());
         match (successor, primary) {
             (true, true) => {
                 self.yield_to_newer_data();
                 Decided::Retry
             }
             (true, false) => Decided::adopt_exposed(),
-            (false, _) if ancestor || follows => Decided::peer_disk(DiskState::Outdated),
+            (false, _) if ancestor || follows || left_behind => {
+                Decided::peer_disk(DiskState::Outdated)
+            }
             // The newest generation of this client has not reached the peer: park it until it has
             // resynced from a disk that has it (R5).
             (false, true) if unconfirmed => Decided::peer_disk(DiskState::Outdated),
@@ -292,6 +298,12 @@ impl Resource {
                 "volume {nr}: its data is not related to what this Primary uses"
             )),
         }
+    }
+
+    /// This node and those it is connected to have quorum: what nodes without it hold and these
+    /// do not know has not been acknowledged.
+    fn is_majority(&self, vol: VolIx) -> bool {
+        self.opts.quorum != Quorum::Off && self.st.vols[vol].quorum
     }
 
     /// The peer's generation is one that another disk has left behind.
@@ -373,6 +385,8 @@ impl Resource {
             // others went on without it; if it may, the client follows.
             (false, false) if self.yield_to_newer_data() || self.is_stopped(vol) => Decided::Retry,
             (false, false) if self.st.role == Role::Primary => Decided::none(),
+            // It has met a disk that the nodes around this one went on without.
+            (false, false) if self.is_majority(vol) && !word.quorum() => Decided::none(),
             (false, true) => Decided::none(),
             (true, _) | (false, false) => Decided::own_outdated(),
         }

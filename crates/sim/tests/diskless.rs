@@ -1,7 +1,7 @@
 //! Hard cases 1 to 14 of semantics §14: a Primary without a disk, and day 0.
 
 use replication::io::AdminCommand;
-use sim::plan::{Plan, node_id};
+use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
@@ -778,6 +778,49 @@ fn a_server_that_is_back_lacks_what_is_on_its_way_to_the_other() {
         }
         w.wait_disk(0, DiskState::UpToDate);
         w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_client_that_has_met_a_left_behind_primary_outdates_no_majority() {
+    scenario(with_quorum(3, 1), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut_off(0, [1, 3]);
+        w.wait_lost_all(0, [1, 3]);
+        // n0 starts a generation, and n2 is gone before it has heard of it.
+        w.slow(0, 2, 100 * MILLISECOND);
+        let before = current(w, 0);
+        let held = w.start(0, WRITE, 8, 8);
+        w.wait("a generation starts", |w| !current(w, 0).same(before));
+        w.run_for(MILLISECOND);
+        w.cut(0, 2);
+        w.cut_off(3, [1, 2]);
+        w.wait_lost(0, 2);
+        w.wait_lost_all(3, [1, 2]);
+        w.wait_lost_all(1, [0, 3]);
+        w.wait_lost_all(2, [0, 3]);
+        let next = w.open(1);
+        w.write(1, 16);
+        w.close(1, next);
+        w.wait_secondary(1);
+        w.rejoin(0, [3]);
+        w.wait_connected(0, 3);
+        w.heal(1, 3);
+        w.wait_connected(1, 3);
+        w.run_seconds(2);
+        w.expect("what the majority has is current", |w| {
+            w.disk(1) == DiskState::UpToDate && w.disk(2) == DiskState::UpToDate
+        });
+        w.slow(0, 2, MILLISECOND);
+        w.granted(0, AdminCommand::Secondary { force: true });
+        w.finish(held).ok();
+        w.close(0, opener);
+        [1, 2].into_iter().for_each(|n| w.connect(0, n));
+        w.rejoin(0, [1, 2]);
+        w.heal(2, 3);
         w.settle();
     });
 }
