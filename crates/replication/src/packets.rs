@@ -382,10 +382,14 @@ impl Resource {
         }
         let exposed = self.vols[vol].exposed;
         let client = self.vols[vol].backing.is_none();
-        let same = self.peers[peer].devs[vol]
-            .uuids
-            .as_ref()
-            .is_none_or(|u| u.current.same(exposed) || exposed.is_none());
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let same = uuids.is_none_or(|u| u.current.same(exposed) || exposed.is_none());
+        let overtakes = uuids
+            .is_some_and(|u| u.succeeds(exposed) && !self.vols[vol].proposals.contains(u.current));
+        if client && overtakes {
+            // Others went on while this Primary did not reach its disk.
+            self.yield_to_newer_data();
+        }
         match self.st.role {
             _ if client && same => disk,
             _ if self.is_ancestor(peer, vol) => DiskState::Outdated,

@@ -4,7 +4,9 @@ use replication::io::AdminCommand;
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
+use vocab::options::{
+    OnNoDataAccessible, OnNoQuorum, OnSuspendedPrimaryOutdated, Quorum, RrConflict,
+};
 use vocab::{DiskState, GenUuid, ReplState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -821,6 +823,39 @@ fn a_client_that_has_met_a_left_behind_primary_outdates_no_majority() {
         [1, 2].into_iter().for_each(|n| w.connect(0, n));
         w.rejoin(0, [1, 2]);
         w.heal(2, 3);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_frozen_client_yields_to_newer_data_on_a_disk_that_is_attached() {
+    let mut plan = with_quorum(2, 1);
+    plan.resource.on_suspended_primary_outdated = OnSuspendedPrimaryOutdated::ForceSecondary;
+    plan.net.rr_conflict = RrConflict::RetryConnect;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        let held = w.start(2, WRITE, 8, 8);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        let next = w.open(0);
+        w.write(0, 16);
+        w.close(0, next);
+        w.wait_secondary(0);
+        w.detach(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.attach_again(0);
+        w.wait_secondary(2);
+        w.finish(held).ok();
+        w.close(2, opener);
+        w.heal(0, 1);
+        w.heal(1, 2);
         w.settle();
     });
 }
