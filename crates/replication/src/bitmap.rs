@@ -212,6 +212,25 @@ impl Bitmap {
         Some((start, (end - start).min(cap)))
     }
 
+    /// Cuts `range` into pieces in each of which no slot of `slots` changes.
+    pub fn pieces(&self, slots: &[usize], range: SectorRange) -> Vec<SectorRange> {
+        let bits = self.bits_touched(range);
+        let mut pieces = Vec::new();
+        let mut start = bits.start;
+        while start < bits.end {
+            let change = |slot: &usize| match self.next_set(*slot, start) {
+                Some(at) if at == start => self.next_clear(*slot, start),
+                at => at,
+            };
+            let end = slots.iter().filter_map(change).min().unwrap_or(bits.end).min(bits.end);
+            let piece = self.sectors_of(start..end);
+            let from = piece.start.0.max(range.start.0);
+            pieces.push(SectorRange::new(from, piece.end().min(range.end()) - from));
+            start = end;
+        }
+        pieces
+    }
+
     /// Makes `to` a copy of `from`.
     pub fn copy_slot(&mut self, from: usize, to: usize) {
         if from == to {

@@ -656,10 +656,12 @@ impl Resource {
         if idle && !leftovers && !self.may_catch_up(peer, vol) {
             return Start::Done(Ok(()));
         }
+        let writes = self.st.role == Role::Primary || self.st.peers[peer].role == Role::Primary;
         let busy = self.repl(peer, vol) != ReplState::Established
             || self.st.is_target(vol)
             || self.loss_settling()
-            || self.handshake_running();
+            || self.handshake_running()
+            || leftovers && !writes && self.differs_in_writes_only(peer, vol);
         if busy {
             return Start::At(self.now + POLL * 4);
         }

@@ -2,62 +2,133 @@
 //! bits which they hold against each other (semantics §9.3, wire §7.4).
 //!
 //! Whoever receives a block in a resync can not know who else has this version and counts it as
-//! out of sync towards everyone but its source. The source knows better once it has brought the
-//! others to the same state. Without its word each of them would be resynced from the next one,
-//! round and round.
+//! out of sync towards everyone but its source. From then on it differs from any third node as
+//! its source does: where source and third count nothing as different, nothing is different here.
+//! Without their word each of them would be resynced from the next one, round and round.
 
 use codec::disk::activity_log::EXTENT_SECTORS;
-use codec::wire::{Packet, PeerBlockDesc};
+use codec::wire::{Packet, PeerBlockDesc, feature};
 use vocab::{DiskState, Instant, NodeId, NodeMask, ReplState, SectorRange, VolumeNr};
 
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
 /// So many claims are remembered; they are needed for a moment only.
-const MAX_CLAIMS: usize = 256;
+const MAX_CLAIMS: usize = 1024;
 
-/// A peer has said that it is equal to this node in a range, and so are others.
+/// A peer has said that it is equal to others in a range.
 #[derive(Debug)]
 pub(crate) struct Claim {
     from: NodeId,
     pub range: SectorRange,
     others: NodeMask,
+    /// Said because one of the others has said so before.
+    answer: bool,
     at: Instant,
 }
 
 impl Resource {
     /// Bits towards a peer in that range are gone, because it has got those blocks from this node.
-    /// Each piece in which none is left is told to all who have it.
+    /// All who have them are told: of the whole extent if this node counts nothing in it as
+    /// different, and of these blocks where it does.
     pub(crate) fn became_in_sync(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
         let size = self.vols[vol].size.0;
         let first = range.start.0 / EXTENT_SECTORS;
         let last = (range.end() - 1) / EXTENT_SECTORS;
+        let node = self.peers[peer].node;
+        let near: Vec<PeerIx> =
+            self.st.connected().filter(|p| *p == peer || self.is_comparable(*p, vol)).collect();
         for extent in first..=last {
             let start = extent * EXTENT_SECTORS;
-            let piece = SectorRange::new(start, EXTENT_SECTORS.min(size.saturating_sub(start)));
-            // Where the application writes, others may be ahead or behind by these writes.
-            let busy = self.vols[vol]
-                .backing
-                .as_ref()
-                .is_none_or(|backing| u32::try_from(extent).is_ok_and(|e| backing.al.is_in_use(e)));
-            if piece.len.0 == 0 || busy || self.differs(peer, vol, piece) {
+            let whole = SectorRange::new(start, EXTENT_SECTORS.min(size.saturating_sub(start)));
+            if whole.len.0 == 0 {
                 continue;
             }
-            let mask: NodeMask = self
-                .st
-                .connected()
-                .filter(|p| *p == peer || self.is_equal(*p, vol, piece))
-                .map(|p| self.peers[p].node)
-                .collect();
-            if mask.len() < 2 {
-                continue;
+            let mut told = NodeMask::EMPTY;
+            if self.quiet(vol, whole) == [whole] && !self.differs(peer, vol, whole) {
+                told = self.equal_among(&near, vol, whole);
+                self.claim_equal(vol, whole, told);
             }
-            let packet = PeerBlockDesc { range: piece, mask };
-            for node in mask.iter() {
-                let to = self.peer_ix(node).expect("connected peers are configured");
-                self.send(to, Packet::PeersInSync(self.vols[vol].nr, packet));
+            let from = range.start.0.max(start);
+            let part = SectorRange::new(from, range.end().min(whole.end()).saturating_sub(from));
+            for piece in self.pieces(&near, vol, part) {
+                let equal = self.equal_among(&near, vol, piece);
+                let news = !equal.minus(told).without(node).is_empty();
+                if news && equal.contains(node) {
+                    for quiet in self.quiet(vol, piece) {
+                        self.claim_equal(vol, quiet, equal);
+                    }
+                }
             }
         }
+    }
+
+    /// Tells these nodes that they are equal to this one there.
+    fn claim_equal(&mut self, vol: VolIx, range: SectorRange, mask: NodeMask) {
+        if mask.len() < 2 {
+            return;
+        }
+        let packet = PeerBlockDesc { range, mask };
+        for node in mask.iter() {
+            let to = self.peer_ix(node).expect("connected peers are configured");
+            self.send(to, Packet::PeersInSync(self.vols[vol].nr, packet));
+        }
+    }
+
+    /// The pieces of a range in which all blocks differ from the same of these peers.
+    fn pieces(&self, peers: &[PeerIx], vol: VolIx, range: SectorRange) -> Vec<SectorRange> {
+        let Some(backing) = &self.vols[vol].backing else { return Vec::new() };
+        let slots: Vec<usize> =
+            peers.iter().filter_map(|p| backing.slot_of(self.peers[*p].node)).collect();
+        backing.bitmap.pieces(&slots, range)
+    }
+
+    /// Those of the peers from which this node differs nowhere in the range.
+    fn equal_among(&self, peers: &[PeerIx], vol: VolIx, range: SectorRange) -> NodeMask {
+        let equal = peers.iter().filter(|p| !self.differs(**p, vol, range));
+        equal.map(|p| self.peers[*p].node).collect()
+    }
+
+    /// The parts of a range that the application does not write. Where it does, others may be ahead
+    /// or behind by these writes, as long as not every node is known to have them.
+    fn quiet(&self, vol: VolIx, range: SectorRange) -> Vec<SectorRange> {
+        let Some(backing) = &self.vols[vol].backing else { return Vec::new() };
+        let mut left = vec![range];
+        let extents = range.start.0 / EXTENT_SECTORS..=(range.end() - 1) / EXTENT_SECTORS;
+        let in_use = |e: u64| u32::try_from(e).is_ok_and(|e| backing.al.is_in_use(e));
+        if !extents.into_iter().any(in_use) {
+            return left;
+        }
+        let sent = self.log.iter().filter(|w| w.vol == vol).map(|w| w.range);
+        let unacked = self.peers.iter().flat_map(|p| p.recv.unacked.iter());
+        let received = unacked.filter(|u| u.vol == vol).map(|u| u.range);
+        for written in sent.chain(received).filter(|w| w.overlaps(range)) {
+            let written = backing.bitmap.sectors_of(backing.bitmap.bits_touched(written));
+            let without = |part: SectorRange| {
+                let before = part.end().min(written.start.0).saturating_sub(part.start.0);
+                let after = part.start.0.max(written.end());
+                let after = SectorRange::new(after, part.end().saturating_sub(after));
+                [SectorRange::new(part.start.0, before), after]
+            };
+            left = left.into_iter().flat_map(without).filter(|part| part.len.0 > 0).collect();
+        }
+        left
+    }
+
+    /// The application writes all blocks that this node counts as out of sync towards the peer:
+    /// the Primary of both says before long who has these writes.
+    pub(crate) fn differs_in_writes_only(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(backing) = &self.vols[vol].backing else { return false };
+        let Some(slot) = backing.slot_of(self.peers[peer].node) else { return false };
+        let mut from = 0;
+        while let Some((start, len)) = backing.bitmap.next_run(slot, from, u64::MAX) {
+            let range = backing.bitmap.sectors_of(start..start + len);
+            if !self.quiet(vol, range).is_empty() {
+                return false;
+            }
+            from = start + len;
+        }
+        true
     }
 
     /// This node counts a block there as out of sync towards the peer.
@@ -68,19 +139,18 @@ impl Resource {
         })
     }
 
-    /// The peer's disk has what this node has there: what it misses of the same generation, or
-    /// did not get yet in a resync between the two, would be in the bits.
-    fn is_equal(&self, peer: PeerIx, vol: VolIx, range: SectorRange) -> bool {
+    /// What the peer's disk misses of the same generation, or did not get yet in a resync between
+    /// the two, would be in the bits.
+    fn is_comparable(&self, peer: PeerIx, vol: VolIx) -> bool {
         use ReplState::{Established, PausedSyncS, PausedSyncT, SyncSource, SyncTarget};
         let dev = &self.st.peers[peer].devs[vol];
         let uuids = self.peers[peer].devs[vol].uuids.as_ref();
         let same = uuids.is_some_and(|u| u.current.same(self.presented(vol)));
-        let comparable = match dev.repl {
+        match dev.repl {
             Established => dev.disk == DiskState::UpToDate && same,
             SyncSource | SyncTarget | PausedSyncS | PausedSyncT => true,
             _ => false,
-        };
-        comparable && !self.differs(peer, vol, range)
+        }
     }
 
     /// P_PEERS_IN_SYNC: the sender and these nodes have the same content there.
@@ -88,7 +158,9 @@ impl Resource {
     /// A source that brought one node to its state knows about that one. That a third one is equal
     /// it only believes: the third may have restarted, or have been written to, without the source
     /// knowing yet. So each node that finds itself equal to the source says so to the others, and
-    /// bits between two nodes are cleared only when both the source and the other have spoken.
+    /// bits between two nodes are cleared only when both the source and the other have spoken. An
+    /// answer names its sender, too. Where a node counts the source as different although the
+    /// source does not, it says nothing: it counts the others, too.
     ///
     /// What is said must be newer than what this node knows itself: a write that one of those nodes
     /// missed may have been recorded here while the word of a sender that had not seen the write
@@ -108,42 +180,105 @@ impl Resource {
         if self.vols[vol].backing.is_none() || !desc.mask.contains(self.me) {
             return Ok(());
         }
-        if self.peers[peer].heard_at <= self.vols[vol].missed_at {
-            self.hear(peer);
+        let answer = desc.mask.contains(from);
+        let others = desc.mask.without(self.me).without(from);
+        if others.is_empty() {
             return Ok(());
         }
-        let others = desc.mask.without(self.me);
-        if !others.is_empty() {
-            if self.differs(peer, vol, desc.range) {
-                return Ok(());
+        if answer {
+            self.hear_claim(peer, vol, desc.range, others, true);
+            return Ok(());
+        }
+        for piece in self.pieces(&[peer], vol, desc.range) {
+            if self.differs(peer, vol, piece) {
+                self.count_as_source(vol, piece, others);
+                continue;
             }
-            for node in others.iter() {
-                if let Some(to) = self.peer_ix(node).filter(|p| self.st.is_connected(*p)) {
-                    let packet = PeerBlockDesc { range: desc.range, mask: node.mask() };
-                    self.send(to, Packet::PeersInSync(nr, packet));
+            // A write under way here is none of the bits yet.
+            for quiet in self.quiet(vol, piece) {
+                for node in others.iter() {
+                    self.answer_claim(vol, node, from, quiet);
                 }
             }
+            self.hear_claim(peer, vol, piece, others, false);
         }
-        let backing = self.vols[vol].backing.as_mut().expect("looked at above");
+        Ok(())
+    }
+
+    /// Tells another node that this one is equal to the source of both.
+    fn answer_claim(&mut self, vol: VolIx, node: NodeId, source: NodeId, range: SectorRange) {
+        let ours = |p: &PeerIx| self.peers[*p].agreed_features & feature::BITS_OF_EQUALS != 0;
+        if let Some(to) = self.peer_ix(node).filter(|p| self.st.is_connected(*p)).filter(ours) {
+            let mask = node.mask().with(source).with(self.me);
+            self.send(to, Packet::PeersInSync(self.vols[vol].nr, PeerBlockDesc { range, mask }));
+        }
+    }
+
+    /// Those nodes have what the source has there, and this one counts the source as different
+    /// although the source does not: it counts them, too, as they do it.
+    fn count_as_source(&mut self, vol: VolIx, range: SectorRange, others: NodeMask) {
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        for node in others.iter() {
+            if let Some(slot) = backing.slot_of(node) {
+                backing.set_range(slot, range);
+            }
+        }
+        self.write_bitmap(vol);
+    }
+
+    /// Takes down what a peer has said about others, if it knew what this node knows.
+    fn hear_claim(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        range: SectorRange,
+        others: NodeMask,
+        answer: bool,
+    ) {
+        let from = self.peers[peer].node;
+        let heard_at = self.peers[peer].heard_at;
+        let missed_at = &self.vols[vol].missed_at;
+        let concerned = if answer { from.mask() } else { others };
+        let doubted: NodeMask =
+            concerned.iter().filter(|n| missed_at[n.index()] >= heard_at).collect();
+        if !doubted.is_empty() {
+            self.hear(peer);
+        }
+        let others = if answer { others } else { others.minus(doubted) };
+        if others.is_empty() || doubted.contains(from) {
+            return;
+        }
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let claims = &mut backing.claims;
         if claims.len() == MAX_CLAIMS {
             claims.pop_front();
         }
-        claims.push_back(Claim { from, range: desc.range, others, at: self.now });
-        self.believe(vol, desc.range);
-        Ok(())
+        claims.push_back(Claim { from, range, others, answer, at: self.now });
+        self.believe(vol);
     }
 
-    /// Clears the bits towards nodes of which everyone concerned says that they are equal.
-    fn believe(&mut self, vol: VolIx, range: SectorRange) {
-        let missed_at = self.vols[vol].missed_at;
-        let valid = |c: &&Claim| c.range == range && c.at > missed_at;
+    /// What was said last, together with what was said before it: clears the bits towards a node
+    /// where a source has named it and it has named the source.
+    fn believe(&mut self, vol: VolIx) {
         let Some(backing) = &self.vols[vol].backing else { return };
-        let claims = &backing.claims;
-        let said: NodeMask = claims.iter().filter(valid).map(|c| c.from).collect();
-        let named = claims.iter().filter(valid).fold(NodeMask::EMPTY, |m, c| m.or(c.others));
+        let Some(last) = backing.claims.back() else { return };
+        let missed_at = &self.vols[vol].missed_at;
+        let names = |a: &Claim, b: &Claim| !a.answer && a.others.contains(b.from);
+        let mut found = Vec::new();
+        for claim in backing.claims.iter().filter(|c| c.range.overlaps(last.range)) {
+            for (source, other) in [(claim, last), (last, claim)] {
+                let known = missed_at[other.from.index()] < source.at.min(other.at);
+                let mutual = names(source, other) && other.others.contains(source.from);
+                let start = claim.range.start.0.max(last.range.start.0);
+                let end = claim.range.end().min(last.range.end());
+                let range = SectorRange::new(start, end - start);
+                if mutual && known {
+                    found.extend(self.quiet(vol, range).into_iter().map(|r| (other.from, r)));
+                }
+            }
+        }
         let mut cleared = false;
-        for node in said.and(named).iter() {
+        for (node, range) in found {
             let Some(backing) = self.vols[vol].backing.as_mut() else { return };
             let Some(slot) = backing.slot_of(node) else { continue };
             if backing.bitmap.test_any(slot, range) {
@@ -163,7 +298,10 @@ impl Resource {
     /// What a lost peer has said counts no longer.
     pub(crate) fn forget_claims(&mut self, node: NodeId) {
         for backing in self.vols.iter_mut().filter_map(|v| v.backing.as_mut()) {
-            backing.claims.retain(|c| c.from != node);
+            for claim in &mut backing.claims {
+                claim.others = claim.others.without(node);
+            }
+            backing.claims.retain(|c| c.from != node && !c.others.is_empty());
         }
     }
 

@@ -644,7 +644,7 @@ impl Resource {
             recv.first_unacked += 1;
             self.settle_unacked(peer, &entry, ack.mask, true);
         }
-        if self.vols.iter().any(|v| v.missed_at == now) {
+        if self.vols.iter().any(|v| v.missed_at.contains(&now)) {
             // A resync may have brought it over meanwhile, and nobody says so any more.
             self.want_catch_up();
         }
@@ -688,10 +688,8 @@ impl Resource {
                 tell.extend(node);
             }
         }
-        if !tell.is_empty() {
-            self.vols[vol].missed_at = self.now;
-        }
         for node in tell {
+            self.vols[vol].missed_at[node.index()] = self.now;
             let Some(other) = self.peer_ix(node) else { continue };
             let repl = self.repl(other, vol);
             // Its bitmap may be on the way already.

@@ -13,7 +13,8 @@ use std::collections::VecDeque;
 use codec::wire::{BlockAck, Data, DataFlags, Packet, Trim};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Protocol};
 use vocab::{
-    ConnState, Dagtag, DiskState, Instant, MAX_NODES, NodeMask, ReplState, Role, SectorRange,
+    ConnState, Dagtag, DiskState, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role,
+    SectorRange,
 };
 
 use crate::activity_log::Begin;
@@ -774,11 +775,12 @@ impl Resource {
                 holders.insert(peer.node);
             }
         }
-        let mut missed = false;
+        let mut missed = NodeMask::EMPTY;
         if let Some(backing) = self.vols[write.vol].backing.as_mut() {
             let all = write.local != Local::Ok;
             for slot in 0..backing.bitmap.slots() {
-                let part = backing.node_of_slot(slot).map(|n| write.parts[n.index()]);
+                let node = backing.node_of_slot(slot);
+                let part = node.map(|n| write.parts[n.index()]);
                 match part {
                     Some(Part::InSync) if !all => {
                         backing.clear_range(slot, write.range);
@@ -788,13 +790,13 @@ impl Resource {
                     Some(Part::OutOfSync) if !all => {}
                     _ => {
                         backing.set_range(slot, write.range);
-                        missed |= part.is_some();
+                        missed = missed.or(node.map_or(NodeMask::EMPTY, NodeId::mask));
                     }
                 }
             }
         }
-        if missed {
-            self.vols[write.vol].missed_at = self.now;
+        for node in missed.iter() {
+            self.vols[write.vol].missed_at[node.index()] = self.now;
         }
         let received: NodeMask = self
             .peers

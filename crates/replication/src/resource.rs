@@ -124,8 +124,8 @@ pub(crate) struct Volume {
     pub lost_quorum: bool,
     /// The disk that was given up last, in good order or not: it has lost nothing that was written.
     pub detached: Option<Content>,
-    /// When a write was last recorded as missing on some node.
-    pub missed_at: Instant,
+    /// When a write was last recorded as missing on a node.
+    pub missed_at: [Instant; MAX_NODES],
     /// Diskless Primary: the newest generation is not confirmed by its peers yet.
     pub unconfirmed: Option<Unconfirmed>,
     pub openers: Vec<Opener>,
@@ -593,7 +593,7 @@ impl Resource {
             met_at: Instant(0),
             lost_quorum: false,
             detached: None,
-            missed_at: Instant::default(),
+            missed_at: [Instant::default(); MAX_NODES],
             unconfirmed: None,
             openers: Vec::new(),
             waiting_openers: Vec::new(),

@@ -6,7 +6,7 @@ use replication::io::AdminCommand;
 use sim::plan::{Plan, Start, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoDataAccessible, Quorum};
+use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
 use vocab::{DiskState, ReplState, SectorRange, VolumeNr};
 
 const EXTENT: u64 = 8192;
@@ -628,6 +628,129 @@ fn a_write_that_waited_for_a_resync_belongs_to_the_generation_after_its_end() {
         w.release_disk(1);
         w.start_node(1);
         w.close(0, opener);
+        w.settle();
+    });
+}
+
+/// Writes without a pause, to a few places again and again.
+fn load(w: &mut World, node: usize, milliseconds: u64) {
+    for i in 0..milliseconds / 4 {
+        w.start(node, Op::Write { fua: false }, i % 16 * 8 + i % 2 * 4096, 8);
+        w.run_for(4_000_000);
+    }
+}
+
+/// What a node copies from one of two equal ones it counts as missing on the other. That comes to
+/// an end also while all of them are being written to.
+#[test]
+fn resyncs_among_three_nodes_end_under_load() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        load(w, 0, 100);
+        for node in [1, 2, 1] {
+            w.kill(node);
+            w.wait_lost(0, node);
+            load(w, 0, 100);
+            w.start_node(node);
+            load(w, 0, 100);
+        }
+        w.cut(1, 2);
+        load(w, 0, 1000);
+        w.heal(1, 2);
+        load(w, 0, 3_500);
+        let before = w.stats.resyncs;
+        load(w, 0, 3_500);
+        w.expect("no resync has begun for a while", |w| w.stats.resyncs == before);
+        w.run_seconds(2);
+        for a in 0..3 {
+            for b in (0..3).filter(|b| *b != a) {
+                w.expect("no resync runs", |w| {
+                    w.disk(a) == DiskState::UpToDate
+                        && w.device(a, b).repl == ReplState::Established
+                        && w.device(a, b).out_of_sync == 0
+                });
+            }
+        }
+    });
+}
+
+/// n0 has a write that nobody else has; without quorum it could start no generation. n1 fetches it,
+/// and becomes Primary of all while it does. That n2 follows into the new generation does not give it
+/// the write.
+#[test]
+fn a_generation_started_during_a_resync_among_equals_hides_no_difference() {
+    let mut plan = Plan::majority(4, 0);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        w.kill(3);
+        w.wait_lost(0, 3);
+        w.write(0, 0);
+        w.run_seconds(1);
+        w.cut_off(0, [1, 2]);
+        let id = w.start(0, WRITE, EXTENT, 8);
+        w.wait_lost_all(0, [1, 2]);
+        w.finish(id).ok();
+        w.close(0, opener);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.slow(0, 1, 20_000_000);
+        w.heal(0, 1);
+        w.wait("n1 is being resynced", |w| syncing(w, 1, 0));
+        let opener = w.open(1);
+        w.write(1, 2 * EXTENT);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(1, opener);
+        w.heal(0, 2);
+        w.start_node(3);
+        w.settle();
+    });
+}
+
+/// n1 has been made equal to n0 before that gets its last write.
+#[test]
+fn a_node_that_is_away_is_not_where_a_target_has_got_to_since() {
+    let mut plan = three();
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        // n1 misses the first block, n0 the second.
+        let opener = w.open(2);
+        w.cut(1, 2);
+        w.wait_lost(2, 1);
+        w.write(2, 0);
+        w.cut(0, 2);
+        let last = w.start(2, WRITE, 64, 8);
+        w.wait_lost(0, 2);
+        // n1 gets the first from n0, and is away when n0 gets the second.
+        w.wait("n1 has the first", |w| {
+            w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(0) != 0)
+                && w.device(0, 1).repl == ReplState::Established
+                && w.device(1, 0).repl == ReplState::Established
+        });
+        w.run_seconds(1);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.wait_lost(1, 0);
+        w.finish(last).ok();
+        w.close(2, opener);
+        w.wait("nobody is Primary", |w| !w.is_primary(2));
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.run_seconds(1);
+        // n2 alone brings it the second.
+        w.kill(0);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.run_seconds(1);
+        w.heal(0, 1);
+        w.start_node(0);
         w.settle();
     });
 }

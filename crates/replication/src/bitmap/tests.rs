@@ -354,3 +354,18 @@ fn padding_on_disk_is_ignored() {
     assert_eq!(written[..16], [0xFE, 255, 255, 255, 255, 255, 255, 255, 1, 0, 0, 0, 1, 0, 0, 0]);
     assert!(written[16..].iter().all(|byte| *byte == 0));
 }
+
+#[test]
+fn a_range_is_cut_where_one_of_several_slots_changes() {
+    let mut bitmap = Bitmap::new(3, Sectors(1000), 4096);
+    bitmap.set_bits(0, 2, 4);
+    bitmap.set_bits(1, 4, 4);
+    let range = SectorRange::new(4, 100);
+    let pieces = |slots: &[usize]| bitmap.pieces(slots, range);
+    let ends = |slots: &[usize]| pieces(slots).iter().map(|p| p.end()).collect::<Vec<_>>();
+    assert_eq!(pieces(&[2]), [range]);
+    assert_eq!(pieces(&[]), [range]);
+    assert_eq!(ends(&[0]), [16, 48, 104]);
+    assert_eq!(ends(&[0, 1]), [16, 32, 48, 64, 104]);
+    assert_eq!(pieces(&[0, 1])[0].start.0, 4, "it does not reach beyond the range");
+}

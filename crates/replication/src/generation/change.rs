@@ -53,12 +53,10 @@ pub struct ResyncFinish {
     /// Nodes the source still has bits for: their slots keep their bits and start at the
     /// generation this disk had when the resync began. Those peers are Outdated now.
     pub behind: NodeMask,
-    /// Nodes whose slot has no generation any more. Their bits are kept, but for those in
-    /// `in_sync`, until a handshake drops them: such a node need not be where the source takes
-    /// it for, and what was received in this resync may be older than what it has.
+    /// Nodes whose slot has no generation any more. Their bits are kept, but for the source's: such
+    /// a node need not be where the source takes it for, and one that is may differ within that
+    /// generation, by what the source alone has counted or a Primary had not yet sent to all.
     pub settled: NodeMask,
-    /// Those of `settled` that are connected and at the source's generation: clear their bits.
-    pub in_sync: NodeMask,
 }
 
 /// A peer's generations as it last sent them.
@@ -80,7 +78,7 @@ pub struct PeerGenerations<'a> {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Learned {
     /// Nodes that reached this node's own generation elsewhere: set their bitmap generation to
-    /// none and clear their bits.
+    /// none. The bits stay: they may lack what the peer has got since, from here for instance.
     pub in_sync: NodeMask,
     /// (from, to): node *to* is now where node *from* is. Add the bits of slot *from* to those of
     /// slot *to*, and give it the bitmap generation of slot *from*.
@@ -322,22 +320,13 @@ impl Generations {
                 settled.insert(node);
             }
         }
-        // Disks of one generation differ by what a lost Primary had not yet sent to all: a resync
-        // among them says nothing of a third.
-        let equals = start.same(source.current) || self.current.same(source.current);
-        let there = |node: &NodeId| {
-            !equals
-                && situation.node(*node).connected
-                && currents[node.index()].same(source.current)
-        };
-        let in_sync = settled.iter().filter(|n| *n == source.node || there(n)).collect();
         // The generation this disk leaves survives in the slots of those still at it, and nowhere
         // else (wire §9.2): in the history it could pass for an ancestor of the source's, which
         // it is not if it lost a split brain.
         if is_generation(source.current) {
             self.set_current(source.current.with_primary(situation.primary));
         }
-        ResyncFinish { behind, settled, in_sync }
+        ResyncFinish { behind, settled }
     }
 
     /// The generation that this disk held before a resync from `source` goes into the history, if

@@ -167,7 +167,6 @@ impl Cluster {
                     let learned = self.nodes[to].gens.learn(&situation, &peer, NodeMask::EMPTY);
                     for node in learned.in_sync.iter() {
                         self.nodes[to].gens.set_bitmap(node, GenUuid::NONE);
-                        self.nodes[to].bits[node.index()] = 0;
                     }
                     for (m, node) in learned.copies {
                         let base = self.nodes[to].gens.bitmap(m).uuid;
@@ -426,8 +425,8 @@ impl Cluster {
         let situation = self.situation(target);
         let finish =
             self.nodes[target].gens.finish_target(&situation, start.start, &peer, &currents, ahead);
-        for node in finish.in_sync.iter() {
-            self.nodes[target].bits[node.index()] = 0;
+        if finish.settled.contains(peer.node) {
+            self.nodes[target].bits[peer.node.index()] = 0;
         }
         self.nodes[target].disk = self.nodes[source].disk;
         // The end may not be heard at the source.

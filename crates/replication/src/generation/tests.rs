@@ -626,22 +626,6 @@ fn a_node_that_was_ahead_is_behind_at_the_generation_it_had() {
 }
 
 #[test]
-fn a_resync_among_equals_says_nothing_of_a_third() {
-    let s = situation(0, false, [Inconsistent, UpToDate, UpToDate]);
-    let mut currents = NOTHING;
-    currents[2] = g(0x300);
-    let in_sync = |start: u64, current: u64| {
-        let mut a = gens(current, [0; 4], &[]);
-        let bitmap = sent([0; 4]);
-        a.finish_target(&s, g(start), &source(1, 0x300, &bitmap, &[]), &currents, NodeMask::EMPTY)
-            .in_sync
-    };
-    assert_eq!(in_sync(0x10, 0x10), mask(&[1, 2]), "the third has what the source has");
-    assert_eq!(in_sync(0x300, 0x300), mask(&[1]), "it may lack what this disk lacked");
-    assert_eq!(in_sync(0x10, 0x300), mask(&[1]), "the end of another resync came first");
-}
-
-#[test]
 fn what_is_known_of_a_peer_takes_the_step_that_the_peer_takes() {
     let (old, new) = (0x400, 0x501);
     let s13 = situation(2, false, [UpToDate, DUnknown, UpToDate]);

@@ -3,7 +3,7 @@
 
 use codec::wire::{UuidFlags, feature};
 use vocab::options::Quorum;
-use vocab::{Bytes, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, ReplState, Role};
+use vocab::{Bytes, DiskState, GenUuid, MAX_NODES, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
 use crate::generation::is_generation;
@@ -171,10 +171,6 @@ impl Resource {
         if failed || unstable || overtaken || !source_good {
             return self.work.push_back(Work::ResyncRecorded(peer, vol));
         }
-        let targets: NodeMask = (0..self.peers.len())
-            .filter(|p| *p != peer && self.repl(*p, vol).is_target())
-            .map(|p| self.peers[p].node)
-            .collect();
         let situation = self.situation(vol);
         let mut currents = [GenUuid::NONE; MAX_NODES];
         // What a node without its disk has seen says nothing about that disk.
@@ -208,19 +204,11 @@ impl Resource {
         // What a source is not sure to have, this disk is not, either.
         let sure = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
         self.vols[vol].crashed_secondary |= !sure && self.opts.quorum != Quorum::Off;
-        // Where another resync to this node is agreed, that one decides about its bits. Disks of
-        // one generation are equal where both are UpToDate, otherwise only in name.
-        let current = |n: NodeId| {
-            let of = |p: PeerIx| self.st.peers[p].devs[vol].disk == DiskState::UpToDate;
-            n == node || (!inherits && of(peer) && self.peer_ix(n).is_some_and(of))
-        };
-        let equal: Vec<NodeId> =
-            finish.in_sync.minus(targets).iter().filter(|n| current(*n)).collect();
+        // What was copied others may lack, whatever their generation: those that know it say so
+        // (see `peers_in_sync`).
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
-        for n in equal {
-            if let Some(slot) = backing.slot_of(n) {
-                backing.bitmap.clear_all(slot);
-            }
+        if let Some(slot) = backing.slot_of(node).filter(|_| finish.settled.contains(node)) {
+            backing.bitmap.clear_all(slot);
         }
         let current = backing.gens.current();
         self.vols[vol].expose(current);
@@ -301,6 +289,11 @@ impl Resource {
             });
             for p in done {
                 self.ask_recompare(p, vol);
+            }
+            if disk == DiskState::UpToDate && !self.st.is_target(vol) {
+                // It is what the source is: bits towards others are about what those lack.
+                self.vols[vol].crashed_secondary = false;
+                self.review_primary_ind(vol);
             }
             // This node has what the source has: nothing is left to reconcile with it.
             if self.peers[peer].loss.take().is_some() {
@@ -383,11 +376,10 @@ impl Resource {
         let learned = backing.gens.learn(&situation, &theirs, resyncing);
         let mut changed = false;
         let absent = learned.in_sync.minus(self.st.connected_mask());
+        // They were equal to the peer at some time. What that has got since, from here as likely as
+        // not, they may lack: the bits stay, which may say too much.
         for n in learned.in_sync.iter() {
             backing.gens.set_bitmap(n, GenUuid::NONE);
-            if let Some(slot) = backing.slot_of(n) {
-                backing.bitmap.clear_all(slot);
-            }
             changed = true;
         }
         for (from, to) in learned.copies {

@@ -108,6 +108,8 @@ impl Resource {
             Ok(Progress::Complete) => {
                 resync.receiver = None;
                 resync.received = true;
+                // What was said before of blocks that differ now says nothing any more.
+                backing.claims.clear();
                 self.exchange_progress(peer, vol);
                 Ok(())
             }
