@@ -235,12 +235,21 @@ impl Resource {
     }
 
     /// A1 and A2: what a disk without better knowledge is.
+    ///
+    /// A disk that is given up beside another current one is recorded as outdated, since writes go
+    /// on without it. The Primary that gave it up knows whether they did: not, as long as its users
+    /// have seen no other generation (see `exposed`).
     fn attached_state(&self, vol: VolIx, md: DiskState) -> DiskState {
         let Some(backing) = &self.vols[vol].backing else { return md };
+        let seen = backing.gens.current().same(self.vols[vol].exposed);
+        let used = seen && self.vols[vol].given_up == Some(backing.content());
+        let md = if used && md == DiskState::Outdated { DiskState::UpToDate } else { md };
+        // What this node has proposed, and no disk is known to have, nobody has seen.
         let unseen = |generation: GenUuid| {
             generation.is_real()
                 && !generation.same(backing.gens.current())
                 && !backing.gens.has_passed(generation)
+                && !self.vols[vol].proposals.contains(generation)
         };
         let client_ahead = self.st.connected().any(|p| {
             let dev = &self.st.peers[p].devs[vol];

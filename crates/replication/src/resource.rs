@@ -124,6 +124,8 @@ pub(crate) struct Volume {
     pub lost_quorum: bool,
     /// The disk that was given up last, in good order or not: it has lost nothing that was written.
     pub detached: Option<Content>,
+    /// The disk that this Primary gave up when it was current.
+    pub given_up: Option<Content>,
     /// When a write was last recorded as missing on a node.
     pub missed_at: [Instant; MAX_NODES],
     /// Diskless Primary: the newest generation is not confirmed by its peers yet.
@@ -593,6 +595,7 @@ impl Resource {
             met_at: Instant(0),
             lost_quorum: false,
             detached: None,
+            given_up: None,
             missed_at: [Instant::default(); MAX_NODES],
             unconfirmed: None,
             openers: Vec::new(),

@@ -588,6 +588,10 @@ impl Resource {
                 self.md_changed_now(vol);
             }
         }
+        let gone = old.vols[vol].disk == DiskState::UpToDate && disk < DiskState::Negotiating;
+        if gone && self.st.role == Role::Primary {
+            self.vols[vol].given_up = self.vols[vol].backing.as_ref().map(|b| b.content());
+        }
         self.note_lost_data(old, vol);
     }
 
@@ -631,6 +635,7 @@ impl Resource {
         for vol in 0..self.vols.len() {
             self.vols[vol].bump_pending = primary;
             self.vols[vol].unconfirmed = None;
+            self.vols[vol].given_up = None;
             if let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !primary) {
                 backing.gens.demote();
             }

@@ -645,6 +645,30 @@ fn a_flush_of_a_client_fails_with_its_only_disk() {
 }
 
 #[test]
+fn a_disk_that_its_primary_gave_up_is_current_as_long_as_users_have_seen_nothing_else() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        // The other disk does not get to what is written without this one.
+        w.stall_disk(1, 60);
+        w.detach(0);
+        let id = w.start(0, WRITE, 8, 8);
+        w.run_seconds(1);
+        w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        w.attach_again(0);
+        w.finish(id).ok();
+        w.write(0, 16);
+        w.release_disk(1);
+        w.attach_again(1);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_disk_that_is_found_to_be_current_gets_what_its_primary_still_holds() {
     let mut plan = Plan::majority(2, 0);
     plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
