@@ -52,7 +52,8 @@ pub struct Peer {
     pub tiebreaker: bool,
     /// The quorum bit of the peer's last state packet.
     pub quorate: bool,
-    /// It has restarted, and has not had its disk since.
+    /// It may know less than what it has voted for: it has restarted and not had its disk since,
+    /// or its disk was on its way to data that it does not see.
     pub forgetful: bool,
 }
 
@@ -61,7 +62,7 @@ pub struct Peer {
 pub struct View<'a> {
     /// The local disk.
     pub disk: DiskState,
-    /// This node has restarted, and has not had its disk since.
+    /// The same about this node.
     pub forgetful: bool,
     /// This node is diskless by intent.
     pub intentional_diskless: bool,
@@ -107,8 +108,10 @@ pub struct Votes {
     pub outdated_present: u32,
     /// Among `present`: disks that are Consistent.
     pub consistent_present: u32,
-    /// Among `present`: nodes that have restarted and not had their disks since, see
-    /// [`Votes::counted`].
+    /// Among `unknown`: nodes that are there. Stricter than the reference, for invariants 5, 32
+    /// and 35: what a node has voted for is on its disk. Without that it could help a disk to
+    /// quorum that is older than what it has taken part in, or than its own, or take part in what
+    /// its disk knows nothing of.
     pub forgetful: u32,
     /// This node is diskless and a connected UpToDate peer reports quorum.
     pub quorate_peer: bool,
@@ -118,17 +121,6 @@ impl Votes {
     /// Votes this node can see.
     pub const fn visible(&self) -> u32 {
         self.up_to_date + self.present
-    }
-
-    /// Visible votes that count. Stricter than the reference, for invariants 5, 32 and 35: what a
-    /// node has voted for is on its disk. Without that, a restarted one helps to quorum a disk that
-    /// is older than what it has taken part in, or takes part in what its disk will know nothing
-    /// of. It has no vote while a node is missing that may be the other half of that.
-    pub const fn counted(&self) -> u32 {
-        match self.unknown {
-            0 => self.visible(),
-            _ => self.visible() - self.forgetful,
-        }
     }
 
     /// Nodes with a vote that this node can not see.
@@ -152,8 +144,6 @@ pub enum Reason {
     Tiebreaker,
     /// Not enough votes are visible.
     TooFewVotes,
-    /// Enough votes are visible, but some of them do not count, see [`Votes::counted`].
-    Forgetful,
     /// Enough votes, but fewer UpToDate disks than the minimum redundancy asks for.
     TooFewUpToDate,
     /// Enough votes, but every visible disk with consistent data is Outdated while a node is
@@ -186,10 +176,11 @@ pub fn count(view: &View<'_>) -> Votes {
     let mut votes = Votes::default();
     let here_diskless = view.disk == DiskState::Diskless;
     match view.disk {
+        _ if view.forgetful && !view.intentional_diskless => votes.add_forgetful(),
         DiskState::UpToDate => votes.up_to_date += 1,
         DiskState::Diskless if view.intentional_diskless => votes.diskless += 1,
         DiskState::Diskless => votes.unknown += 1,
-        disk => votes.add_present(disk, view.forgetful),
+        disk => votes.add_present(disk),
     }
     for peer in view.peers {
         let client = peer.intentional_diskless && peer.disk <= DiskState::Diskless;
@@ -197,14 +188,16 @@ pub fn count(view: &View<'_>) -> Votes {
         if !peer.exists || skipped {
             continue;
         }
-        if peer.connected {
+        if peer.connected && peer.forgetful && !peer.intentional_diskless {
+            votes.add_forgetful();
+        } else if peer.connected {
             match peer.disk {
                 DiskState::UpToDate => {
                     votes.up_to_date += 1;
                     votes.quorate_peer |= here_diskless && peer.quorate;
                 }
                 DiskState::Diskless if client || here_diskless => votes.diskless += 1,
-                disk => votes.add_present(disk, peer.forgetful),
+                disk => votes.add_present(disk),
             }
         } else if peer.intentional_diskless {
             votes.missing_diskless += 1;
@@ -220,9 +213,13 @@ pub fn count(view: &View<'_>) -> Votes {
 }
 
 impl Votes {
-    fn add_present(&mut self, disk: DiskState, forgetful: bool) {
+    fn add_forgetful(&mut self) {
+        self.unknown += 1;
+        self.forgetful += 1;
+    }
+
+    fn add_present(&mut self, disk: DiskState) {
         self.present += 1;
-        self.forgetful += u32::from(forgetful);
         self.outdated_present += u32::from(disk == DiskState::Outdated);
         self.consistent_present += u32::from(disk == DiskState::Consistent);
     }
@@ -265,10 +262,10 @@ pub fn evaluate(view: &View<'_>, policy: Policy) -> Decision {
     let required_up_to_date = required_votes(policy.minimum_redundancy, voters);
 
     let enough_up_to_date = votes.up_to_date >= required_up_to_date;
-    let enough_votes = votes.counted() >= required;
+    let enough_votes = votes.visible() >= required;
     let tie = voters != 0
         && voters.is_multiple_of(2)
-        && votes.counted() + 1 == required
+        && votes.visible() + 1 == required
         && votes.diskless > (votes.diskless + votes.missing_diskless) / 2
         && view.held_quorum();
     let only_outdated = !everyone_known
@@ -281,10 +278,7 @@ pub fn evaluate(view: &View<'_>, policy: Policy) -> Decision {
     } else if votes.quorate_peer {
         Reason::QuoratePeer
     } else if !enough_votes && !tie {
-        match votes.visible() >= required {
-            true => Reason::Forgetful,
-            false => Reason::TooFewVotes,
-        }
+        Reason::TooFewVotes
     } else if !enough_up_to_date {
         Reason::TooFewUpToDate
     } else if only_outdated {
@@ -336,12 +330,6 @@ impl Decision {
                  wait for running resyncs or bring back a node with current data",
                 self.required_up_to_date
             ),
-            Reason::Forgetful => format!(
-                "no quorum: {counted}, but {} of them restarted without a disk and {}; attach what \
-                 is detached, or bring back a node that is away",
-                self.votes.forgetful,
-                absent(self.votes.absent())
-            ),
             Reason::OnlyOutdated => format!(
                 "no quorum: {counted}, but every visible disk is Outdated and {}, which may hold \
                  newer data; bring one back",
@@ -354,7 +342,13 @@ impl Decision {
     fn unhelpful_tiebreakers(&self) -> String {
         let missing = self.required.saturating_sub(self.votes.visible());
         let tie = missing == 1 && self.voters != 0 && self.voters.is_multiple_of(2);
-        if tie && self.votes.diskless > 0 {
+        if self.votes.forgetful > 0 {
+            format!(
+                "{} of the others may have taken part in newer data; attach what is detached, or \
+                 bring back a node that is away",
+                self.votes.forgetful
+            )
+        } else if tie && self.votes.diskless > 0 {
             "diskless nodes keep quorum but do not restore it; bring back a node with a disk"
                 .to_string()
         } else {

@@ -727,6 +727,39 @@ fn a_disk_is_not_current_beside_one_that_is_being_detached_and_was_newer() {
     });
 }
 
+#[test]
+fn a_disk_that_is_still_to_be_attached_may_be_the_newer_one() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        w.kill(0);
+        w.wait_lost(1, 0);
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.close(2, opener);
+        w.wait_secondary(2);
+        w.kill(1);
+        w.kill(2);
+        // All nodes are there, but the disk that has the write is not.
+        w.stall_disk(1, 60);
+        (0..3).for_each(|n| w.start_node(n));
+        w.wait_connected(0, 1);
+        w.wait_connected(0, 2);
+        w.run_seconds(5);
+        for node in [0, 2] {
+            if w.try_open(node).is_ok() {
+                w.violate("expect", "a disk that lacks a write is used");
+            }
+        }
+        w.release_disk(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.settle();
+        let opener = w.open(2);
+        w.read(2, 0);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
 /// A Primary that lost its power comes back with its volatile cache empty. The disk that has kept
 /// everything decides, unless an operator has taken that one away: then nothing else is left.
 #[test]
