@@ -300,6 +300,7 @@ impl Resource {
             }
         }
         volume.expose(new.current);
+        self.forget_bound(vol);
         if clear_bitmap {
             for peer in &connected {
                 self.send_uuids(*peer, vol, UuidFlags::SKIP_INITIAL_SYNC, NodeMask::EMPTY);

@@ -12,7 +12,7 @@ use vocab::{
 use crate::activity_log::ActivityLog;
 use crate::bitmap::Bitmap;
 use crate::compare::{Decided, Start};
-use crate::generation::{BitmapUuid, Generations};
+use crate::generation::{BitmapUuid, Generations, is_generation};
 use crate::io::{AttachImage, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::meta::Backing;
@@ -42,6 +42,10 @@ impl Resource {
             }
         }
         self.check_attach(vol, &backing)?;
+        let bound = backing.take_bound(self.me);
+        if is_generation(bound) && !is_generation(self.vols[vol].bound_for) {
+            self.vols[vol].bound_for = bound;
+        }
         let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);
         let unclean = backing.sb.flags.contains(MdFlags::PRIMARY_IND) && !crashed;
         // A disk that is back has what this node has told its peers that it has. If it was given up
@@ -168,6 +172,8 @@ impl Resource {
             slot.uuid = peer.bitmap_uuid;
             slot.dagtag = peer.bitmap_dagtag;
         }
+        // There it says where the disk is on its way to, see `Backing::take_bound`.
+        slots[self.me.index()] = BitmapUuid::default();
         let gens = Generations::from_metadata(sb.current_uuid, slots, sb.history);
         let opts: &DiskOptions = &self.vols[vol].disk_opts;
         let extents = u16::try_from(opts.al_extents).unwrap_or(u16::MAX);

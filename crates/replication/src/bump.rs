@@ -263,6 +263,7 @@ impl Resource {
                 .map(|(peer, _)| peer.node)
                 .collect();
             self.vols[vol].bump_running = true;
+            self.forget_bound(vol);
             self.bump_disk(vol, never_synced, true);
         }
     }
@@ -409,6 +410,7 @@ impl Resource {
         let weak = new.node_mask;
         self.peers[peer].devs[vol].uuids = Some(new);
         self.peers[peer].devs[vol].uuids_fresh = self.knows_attach(peer, vol);
+        self.note_bound(peer, vol);
         if !self.st.is_connected(peer) {
             return Ok(());
         }
@@ -457,6 +459,7 @@ impl Resource {
                 self.work.push_back(Work::Recompare(peer, vol));
             }
         }
+        self.review_bound(vol);
         // A peer vouching for this node's data may have been waited for (A5).
         self.change_hard(|_| {});
         self.want_catch_up();
@@ -571,12 +574,20 @@ impl Resource {
                     volume.expose(current);
                 }
             }
+            if disk >= DiskState::Inconsistent && self.bind(vol, current, weak) {
+                self.md_changed_now(vol);
+            }
             return;
         }
         match backing.gens.adopt(current, &situation, weak, target, || rng.next()) {
             Adoption::Ignored | Adoption::Known => {}
             // While target: the generation of the source goes on; the target gets there at the end.
-            Adoption::OfSource => self.peers_follow(vol, current, weak),
+            Adoption::OfSource => {
+                self.peers_follow(vol, current, weak);
+                if self.bind(vol, current, weak) {
+                    self.record_bound(vol, current);
+                }
+            }
             Adoption::Adopted { previous, .. } => {
                 let adopted = backing.gens.current();
                 volume.vouch = Some(weak);

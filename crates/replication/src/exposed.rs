@@ -177,6 +177,13 @@ impl Resource {
         if !self.vols[vol].proposals.contains(uuid) {
             return;
         }
+        if self.st.is_target(vol) && self.bind(vol, uuid, NodeMask::ALL) {
+            return self.record_bound(vol, uuid);
+        }
+        if self.vols[vol].backing.as_ref().is_some_and(|b| b.is_binding()) {
+            // It comes back from there.
+            return;
+        }
         self.vols[vol].expose(uuid);
         // Others without a disk, which may be all that is left one day, know what to look for.
         let weak = weak_nodes(&self.situation(vol));

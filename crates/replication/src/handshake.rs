@@ -120,6 +120,7 @@ impl Resource {
             dev.word_due = false;
             dev.uuids = None;
             dev.uuids_attaching = false;
+            dev.holds_bound = false;
             dev.sent_uuids = None;
             dev.bitmap_in = 0;
             dev.asked = GenUuid::NONE;
@@ -696,6 +697,7 @@ impl Resource {
         }
         let words: Vec<StateWord> =
             self.peers[peer].devs.iter().map(|d| d.last_word.unwrap_or_default()).collect();
+        (0..self.vols.len()).for_each(|vol| self.note_bound(peer, vol));
         let role = words.first().and_then(|w| w.role()).unwrap_or(Role::Secondary);
         let disks: Vec<DiskState> =
             words.iter().enumerate().map(|(v, w)| self.real_peer_disk(peer, v, *w)).collect();

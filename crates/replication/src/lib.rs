@@ -8,6 +8,7 @@ pub mod activity_log;
 mod admin;
 mod attach;
 pub mod bitmap;
+mod bound;
 mod bump;
 mod compare;
 pub mod config;

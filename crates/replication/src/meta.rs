@@ -41,6 +41,8 @@ pub(crate) struct Backing {
     primary_ind_durable: bool,
     /// A generation adopted from a peer is not durable yet: its writes wait.
     held_writes: u32,
+    /// What this resync target takes part in is not on record yet: its writes wait.
+    unbound: u32,
     /// The generation before those that writes wait for: the one that is durable.
     durable_before: Option<GenUuid>,
     /// At attach, the metadata said that this node alone held quorum.
@@ -136,6 +138,7 @@ impl Backing {
             primary_ind,
             primary_ind_durable: primary_ind,
             held_writes: 0,
+            unbound: 0,
             durable_before: None,
             restore_quorum,
             negotiating: None,
@@ -194,7 +197,22 @@ impl Backing {
 
     /// After a crash now, the activity log would be applied: writes may start.
     pub(crate) const fn may_write(&self) -> bool {
-        self.primary_ind_durable && self.held_writes == 0
+        self.primary_ind_durable && self.held_writes == 0 && self.unbound == 0
+    }
+
+    /// Writes wait until it is on record what this resync target takes part in.
+    pub(crate) const fn hold_for_bound(&mut self) {
+        self.unbound += 1;
+    }
+
+    /// The inverse of [`Self::hold_for_bound`].
+    pub(crate) const fn release_for_bound(&mut self) {
+        self.unbound = self.unbound.saturating_sub(1);
+    }
+
+    /// That is not on record yet.
+    pub(crate) const fn is_binding(&self) -> bool {
+        self.unbound > 0
     }
 
     /// Writes wait for a generation, that follows `previous`, to become durable.
@@ -437,6 +455,7 @@ impl Resource {
             slot.bitmap_uuid = uuid.uuid;
             slot.bitmap_dagtag = uuid.dagtag;
         }
+        sb.peer_mut(self.me).bitmap_uuid = self.bound_for(vol);
         sb.members = self.members;
         let flags = &mut sb.flags;
         if state.disk >= DiskState::Inconsistent {

@@ -93,6 +93,8 @@ pub(crate) struct Volume {
     pub exposed: GenUuid,
     /// Generations of this node that no disk is known to have.
     pub proposals: Proposals,
+    /// The generation that a resync is bringing the disk to, see the module `bound`.
+    pub bound_for: GenUuid,
     /// The identifiers of an UpToDate disk that has left this disk's generation behind.
     pub newer: Option<Box<PeerUuids>>,
     /// When this disk last met another one. If either stopped under writes, the other one is given
@@ -299,6 +301,8 @@ pub(crate) struct PeerDevice {
     pub uuids: Option<PeerUuids>,
     /// This disk and the peer's have been connected since this one was attached (RECONNECT).
     pub together: bool,
+    /// On this connection its disk has got to what the disk here is on its way to.
+    pub holds_bound: bool,
     /// They are the peer's answer to this node's disk that negotiates.
     pub uuids_fresh: bool,
     /// They are those of a disk that the peer is attaching, and were not compared yet.
@@ -419,6 +423,8 @@ pub(crate) enum Work {
     LossCleanup(PeerIx),
     /// A generation adopted from a peer is durable: tell the peers.
     Adopted(VolIx),
+    /// The generation that a resync target takes part in is on record.
+    Bound(VolIx, GenUuid),
     /// It is on record which writes under way a disk that is back lacks.
     WriteAgain(VolIx),
     /// The metadata says Inconsistent: resync requests may go out.
@@ -554,6 +560,7 @@ impl Resource {
             Work::BumpDone(vol) => self.bump_done(vol),
             Work::LossCleanup(peer) => self.loss_cleanup(peer),
             Work::Adopted(vol) => self.adopted(vol),
+            Work::Bound(vol, uuid) => self.bound_recorded(vol, uuid),
             Work::WriteAgain(vol) => self.written_again(vol),
             Work::ResyncMayWrite(peer, vol) => self.resync_may_write(peer, vol),
             Work::ResyncEndPing(peer, vol) => self.resync_end_ping(peer, vol),
@@ -582,6 +589,7 @@ impl Resource {
             size: Sectors(0),
             exposed: GenUuid::NONE,
             proposals: Proposals::default(),
+            bound_for: GenUuid::NONE,
             newer: None,
             unknown_at: Instant(0),
             bump_pending: false,
@@ -757,6 +765,7 @@ impl PeerDevice {
             uuids: None,
             together: false,
             uuids_fresh: false,
+            holds_bound: false,
             maybe_current: false,
             uuids_attaching: false,
             source_seen: false,

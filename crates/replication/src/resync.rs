@@ -219,6 +219,7 @@ impl Resource {
         let uuids = self.peers[peer].devs[vol].uuids.as_ref();
         let source_bitmap = uuids.map_or(GenUuid::NONE, |u| u.bitmap_of(self.me));
         let stable = uuids.is_some_and(|u| u.flags.has(UuidFlags::STABLE));
+        let goal = uuids.map_or(GenUuid::NONE, |u| u.current);
         let total = self.out_of_sync(peer, vol).0;
         let rng = &mut self.rng;
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
@@ -253,6 +254,9 @@ impl Resource {
         resync.heard = false;
         resync.controller = Controller::new();
         self.log(LogLevel::Info, text);
+        if self.bind(vol, goal, NodeMask::ALL) {
+            self.record_bound(vol, goal);
+        }
         // Inconsistent is durable before the first block is overwritten (invariant 39).
         self.persist_with_bitmap(vol, Work::ResyncMayWrite(peer, vol));
         self.doubt_ancestors(vol);

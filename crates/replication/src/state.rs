@@ -31,6 +31,8 @@ pub(crate) struct VolState {
     pub quorum: bool,
     /// Quorum as counted, whether configured or not.
     pub real_quorum: bool,
+    /// This node may know less than what it has given its vote for.
+    pub forgetful: bool,
 }
 
 /// States of a connection.
@@ -56,7 +58,7 @@ pub(crate) struct DevState {
     pub pause_other: bool,
     /// The peer says that it is quorate.
     pub peer_quorum: bool,
-    /// It says that it has restarted and not had its disk since.
+    /// It says that it may know less than what it has given its vote for.
     pub forgetful: bool,
 }
 
@@ -84,7 +86,7 @@ impl VolState {
     /// A volume without a disk.
     pub(crate) const fn new() -> VolState {
         // A node that starts has had no quorum yet, whatever its disk remembers.
-        VolState { disk: DiskState::Diskless, quorum: true, real_quorum: false }
+        VolState { disk: DiskState::Diskless, quorum: true, real_quorum: false, forgetful: false }
     }
 }
 

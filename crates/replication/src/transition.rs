@@ -63,6 +63,7 @@ impl Resource {
             end_verifies(old, new, vol);
         }
         for vol in 0..new.vols.len() {
+            new.vols[vol].forgetful = !self.vols[vol].remembers || self.is_astray(new, vol);
             let verdict = self.quorum_of(new, vol);
             new.vols[vol].quorum = verdict.enforced;
             new.vols[vol].real_quorum = verdict.real;
@@ -297,7 +298,7 @@ impl Resource {
             .collect();
         let view = quorum::View {
             disk: st.vols[vol].disk,
-            forgetful: !volume.remembers,
+            forgetful: st.vols[vol].forgetful,
             intentional_diskless: volume.intentional_diskless,
             peers: &peers,
             members: self.members,
@@ -714,7 +715,7 @@ impl Resource {
             .with_susp_nod(st.susp.no_data)
             .with_susp_fen(st.susp.fencing)
             .with_quorum(st.vols[vol].quorum)
-            .with_forgetful(ours && !self.vols[vol].remembers)
+            .with_forgetful(ours && (st.vols[vol].forgetful || self.is_behind_bound(peer, vol)))
     }
 
     /// A change of the set of Primaries is answered with identifiers to all peers (wire §8.2).

@@ -791,6 +791,44 @@ fn a_primary_that_may_not_write_gets_no_quorum_from_a_client_that_has_seen_newer
     });
 }
 
+#[test]
+fn a_resync_target_remembers_over_a_restart_what_it_was_on_its_way_to() {
+    scenario(majority(3, 0, OnNoQuorum::IoError), |w| {
+        w.form();
+        w.kill(0);
+        w.wait_lost(2, 0);
+        w.open(2);
+        (0..100).for_each(|i| w.write(2, i * 64));
+        // n0 is resynced, and n2 goes on with its vote while n1 is away.
+        w.start_node(0);
+        let (peer, volume) = (node_id(0), VolumeNr(0));
+        w.granted(2, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.wait_connected(0, 2);
+        w.wait_disk(0, DiskState::Inconsistent);
+        w.kill(1);
+        w.wait_lost(2, 1);
+        (0..4).for_each(|i| w.write(2, i * 64));
+        w.kill(2);
+        w.kill(0);
+        // n1 lacks these writes, and n0 has been on its way to them.
+        w.start_node(0);
+        w.start_node(1);
+        w.wait_connected(0, 1);
+        w.run_seconds(5);
+        for node in [0, 1] {
+            if w.try_open(node).is_ok() {
+                w.violate("expect", "a disk that lacks writes is used");
+            }
+        }
+        w.start_node(2);
+        w.settle();
+        let opener = w.open(1);
+        (0..4).for_each(|i| w.read(1, i * 64));
+        w.close(1, opener);
+        w.settle();
+    });
+}
+
 /// What a Primary without disk and without quorum began is on the disk beside it. The others, which
 /// have gone on, bring that disk up to date as soon as one of them meets it: left for later because
 /// the Primary is still there, it would have its quorum from that one, and look as good.

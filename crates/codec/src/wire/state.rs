@@ -169,7 +169,7 @@ impl StateWord {
         forgetful,
         with_forgetful,
         FORGETFUL,
-        "Ashlar's own, where BITS_OF_EQUALS is agreed: restarted, and without its disk since."
+        "Ashlar's own, where BITS_OF_EQUALS is agreed: may know less than what it has voted for."
     );
 
     /// True if every field has a defined number. P_STATE with anything else is refused.

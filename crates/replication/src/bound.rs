@@ -1,0 +1,147 @@
+//! What a disk that is being resynced is on its way to.
+//!
+//! Its node takes part in the generation of the source, and in those that follow, but the disk
+//! holds none of them before the resync has ended. If the node forgot that in a restart, it would
+//! help a disk to quorum that has never got there, and the writes that counted on its vote would
+//! be gone (invariants 5, 32 and 35). So the metadata name that generation, in the slot that they
+//! have for this node itself and that nobody uses; and the node has no vote, while another one is
+//! missing, before it is connected to one that has got that far, or a Primary that works with it. (The
+//! reference has no such record.)
+
+use vocab::{DiskState, GenUuid, NodeMask, Role};
+
+use crate::generation::is_generation;
+use crate::meta::Backing;
+use crate::resource::{Resource, Work};
+use crate::state::{PeerIx, State, VolIx};
+
+impl Backing {
+    /// The generation that the metadata say the disk was on its way to.
+    pub(crate) fn take_bound(&mut self, me: vocab::NodeId) -> GenUuid {
+        let bound = std::mem::replace(&mut self.sb.peer_mut(me).bitmap_uuid, GenUuid::NONE);
+        match self.has_reached(bound) {
+            true => GenUuid::NONE,
+            false => bound,
+        }
+    }
+
+    /// The disk holds that generation, or one after it.
+    fn has_reached(&self, uuid: GenUuid) -> bool {
+        !is_generation(uuid) || self.gens.current().same(uuid) || self.gens.has_passed(uuid)
+    }
+}
+
+impl Resource {
+    /// The generation that this disk is on its way to; none if it is there.
+    pub(crate) fn bound_for(&self, vol: VolIx) -> GenUuid {
+        let bound = self.vols[vol].bound_for;
+        let reached = self.vols[vol].backing.as_ref().is_some_and(|b| b.has_reached(bound));
+        if reached { GenUuid::NONE } else { bound }
+    }
+
+    /// What this node has taken part in, neither its disk holds nor one that it is connected to.
+    pub(crate) fn is_astray(&self, st: &State, vol: VolIx) -> bool {
+        is_generation(self.bound_for(vol))
+            && !st.connected().any(|p| self.peers[p].devs[vol].holds_bound)
+    }
+
+    /// The peer takes its disk for current, and it has not got as far as this node has taken part:
+    /// this vote is not for it.
+    pub(crate) fn is_behind_bound(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let word = self.peers[peer].devs[vol].last_word;
+        let current = word.and_then(|w| w.disk()) == Some(DiskState::UpToDate);
+        let holds = self.peers[peer].devs[vol].holds_bound;
+        current && !holds && is_generation(self.bound_for(vol))
+    }
+
+    /// A disk of this node is a resync target, or left behind, while the generation starts that its
+    /// node takes part in; `weak` does not hear of it. True if that is to be recorded.
+    ///
+    /// Nothing changes if the disk has taken part in another one that nobody connected has got to:
+    /// who starts this one does not count on the vote here.
+    pub(crate) fn bind(&mut self, vol: VolIx, uuid: GenUuid, weak: NodeMask) -> bool {
+        let bound = self.bound_for(vol);
+        let Some(backing) = &self.vols[vol].backing else { return false };
+        // What was said before may arrive behind what came after it.
+        let passed = |p: PeerIx| {
+            let uuids = self.peers[p].devs[vol].uuids.as_ref();
+            uuids.is_some_and(|u| u.has_passed(uuid))
+        };
+        if backing.has_reached(uuid)
+            || bound.same(uuid)
+            || self.is_astray(&self.st, vol)
+            || self.st.connected().any(passed)
+        {
+            return false;
+        }
+        self.vols[vol].bound_for = uuid;
+        for peer in 0..self.peers.len() {
+            let heard = is_generation(bound) && !weak.contains(self.peers[peer].node);
+            // The Primary that started it knows of it, whatever its own disk has.
+            let started = self.st.peers[peer].role == Role::Primary;
+            self.peers[peer].devs[vol].holds_bound &= heard;
+            self.peers[peer].devs[vol].holds_bound |= started;
+            self.note_bound(peer, vol);
+        }
+        self.change_hard(|_| {});
+        self.broadcast_states();
+        true
+    }
+
+    /// Writes received for this disk wait until it is on record what it is on its way to.
+    pub(crate) fn record_bound(&mut self, vol: VolIx, uuid: GenUuid) {
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.hold_for_bound();
+        }
+        self.persist(vol, Work::Bound(vol, uuid));
+    }
+
+    /// It is on record.
+    pub(crate) fn bound_recorded(&mut self, vol: VolIx, uuid: GenUuid) {
+        if let Some(backing) = &mut self.vols[vol].backing {
+            backing.release_for_bound();
+        }
+        self.generation_held(vol, uuid);
+        self.retry_al(vol);
+    }
+
+    /// The identifiers of a peer's disk are new, or what this one is on its way to.
+    pub(crate) fn note_bound(&mut self, peer: PeerIx, vol: VolIx) {
+        let bound = self.vols[vol].bound_for;
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let holds = uuids.is_some_and(|u| u.current.same(bound) || u.has_passed(bound));
+        let new = is_generation(bound) && holds && !self.peers[peer].devs[vol].holds_bound;
+        if new {
+            self.peers[peer].devs[vol].holds_bound = true;
+            self.broadcast_states();
+        }
+    }
+
+    /// Every disk is there and current or not, and none has got to where this one was on its way:
+    /// there is nothing left that it could be mistaken about.
+    pub(crate) fn review_bound(&mut self, vol: VolIx) {
+        if !is_generation(self.vols[vol].bound_for) {
+            return;
+        }
+        let there = |p: PeerIx| {
+            let dev = &self.peers[p].devs[vol];
+            let attached = self.st.peers[p].devs[vol].disk >= DiskState::Inconsistent;
+            let known = attached && dev.uuids.as_ref().is_some_and(|u| u.of_disk());
+            self.st.is_connected(p) && known && !dev.holds_bound
+        };
+        let gathered = self.st.vols[vol].disk == DiskState::UpToDate
+            && (0..self.peers.len()).filter(|p| self.peer_has_bitmap(*p, vol)).all(there);
+        if gathered || !is_generation(self.bound_for(vol)) {
+            self.forget_bound(vol);
+        }
+    }
+
+    /// Nobody is to be waited for: an operator has said which data are good, or it is known.
+    pub(crate) fn forget_bound(&mut self, vol: VolIx) {
+        self.vols[vol].bound_for = GenUuid::NONE;
+        for peer in &mut self.peers {
+            peer.devs[vol].holds_bound = false;
+        }
+        self.md_changed(vol);
+    }
+}
