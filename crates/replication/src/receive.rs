@@ -73,6 +73,8 @@ pub(crate) struct Unacked {
     al: bool,
     /// Nodes whose bitmap exchange counted this write already.
     covered: NodeMask,
+    /// Bits towards these nodes have been set since, for what may be newer than this write.
+    outrun: NodeMask,
 }
 
 /// A received write that is executed.
@@ -206,6 +208,7 @@ impl Resource {
             confirmed: false,
             al: false,
             covered: NodeMask::EMPTY,
+            outrun: NodeMask::EMPTY,
         });
         let may_start = ordinal == recv.first_epoch;
         let write = PeerWrite {
@@ -676,7 +679,7 @@ impl Resource {
                     continue;
                 }
                 if !failed && node.is_some_and(|n| mask.contains(n)) {
-                    if clear {
+                    if clear && !node.is_some_and(|n| entry.outrun.contains(n)) {
                         backing.clear_range(slot, range);
                     }
                     continue;
@@ -713,6 +716,16 @@ impl Resource {
             for entry in peer.recv.unacked.iter_mut().filter(|u| u.vol == vol) {
                 backing.set_range(slot, entry.range);
                 entry.covered = entry.covered.with(node);
+            }
+        }
+    }
+
+    /// Blocks are counted as different from these nodes, which may be for data that is newer than
+    /// writes received there before: that the nodes have those is no reason to count them as equal.
+    pub(crate) fn outrun_unacked(&mut self, vol: VolIx, range: SectorRange, nodes: NodeMask) {
+        for entry in self.peers.iter_mut().flat_map(|p| p.recv.unacked.iter_mut()) {
+            if entry.vol == vol && entry.range.overlaps(range) {
+                entry.outrun = entry.outrun.or(nodes);
             }
         }
     }

@@ -13,7 +13,7 @@ mod target;
 use std::collections::BTreeMap;
 
 use codec::wire::{Agreed, BitmapReceiver, UuidFlags};
-use vocab::{Bytes, Dagtag, GenUuid, Instant, NodeMask, ReplState, Sectors};
+use vocab::{Bytes, Dagtag, GenUuid, Instant, NodeMask, ReplState, SectorRange, Sectors};
 
 use crate::io::LogLevel;
 use crate::rate::Controller;
@@ -136,6 +136,7 @@ impl Resource {
             WFBitMapS => {
                 self.resync_mut(peer, vol).sent = false;
                 let node = self.peers[peer].node;
+                self.outrun_unacked(vol, SectorRange::new(0, self.vols[vol].size.0), node.mask());
                 self.mark_unfinished(vol, node);
                 self.cover_unacked(vol, node);
                 self.send_bitmap(peer, vol);
@@ -146,6 +147,7 @@ impl Resource {
                 // Not on this disk while it was away, and not yet on the one it catches up with:
                 // nobody has counted them as missing here.
                 let node = self.peers[peer].node;
+                self.outrun_unacked(vol, SectorRange::new(0, self.vols[vol].size.0), node.mask());
                 self.mark_unfinished(vol, node);
                 self.exchange_progress(peer, vol);
             }

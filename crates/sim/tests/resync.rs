@@ -755,6 +755,32 @@ fn a_node_that_is_away_is_not_where_a_target_has_got_to_since() {
     });
 }
 
+/// What a peer-ack says of a write is old when it arrives late: meanwhile n1 has agreed on a resync
+/// from n0, which has a newer write to the same block.
+#[test]
+fn a_late_peer_ack_does_not_take_a_block_out_of_a_resync() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 8);
+        w.run_for(20_000_000);
+        w.cut(1, 2);
+        w.run_for(150_000_000);
+        w.granted(2, AdminCommand::Disconnect { peer: node_id(1), force: true });
+        w.write(2, 8);
+        w.run_for(150_000_000);
+        w.stall_disk(1, 30);
+        w.close(2, opener);
+        w.wait("n1 is to be resynced", |w| w.device(1, 0).repl == ReplState::SyncTarget);
+        w.heal(1, 2);
+        w.run_for(500_000_000);
+        w.release_disk(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.connect(2, 1);
+        w.settle();
+    });
+}
+
 #[test]
 fn what_a_peer_ack_counts_as_missing_after_the_resync_that_brought_it_is_settled() {
     let mut plan = three();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, Data, Packet, RsReq, feature};
-use vocab::{Instant, ReplState, Role, SectorRange, Sectors, VolumeNr};
+use vocab::{Instant, NodeMask, ReplState, Role, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
 use crate::io::{BufId, DiskError, DiskOp, Output};
@@ -270,6 +270,7 @@ impl Resource {
         }
         // Until it is known who else has this version, everyone else may lack it (semantics §9.3).
         let source = self.peers[peer].node;
+        self.outrun_unacked(vol, range, NodeMask::ALL.without(source));
         let nr = self.vols[vol].nr;
         let backing = self.vols[vol].backing.as_mut().expect("the disk is in use");
         let own = backing.slot_of(source);
