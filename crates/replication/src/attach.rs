@@ -16,8 +16,15 @@ use crate::generation::{BitmapUuid, Generations, is_generation};
 use crate::io::{AttachImage, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::meta::Backing;
-use crate::resource::{Resource, Work};
+use crate::resource::{Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
+
+impl Volume {
+    /// The disk stopped under writes, may have lost its cache then, and nothing is settled yet.
+    pub(crate) fn has_lost_cache(&self) -> bool {
+        self.lost_cache && (self.crashed_primary || self.crashed_secondary)
+    }
+}
 
 impl Resource {
     /// An operator attaches a disk.
@@ -46,6 +53,8 @@ impl Resource {
         if is_generation(bound) && !is_generation(self.vols[vol].bound_for) {
             self.vols[vol].bound_for = bound;
         }
+        // What an engine that died had written is still there if the machine has run on since.
+        let ran_on = image.boot != 0 && backing.sb.peer(self.me).bitmap_dagtag.0 == image.boot;
         let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);
         let unclean = backing.sb.flags.contains(MdFlags::PRIMARY_IND) && !crashed;
         // A disk that is back has what this node has told its peers that it has. If it was given up
@@ -63,6 +72,8 @@ impl Resource {
         volume.crashed_primary = crashed && !running;
         volume.lost_quorum = lost_quorum && !running;
         volume.crashed_secondary = unclean && !running;
+        volume.lost_cache = image.volatile_cache && !ran_on;
+        volume.boot = image.boot;
         volume.intentional_diskless = false;
         if volume.size.0 == 0 {
             // Users see a size from here on, so it is the one this disk has agreed to.
@@ -421,8 +432,8 @@ impl Resource {
         self.vols[vol].crashed_secondary && self.st.connected().any(|p| some(p) && owed(p))
     }
 
-    /// This disk stopped under writes, and if that was for want of power it has lost what was in its
-    /// cache: writes that were acknowledged, because they were on other disks of the generation as
+    /// This disk stopped under writes, and may have lost what was in its cache: writes that were
+    /// acknowledged, because they were on other disks of the generation as
     /// well. One of these is away, and nothing has been settled with it. The quorum of this node may
     /// be one that it shares with nodes which have been left behind: that says nothing.
     pub(crate) fn may_lack_writes(&self, vol: VolIx) -> bool {
@@ -438,7 +449,7 @@ impl Resource {
                 && !there
         };
         self.opts.quorum != Quorum::Off
-            && (volume.crashed_primary || volume.crashed_secondary)
+            && volume.has_lost_cache()
             && (0..self.peers.len()).any(unsettled)
     }
 

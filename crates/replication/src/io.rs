@@ -265,6 +265,11 @@ pub struct AttachImage {
     pub bitmap: Vec<(u64, Box<[u8; 4096]>)>,
     /// What the device can do.
     pub limits: DiskLimits,
+    /// What completed without a flush may be gone after a power failure.
+    pub volatile_cache: bool,
+    /// Names the time since the machine was started, and is never the same for another start; 0 if
+    /// that is not known.
+    pub boot: u64,
 }
 
 /// Properties of a backing device.

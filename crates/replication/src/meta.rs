@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 
 use codec::disk::{MdFlags, PeerFlags, Superblock};
 use vocab::{
-    ConnState, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, Role, SectorRange, Sectors,
+    ConnState, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, Role, SectorRange,
+    Sectors,
 };
 
 use crate::activity_log::ActivityLog;
@@ -455,7 +456,9 @@ impl Resource {
             slot.bitmap_uuid = uuid.uuid;
             slot.bitmap_dagtag = uuid.dagtag;
         }
-        sb.peer_mut(self.me).bitmap_uuid = self.bound_for(vol);
+        let own = sb.peer_mut(self.me);
+        own.bitmap_uuid = self.bound_for(vol);
+        own.bitmap_dagtag = Dagtag(if volume.has_lost_cache() { 0 } else { volume.boot });
         sb.members = self.members;
         let flags = &mut sb.flags;
         if state.disk >= DiskState::Inconsistent {

@@ -123,6 +123,11 @@ pub(crate) struct Volume {
     /// Stopped as a Secondary while its Primary wrote: it may hold writes that others lack, and
     /// lack some that it had not flushed. It is not simply equal to peers of its generation.
     pub crashed_secondary: bool,
+    /// When it stopped so, the cache of its disk may have been lost with the power. Means nothing
+    /// for a disk that did not stop under writes.
+    pub lost_cache: bool,
+    /// The start of the machine that the disk was attached in, see [`crate::io::AttachImage::boot`].
+    pub boot: u64,
     pub lost_quorum: bool,
     /// The disk that was given up last, in good order or not: it has lost nothing that was written.
     pub detached: Option<Content>,
@@ -600,6 +605,8 @@ impl Resource {
             crashed_primary: false,
             of_survivor: GenUuid::NONE,
             crashed_secondary: false,
+            lost_cache: false,
+            boot: 0,
             met_at: Instant(0),
             lost_quorum: false,
             detached: None,

@@ -18,5 +18,7 @@ pub(crate) fn attach_image(superblock: &Superblock, layout: &Layout) -> AttachIm
             discard_zeroes: true,
             max_io: 1 << 20,
         },
+        volatile_cache: true,
+        boot: 0,
     }
 }

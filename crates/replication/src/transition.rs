@@ -716,6 +716,7 @@ impl Resource {
             .with_susp_fen(st.susp.fencing)
             .with_quorum(st.vols[vol].quorum)
             .with_forgetful(ours && (st.vols[vol].forgetful || self.is_behind_bound(peer, vol)))
+            .with_lost_cache(ours && self.vols[vol].has_lost_cache())
     }
 
     /// A change of the set of Primaries is answered with identifiers to all peers (wire §8.2).

@@ -105,6 +105,9 @@ pub struct DiskInfo {
     pub discard_granularity: u32,
     /// Discarded ranges read as zeroes. No block device promises that.
     pub discard_zeroes: bool,
+    /// Writes that were completed and not flushed may be gone after a power failure. False only
+    /// for a device, or a file on one, that states so.
+    pub volatile_cache: bool,
     /// Seeking costs time.
     pub rotational: bool,
 }
@@ -340,6 +343,7 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
             (true, false) => physical,
         },
         discard_zeroes: can_discard && !block_device,
+        volatile_cache: queue_text(dev, "write_cache").is_none_or(|text| text != "write through"),
         rotational: queue("rotational") > 0,
     };
     Ok(DiskFile { fd, path: path.to_owned(), info })
@@ -392,12 +396,17 @@ fn stat_size(fd: &Fd) -> Result<u64, Errno> {
 /// A number below the block device's `queue` directory in sysfs; 0 if it can not be read. For a
 /// partition that is the directory of the whole device.
 fn queue_attribute(dev: u64, name: &str) -> u64 {
+    queue_text(dev, name).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// The same as it is written there.
+fn queue_text(dev: u64, name: &str) -> Option<String> {
     let (major, minor) = (libc::major(dev), libc::minor(dev));
-    let read = |queue: &str| -> io::Result<u64> {
+    let read = |queue: &str| -> io::Result<String> {
         let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
-        Ok(std::fs::read_to_string(path)?.trim().parse().unwrap_or(0))
+        Ok(std::fs::read_to_string(path)?.trim().to_owned())
     };
-    read("queue").or_else(|_| read("../queue")).unwrap_or(0)
+    read("queue").or_else(|_| read("../queue")).ok()
 }
 
 /// The alignment direct I/O on a regular file needs, in bytes: what the kernel states (6.1+),

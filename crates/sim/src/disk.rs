@@ -200,6 +200,7 @@ pub struct Disk {
     pub behaviour: Behaviour,
     /// What it says about itself.
     pub limits: DiskLimits,
+    power_losses: u64,
 }
 
 impl Disk {
@@ -220,6 +221,7 @@ impl Disk {
                 discard_zeroes: true,
                 max_io: 1 << 20,
             },
+            power_losses: 0,
         }
     }
 
@@ -294,6 +296,8 @@ impl Disk {
             activity_log: self.now.activity_log.clone(),
             bitmap: self.now.bitmap.iter().map(|(i, block)| (*i, block.clone())).collect(),
             limits: self.limits,
+            volatile_cache: self.stable.is_some(),
+            boot: 1 + self.power_losses,
         }
     }
 
@@ -492,6 +496,7 @@ impl Disk {
     /// that lost something.
     pub fn lose_power(&mut self, rng: &mut Rng) -> usize {
         self.kill(rng);
+        self.power_losses += 1;
         let Some(stable) = &mut self.stable else { return 0 };
         let lost = self.cache.len();
         let mood = rng.below(3);

@@ -683,7 +683,6 @@ fn a_disk_that_is_found_to_be_current_gets_what_its_primary_still_holds() {
         w.cut(0, 1);
         let attach = w.attach(0, 0).expect("a disk");
         w.wait("n0 has its disk", |w| w.has_answer(attach));
-        w.expect("it is not known to be current", |w| w.disk(0) == DiskState::Outdated);
         w.heal(0, 1);
         w.finish(held).ok();
         w.close(0, opener);
@@ -760,10 +759,10 @@ fn a_disk_that_is_still_to_be_attached_may_be_the_newer_one() {
     });
 }
 
-/// A Primary that lost its power comes back with its volatile cache empty. The disk that has kept
-/// everything decides, unless an operator has taken that one away: then nothing else is left.
+/// A Primary that lost its power comes back with its volatile cache empty. It waits for the disk that
+/// has kept everything, also if that is detached.
 #[test]
-fn what_only_a_detached_disk_has_kept_is_not_waited_for() {
+fn a_disk_that_has_lost_its_cache_waits_for_one_that_has_not() {
     let mut plan = Plan::majority(2, 1);
     plan.volatile_cache = true;
     scenario(plan, |w| {
@@ -777,13 +776,42 @@ fn what_only_a_detached_disk_has_kept_is_not_waited_for() {
         w.detach(1);
         w.wait_disk(1, DiskState::Diskless);
         w.start_node(0);
+        w.run_seconds(20);
+        w.expect("it is not current", |w| w.disk(0) != DiskState::UpToDate);
+        w.attach_again(1);
         w.wait_disk(0, DiskState::UpToDate);
         let opener = w.open(0);
         for i in 0..16 {
             w.read(0, i * 8);
         }
         w.close(0, opener);
-        w.attach_again(1);
+        w.settle();
+    });
+}
+
+/// An engine that was killed has lost nothing of what it wrote: the machine has run on. Its disk does
+/// not wait for one that is away.
+#[test]
+fn a_disk_whose_engine_was_killed_waits_for_nobody() {
+    let mut plan = Plan::majority(3, 0);
+    plan.volatile_cache = true;
+    scenario(plan, |w| {
+        w.form();
+        w.open(0);
+        for i in 0..16 {
+            w.write(0, i * 8);
+        }
+        (0..3).for_each(|n| w.kill(n));
+        w.start_node(0);
+        w.start_node(1);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.wait_disk(1, DiskState::UpToDate);
+        let opener = w.open(1);
+        for i in 0..16 {
+            w.read(1, i * 8);
+        }
+        w.close(1, opener);
+        w.start_node(2);
         w.settle();
     });
 }

@@ -38,6 +38,7 @@ const SUSP_NOD: u32 = 1 << 21;
 const SUSP_FEN: u32 = 1 << 22;
 const QUORUM: u32 = 1 << 23;
 const FORGETFUL: u32 = 1 << 24;
+const LOST_CACHE: u32 = 1 << 25;
 
 macro_rules! flag {
     ($get:ident, $with:ident, $bit:ident, $doc:literal) => {
@@ -171,6 +172,12 @@ impl StateWord {
         FORGETFUL,
         "Ashlar's own, where BITS_OF_EQUALS is agreed: may know less than what it has voted for."
     );
+    flag!(
+        lost_cache,
+        with_lost_cache,
+        LOST_CACHE,
+        "Ashlar's own, as above: its disk may have lost its cache when it stopped under writes."
+    );
 
     /// True if every field has a defined number. P_STATE with anything else is refused.
     pub const fn is_defined(self) -> bool {
@@ -239,6 +246,7 @@ impl fmt::Display for StateWord {
             (self.susp_fen(), "susp_fen"),
             (self.quorum(), "quorum"),
             (self.forgetful(), "forgetful"),
+            (self.lost_cache(), "lost_cache"),
         ];
         flags.iter().filter(|(on, _)| *on).try_for_each(|(_, name)| write!(f, " {name}"))
     }

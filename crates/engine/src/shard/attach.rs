@@ -310,7 +310,16 @@ impl AttachJob {
             activity_log: self.image.activity_log,
             bitmap: self.image.bitmap,
             limits,
+            volatile_cache: info.volatile_cache,
+            boot: boot(),
         };
         Ok((Rc::new(Disk { data, meta: self.meta, layout, limits }), image))
     }
+}
+/// Names this start of the machine: the first digits of the kernel's random number for it. 0 if
+/// there is none.
+fn boot() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or(0)
 }

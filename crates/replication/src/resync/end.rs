@@ -204,6 +204,9 @@ impl Resource {
         // What a source is not sure to have, this disk is not, either.
         let sure = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
         self.vols[vol].crashed_secondary |= !sure && self.opts.quorum != Quorum::Off;
+        let tells = self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0;
+        let word = self.peers[peer].devs[vol].last_word.unwrap_or_default();
+        self.vols[vol].lost_cache |= !sure && (!tells || word.lost_cache());
         // What was copied others may lack, whatever their generation: those that know it say so
         // (see `peers_in_sync`).
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
