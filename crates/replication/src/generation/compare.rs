@@ -277,6 +277,11 @@ rules! {
     Crashed = "crashed-primary";
     /// 4l: equal generations, nothing happened.
     BothOff = "both-off";
+    /// No rule of DRBD's: this generation began at the one that the peer is at, and the peer has given
+    /// it up: it is one of its past.
+    GivenUpSelf = "given-up-self";
+    /// No rule of DRBD's: the same about the peer's generation.
+    GivenUpPeer = "given-up-peer";
     /// 5: the peer's bits for this node start at this generation.
     BitmapPeer = "bitmap-peer";
     /// 6: the peer's bits for another node start at this generation.
@@ -377,6 +382,13 @@ fn first_match(context: &Context, me: &Side, peer: &Side) -> (Rule, Finding) {
         return equal_generations(context, me, peer);
     }
     let (mine, theirs) = (me.towards(peer), peer.towards(me));
+    let ours = context.features & feature::BITS_OF_EQUALS != 0;
+    if ours && theirs.same(me.current) && me.remembers(peer.current) {
+        return (Rule::GivenUpPeer, Source(Bitmap));
+    }
+    if ours && mine.same(peer.current) && peer.remembers(me.current) {
+        return (Rule::GivenUpSelf, Target(Bitmap));
+    }
     if theirs.same(me.current) {
         return (Rule::BitmapPeer, Target(Bitmap));
     }
@@ -396,7 +408,6 @@ fn first_match(context: &Context, me: &Side, peer: &Side) -> (Rule, Finding) {
         (false, true) => return (Rule::HistorySelf, Source(Full)),
         _ => {}
     }
-    let ours = context.features & feature::BITS_OF_EQUALS != 0;
     if ours && context.protocol == Protocol::C && me.left().any(|u| peer.knows(u)) {
         match (me.counts_on(peer), peer.counts_on(me)) {
             (true, false) => return (Rule::NeverBegunSelf, Target(Full)),

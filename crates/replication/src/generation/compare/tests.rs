@@ -206,6 +206,16 @@ fn a_generation_that_the_other_end_should_have_taken_and_has_not_never_began() {
 }
 
 #[test]
+fn a_generation_that_the_other_end_has_given_up_is_behind_it() {
+    let ours = Context { features: CONNECTING.features | feature::BITS_OF_EQUALS, ..CONNECTING };
+    // Node 0 proposed 0x20 to node 1, and went on with its own disk at 0x10.
+    let (own, took) = (side(0, 0x10).past(&[0x20]), side(1, 0x20).owes(0, 0x10, 1).past(&[0x10]));
+    check(ours, &own, &took, Rule::GivenUpPeer, Source(Bitmap));
+    check(ours, &took, &own, Rule::GivenUpSelf, Target(Bitmap));
+    check(CONNECTING, &own, &took, Rule::BitmapPeer, Target(Bitmap));
+}
+
+#[test]
 fn each_ahead_of_the_other_is_a_contradiction() {
     let (a, b) = (side(0, 0x20).owes(1, 0x30, 1), side(1, 0x30).owes(0, 0x20, 1));
     check(CONNECTING, &a, &b, Rule::Contradiction, Finding::Contradiction);
