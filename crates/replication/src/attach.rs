@@ -49,9 +49,14 @@ impl Resource {
             }
         }
         self.check_attach(vol, &backing)?;
-        let bound = backing.take_bound(self.me);
-        if is_generation(bound) && !is_generation(self.vols[vol].bound_for) {
-            self.vols[vol].bound_for = bound;
+        let on_disk = backing.take_bound(self.me);
+        let volume = &mut self.vols[vol];
+        // What this node went on to while it had no disk, it had its vote in.
+        let seen = volume.exposed;
+        if is_generation(seen) && !backing.has_reached(seen) {
+            volume.bound_for = seen;
+        } else if !is_generation(volume.bound_for) {
+            volume.bound_for = on_disk;
         }
         // What an engine that died had written is still there if the machine has run on since.
         let ran_on = image.boot != 0 && backing.sb.peer(self.me).bitmap_dagtag.0 == image.boot;

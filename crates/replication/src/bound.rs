@@ -26,7 +26,7 @@ impl Backing {
     }
 
     /// The disk holds that generation, or one after it.
-    fn has_reached(&self, uuid: GenUuid) -> bool {
+    pub(crate) fn has_reached(&self, uuid: GenUuid) -> bool {
         !is_generation(uuid) || self.gens.current().same(uuid) || self.gens.has_passed(uuid)
     }
 }

@@ -759,6 +759,34 @@ fn a_disk_that_is_still_to_be_attached_may_be_the_newer_one() {
     });
 }
 
+#[test]
+fn a_disk_that_is_back_knows_what_its_node_took_part_in_without_it() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+        w.wait("it is known", |w| w.device(0, 1).disk == DiskState::Diskless);
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.attach_again(1);
+        w.heal(1, 2);
+        w.run_seconds(5);
+        for node in [1, 2] {
+            if w.try_open(node).is_ok() {
+                w.violate("expect", "a disk that lacks a write is used");
+            }
+        }
+        w.heal(0, 2);
+        w.start_node(0);
+        w.settle();
+    });
+}
+
 /// A Primary that lost its power comes back with its volatile cache empty. It waits for the disk that
 /// has kept everything, also if that is detached.
 #[test]
