@@ -1,30 +1,65 @@
-//! `cargo xtask bench`: what replicated writes cost, measured on real engines.
+//! `cargo xtask bench`: what replicated I/O costs, measured on real engines.
 //!
-//! Engines of the release profile run on loopback addresses with files as disks, fio writes through
-//! NBD, and the kernel's and the engines' own counters are compared before and after. The figures
-//! in docs/performance.md come from here.
+//! Engines of the release profile run on loopback addresses with files as disks, fio reads and
+//! writes through NBD, and the kernel's and the engines' own counters are compared before and
+//! after. The figures in docs/performance.md come from here.
+//!
+//! - `table`: every row on every system; `options`: its arguments; `rows`: what is done;
+//!   `bed`: the systems, with `cluster` for ours; `revision`: an older one.
+//! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
+//!   becomes of them.
+//! - `writes` with `profile`, `activity_log`: closer looks at one thing each.
+//! - `fio`, `cpu`, `process`: the client, CPU time, and processes that end with us.
 
 mod activity_log;
+mod bed;
+mod chart;
 mod cluster;
+mod cpu;
 mod fio;
+mod history;
+mod options;
+mod process;
 mod profile;
+mod report;
+mod results;
+mod revision;
+mod rows;
+mod statistics;
+mod table;
 mod writes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::{self, Metadata};
+use cluster::{Cluster, Shape};
 
 const HELP: &str = "\
+cargo xtask bench [table] [OPTION...]
+    Every row of the table on raw storage, on a node with a replica and on one without a disk, for
+    disks in memory (/dev/shm) and on files (TMPDIR); takes about an hour. Needs fio with NBD.
+    --rows NAME,...      only these; a wrong name lists them. Also: one, jobs, volumes
+    --rounds N           runs of each row (default 5)
+    --seconds S          of each run (default 3)
+    --volumes N          of the rows of several volumes (default 8)
+    --mib M              size of each volume (default 256)
+    --disks D            ram, file or both (default)
+    --client-node C      local, diskless or both (default)
+    --compare REV        this tree and that git revision by turns, instead of raw storage
+    --json FILE          every run (default target/bench/table.json)
+    --svg FILE           a chart (default target/bench/table.svg)
+    --history FILE       a line is added, and compared (default target/bench/history.jsonl)
+    --quick              less than a minute, after the build: shows that it works; no figures
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
-    activity-log   metadata writes per data write: cold, then hot
-    writes         CPU time of the whole machine per 4 KiB write
+    activity-log         metadata writes per data write: cold, then hot
+    writes               CPU time of the whole machine per 4 KiB write
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight
     (default 64 and 32), volumes of M MiB (default 4096 and 1024), activity logs of E extents.
     --profile says where the engines spend it; needs Linux' perf.
-    The disks are files in TMPDIR; it should be on a real file system. Needs fio with NBD.";
+    The disks are files in TMPDIR; it should be on a real file system.";
 
 /// What to measure, and how.
 #[derive(Clone, Debug)]
@@ -37,8 +72,30 @@ struct Options {
     profile: bool,
 }
 
+impl Options {
+    /// Engines with one volume, of one thread each.
+    fn cluster(&self, program: &Path, mib: u64, disk: String) -> Result<Cluster> {
+        let directory = tempfile::Builder::new().prefix("ashlar-bench").tempdir()?;
+        let (replicas, threads) = (self.nodes, Some(1));
+        let shape = Shape { replicas, diskless: false, volumes: 1, mib, disk, threads };
+        Cluster::start(program, directory, shape)
+    }
+}
+
 /// The command.
 pub fn main(arguments: &[String]) -> Result<()> {
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        println!("{HELP}");
+        return Ok(());
+    }
+    match arguments.iter().any(|argument| argument == "writes" || argument == "activity-log") {
+        true => single(arguments),
+        false => table::run(arguments),
+    }
+}
+
+/// A closer look at one thing.
+fn single(arguments: &[String]) -> Result<()> {
     let mut options =
         Options { nodes: 3, seconds: 10, depth: None, mib: None, al_extents: None, profile: false };
     let mut name = None;
@@ -49,10 +106,6 @@ pub fn main(arguments: &[String]) -> Result<()> {
             value.parse().with_context(|| format!("{argument} needs a number, not {value}"))
         };
         match argument.as_str() {
-            "--help" | "-h" => {
-                println!("{HELP}");
-                return Ok(());
-            }
             "--nodes" => options.nodes = number()? as usize,
             "--seconds" => options.seconds = u64::from(number()?),
             "--depth" => options.depth = Some(number()?),
@@ -66,6 +119,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
     if !(1..=cluster::NAMES.len()).contains(&options.nodes) {
         bail!("1 to {} nodes, not {}", cluster::NAMES.len(), options.nodes);
     }
+    fio::require()?;
+    process::watch_signals()?;
     match name {
         Some("activity-log") => activity_log::run(&build(false)?, &options),
         Some("writes") => writes::run(&build(options.profile)?, &options),

@@ -15,7 +15,8 @@ const EXTENT: u64 = 4;
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     let (mib, depth) = (options.mib.unwrap_or(4096), options.depth.unwrap_or(64));
     let extents = options.al_extents.unwrap_or(256);
-    let cluster = Cluster::start(program, options.nodes, mib, &format!("al-extents {extents};"))?;
+    let mut cluster = options.cluster(program, mib, format!("al-extents {extents};"))?;
+    let targets = &cluster.local();
     println!(
         "{} nodes, {depth} random writes of 4 KiB in flight, activity logs of {extents} extents",
         options.nodes
@@ -24,15 +25,14 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let hot = EXTENT * u64::from(extents / 2);
     for (what, mib) in [("cold", mib), ("warming up", hot), ("hot", hot)] {
         let before = counters(&cluster, options.nodes)?;
-        let nbd = &cluster.nbd();
         let (pattern, block, seconds) = ("randwrite", "4k", Some(options.seconds));
-        let report = Job { nbd, pattern, block, depth, mib, seconds }.run()?;
+        let report = Job { targets, pattern, block, depth, jobs: 1, mib, seconds }.run()?.write;
         cluster.check()?;
         let after = counters(&cluster, options.nodes)?;
         println!(
             "{what}: {} extents, {} writes, {:.0}/s",
             mib / EXTENT,
-            report.writes,
+            report.requests,
             report.rate
         );
         for (node, (before, after)) in before.iter().zip(&after).enumerate() {
@@ -40,7 +40,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
             let bitmap = after.bitmap - before.bitmap;
             let per = match log + bitmap {
                 0 => String::new(),
-                all => format!(": one for {:.1} writes", report.writes as f64 / all as f64),
+                all => format!(": one for {:.1} writes", report.requests as f64 / all as f64),
             };
             println!("    {:<8} {log} of the log, {bitmap} of the bitmap{per}", NAMES[node]);
         }

@@ -1,26 +1,53 @@
-//! Some engines on this machine with one replicated volume on files.
+//! Some engines on this machine with replicated volumes on files.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::fio::Target;
+use super::process::{self, Daemon};
+
 /// Names of nodes, in the order of their ids.
 pub const NAMES: &[&str] = &["alpha", "bravo", "charlie", "delta"];
 
 /// How long the nodes may take to find each other.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a command may take.
+const COMMAND_PATIENCE: Duration = Duration::from_secs(40);
+/// The port of the first resource; the next ones have the next.
+const PORT: usize = 7000;
 
 /// Running engines; they end with it.
 pub struct Cluster {
     program: PathBuf,
     directory: TempDir,
-    engines: Vec<Child>,
+    /// The first three bytes of the nodes' addresses.
+    network: String,
+    shape: Shape,
+    engines: Vec<Daemon>,
+}
+
+/// What a cluster is to be.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Nodes with a disk.
+    pub replicas: usize,
+    /// One more node, without a disk.
+    pub diskless: bool,
+    /// Volumes, each of a resource of its own.
+    pub volumes: usize,
+    /// Size of each.
+    pub mib: u64,
+    /// Lines for the section `disk`.
+    pub disk: String,
+    /// Threads of each engine; as many as the engine likes if not said.
+    pub threads: Option<u16>,
 }
 
 /// A volume's counters of metadata writes.
@@ -32,71 +59,128 @@ pub struct Counters {
     pub bitmap: u64,
 }
 
+impl Shape {
+    /// Nodes, the one without a disk included.
+    fn nodes(&self) -> usize {
+        self.replicas + usize::from(self.diskless)
+    }
+}
+
 impl Cluster {
-    /// Starts `nodes` engines with UpToDate, connected replicas of so many MiB; `disk` are lines
-    /// for the section of that name.
-    pub fn start(program: &Path, nodes: usize, mib: u64, disk: &str) -> Result<Cluster> {
-        let directory = tempfile::Builder::new().prefix("ashlar-bench").tempdir()?;
-        let path = directory.path().display();
-        let mut config = format!("resource r0 {{\n  disk {{ {disk} }}\n");
-        for (id, name) in NAMES.iter().enumerate().take(nodes) {
-            let file = format!("{path}/{name}.img");
-            // One for metadata, of which a volume of this size needs far less.
-            allocate(Path::new(&file), mib + 1)?;
-            writeln!(
-                config,
-                "  on {name} {{ node-id {id}; address 127.77.7.{}:7000; \
-                 volume 0 {{ device minor 0; disk {file}; meta-disk internal; }} }}",
-                id + 1
-            )?;
+    /// Starts engines with UpToDate, connected replicas. Everything of theirs is in `directory`.
+    pub fn start(program: &Path, directory: TempDir, shape: Shape) -> Result<Cluster> {
+        let (program, network) = (program.to_owned(), network());
+        let mut cluster = Cluster { program, directory, network, shape, engines: Vec::new() };
+        for node in 0..cluster.shape.replicas {
+            for volume in 0..cluster.shape.volumes {
+                // One MiB for metadata, of which a volume of this size needs far less.
+                allocate(&cluster.disk(node, volume), cluster.shape.mib + 1)?;
+            }
         }
-        writeln!(config, "  connection-mesh {{ hosts {}; }}\n}}", NAMES[..nodes].join(" "))?;
-        fs::write(directory.path().join("drbd.conf"), config)?;
-        let program = program.to_owned();
-        let mut cluster = Cluster { program, directory, engines: Vec::new() };
-        for node in 0..nodes {
+        fs::write(cluster.file("drbd.conf"), cluster.config()?)?;
+        for node in 0..cluster.shape.nodes() {
             cluster.start_engine(node)?;
-            cluster.command(node, &["create-md", "r0"])?;
-            cluster.command(node, &["up", "r0"])?;
+            if node < cluster.shape.replicas {
+                cluster.command(node, &["create-md", "all"])?;
+            }
+            cluster.command(node, &["up", "all"])?;
         }
         cluster.wait("the nodes are connected", |resource| {
             let connections = array(&resource["connections"]);
             connections.iter().all(|peer| peer["connection-state"] == "Connected")
         })?;
-        cluster.command(0, &["new-current-uuid", "--clear-bitmap", "r0/0"])?;
+        for volume in 0..cluster.shape.volumes {
+            let volume = format!("r{volume}/0");
+            cluster.command(0, &["new-current-uuid", "--clear-bitmap", &volume])?;
+        }
         cluster.wait("the disks are UpToDate", |resource| {
-            resource["devices"][0]["disk-state"] == "UpToDate"
+            let disk = &resource["devices"][0]["disk-state"];
+            disk == "UpToDate" || disk == "Diskless"
         })?;
-        let socket = cluster.nbd().display().to_string();
-        cluster.command(0, &["export", "r0/0", "--listen", &socket])?;
+        cluster.export(0)?;
+        if cluster.shape.diskless {
+            cluster.export(cluster.shape.replicas)?;
+        }
         Ok(cluster)
     }
 
+    fn config(&self) -> Result<String> {
+        let mut config = String::new();
+        let nodes = self.shape.nodes();
+        for volume in 0..self.shape.volumes {
+            writeln!(config, "resource r{volume} {{\n  net {{ protocol C; }}")?;
+            writeln!(config, "  disk {{ {} }}", self.shape.disk)?;
+            for (id, name) in NAMES.iter().enumerate().take(nodes) {
+                let disk = match id < self.shape.replicas {
+                    true => format!("{}; meta-disk internal", self.disk(id, volume).display()),
+                    false => "none".to_owned(),
+                };
+                writeln!(
+                    config,
+                    "  on {name} {{ node-id {id}; address {}.{}:{}; \
+                     volume 0 {{ device minor {volume}; disk {disk}; }} }}",
+                    self.network,
+                    id + 1,
+                    PORT + volume
+                )?;
+            }
+            let hosts = NAMES[..nodes].join(" ");
+            writeln!(config, "  connection-mesh {{ hosts {hosts}; }}\n}}")?;
+        }
+        Ok(config)
+    }
+
     fn start_engine(&mut self, node: usize) -> Result<()> {
-        let directory = self.directory.path().join(NAMES[node]);
-        fs::create_dir(&directory)?;
-        let engine = Command::new(&self.program)
-            .args(["engine", "--threads", "1", "--log-level", "warn", "--node", NAMES[node]])
-            .arg("--socket")
-            .arg(self.socket(node))
-            .arg("--state-dir")
-            .arg(directory.join("state"))
-            .stdin(Stdio::null())
-            .stderr(File::create(directory.join("log"))?)
-            .spawn()
-            .context("the engine could not be started")?;
-        self.engines.push(engine);
+        let directory = self.file(NAMES[node]);
+        fs::create_dir_all(&directory)?;
+        let mut engine = process::command(&self.program);
+        engine.args(["engine", "--log-level", "warn", "--node", NAMES[node]]);
+        engine.arg("--socket").arg(self.socket(node));
+        engine.arg("--state-dir").arg(directory.join("state"));
+        if let Some(threads) = self.shape.threads {
+            engine.args(["--threads", &threads.to_string()]);
+        }
+        self.engines.push(Daemon::start(engine, directory.join("log"))?);
         self.command(node, &["info", "--wait-engine", "30"])?;
         Ok(())
     }
 
-    fn socket(&self, node: usize) -> PathBuf {
-        self.directory.path().join(NAMES[node]).join("sock")
+    /// Serves all volumes from a node.
+    fn export(&self, node: usize) -> Result<()> {
+        for volume in 0..self.shape.volumes {
+            let socket = self.nbd(node, volume).display().to_string();
+            self.command(node, &["export", &format!("r{volume}/0"), "--listen", &socket])?;
+        }
+        Ok(())
     }
 
-    /// Where the first node serves the volume.
-    pub fn nbd(&self) -> PathBuf {
-        self.directory.path().join(NAMES[0]).join("nbd")
+    fn disk(&self, node: usize, volume: usize) -> PathBuf {
+        self.file(&format!("{}-{volume}.img", NAMES[node]))
+    }
+
+    fn socket(&self, node: usize) -> PathBuf {
+        self.file(NAMES[node]).join("sock")
+    }
+
+    fn nbd(&self, node: usize, volume: usize) -> PathBuf {
+        self.file(NAMES[node]).join(format!("nbd{volume}"))
+    }
+
+    /// The volumes as a node with a disk serves them.
+    pub fn local(&self) -> Vec<Target> {
+        self.served_by(0)
+    }
+
+    /// The volumes as the node without a disk serves them.
+    pub fn diskless(&self) -> Option<Vec<Target>> {
+        self.shape.diskless.then(|| self.served_by(self.shape.replicas))
+    }
+
+    fn served_by(&self, node: usize) -> Vec<Target> {
+        let volumes = 0..self.shape.volumes;
+        let target =
+            |volume| Target::Nbd { socket: self.nbd(node, volume), export: format!("r{volume}") };
+        volumes.map(target).collect()
     }
 
     /// A file of ours beside the disks.
@@ -106,37 +190,31 @@ impl Cluster {
 
     /// Process ids of the engines.
     pub fn pids(&self) -> Vec<u32> {
-        self.engines.iter().map(Child::id).collect()
+        self.engines.iter().map(Daemon::pid).collect()
     }
 
     /// An operator's command on a node; returns what it printed.
     fn command(&self, node: usize, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(&self.program)
-            .arg("--socket")
-            .arg(self.socket(node))
-            .args(["--node", NAMES[node], "--timeout", "30", "--config"])
-            .arg(self.directory.path().join("drbd.conf"))
-            .args(arguments)
-            .output()
-            .context("a command could not be started")?;
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr);
-            bail!("{} on {}: {text}", arguments.join(" "), NAMES[node]);
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let mut command = process::command(&self.program);
+        command.arg("--socket").arg(self.socket(node));
+        command.args(["--node", NAMES[node], "--timeout", "30", "--config"]);
+        command.arg(self.file("drbd.conf")).args(arguments);
+        process::output(command, COMMAND_PATIENCE)
+            .with_context(|| format!("{} on {}", arguments.join(" "), NAMES[node]))
     }
 
-    fn status(&self, node: usize) -> Result<Value> {
+    /// All resources as a node sees them.
+    fn status(&self, node: usize) -> Result<Vec<Value>> {
         let text = self.command(node, &["status", "--json"])?;
-        let all: Value = serde_json::from_str(&text).context("the status is JSON")?;
-        Ok(all[0].clone())
+        serde_json::from_str(&text).context("the status is not JSON")
     }
 
-    /// Waits until something holds on all nodes.
+    /// Waits until something holds for every resource on all nodes.
     fn wait(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
         let begun = Instant::now();
         for node in 0..self.engines.len() {
-            while !holds(&self.status(node)?) {
+            while !self.status(node)?.iter().all(&holds) {
+                process::check_signals()?;
                 if begun.elapsed() > PATIENCE {
                     bail!("waited in vain until {what}:\n{}", self.command(node, &["status"])?);
                 }
@@ -146,13 +224,20 @@ impl Cluster {
         Ok(())
     }
 
-    /// Fails unless all nodes are still connected: with one missing, less work is measured.
-    pub fn check(&self) -> Result<()> {
+    /// Fails unless all engines live, are connected and have their disks: with one missing, less
+    /// work is measured.
+    pub fn check(&mut self) -> Result<()> {
+        for engine in &mut self.engines {
+            engine.check()?;
+        }
         for (node, name) in NAMES.iter().enumerate().take(self.engines.len()) {
-            for peer in array(&self.status(node)?["connections"]) {
-                if peer["connection-state"] != "Connected" {
+            for resource in self.status(node)? {
+                let peers = array(&resource["connections"]);
+                let lost = peers.iter().find(|peer| peer["connection-state"] != "Connected");
+                let disk = &resource["devices"][0]["disk-state"];
+                if lost.is_some() || (node < self.shape.replicas && disk != "UpToDate") {
                     let status = self.command(node, &["status", "-vv", "-s"])?;
-                    bail!("{name} has lost {}:\n{status}", peer["name"]);
+                    bail!("{name} has lost a peer or its disk:\n{status}");
                 }
             }
         }
@@ -161,33 +246,26 @@ impl Cluster {
 
     /// How often a node has written its metadata.
     pub fn counters(&self, node: usize) -> Result<Counters> {
-        let device = &self.status(node)?["devices"][0];
+        let status = self.status(node)?;
+        let device = &status[0]["devices"][0];
         let count = |name: &str| device[name].as_u64().with_context(|| format!("no {name}"));
         Ok(Counters { activity_log: count("al-writes")?, bitmap: count("bm-writes")? })
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        for engine in &mut self.engines {
-            // Ended or not, it must not outlive the measurement.
-            let _ = engine.kill();
-            let _ = engine.wait();
-        }
-    }
+/// The first three bytes of addresses that no other run on this machine is likely to use.
+pub fn network() -> String {
+    static CLUSTERS: AtomicU8 = AtomicU8::new(0);
+    let own = std::process::id();
+    format!("127.{}.{}", 64 + own % 128, CLUSTERS.fetch_add(1, Ordering::Relaxed))
 }
 
 /// A file whose blocks are there, so that writes do not wait for the file system to find some.
-fn allocate(path: &Path, mib: u64) -> Result<()> {
-    let status = Command::new("fallocate")
-        .arg("--length")
-        .arg(format!("{mib}MiB"))
-        .arg(path)
-        .status()
-        .context("fallocate could not be started")?;
-    if !status.success() {
-        bail!("{} could not be allocated", path.display());
-    }
+pub fn allocate(path: &Path, mib: u64) -> Result<()> {
+    let mut command = process::command("fallocate");
+    command.arg("--length").arg(format!("{mib}MiB")).arg(path);
+    process::output(command, COMMAND_PATIENCE)
+        .with_context(|| format!("{} could not be allocated", path.display()))?;
     Ok(())
 }
 

@@ -1,0 +1,71 @@
+//! Another revision of the program, built beside this one.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::bed::Program;
+use super::results::git;
+use crate::workspace;
+
+/// Builds a git revision in a tree of its own in `folder`, unless that was done before.
+pub fn build(revision: &str, folder: &Path) -> Result<Program> {
+    let named = format!("{revision}^{{commit}}");
+    let commit = git(&["rev-parse", "--verify", "--quiet", &named])
+        .ok()
+        .with_context(|| format!("--compare: git knows no commit {revision:?}"))?;
+    let name = format!("ashlar@{}", &commit[..commit.len().min(9)]);
+    let path = folder.join(&name);
+    if path.is_file() {
+        return Ok(Program { name, commit, path });
+    }
+    let tree = folder.join("tree");
+    remove(&tree)?;
+    fs::create_dir_all(&tree)?;
+    extract(&commit, &tree)?;
+    eprintln!("building {name}, which takes some minutes the first time");
+    let target = folder.join("build");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "--locked", "-p", "ashlar"])
+        .env("CARGO_TARGET_DIR", &target)
+        .current_dir(&tree)
+        .status()
+        .context("cargo could not be started")?;
+    if !status.success() {
+        bail!("{name} does not build");
+    }
+    // Under its own name only when it is whole.
+    let whole = folder.join(format!("{name}.new"));
+    fs::copy(target.join("release").join("ashlar"), &whole)?;
+    fs::rename(&whole, &path)?;
+    remove(&tree)?;
+    Ok(Program { name, commit, path })
+}
+
+/// Takes the files of a commit out of git, which does not have to know of the tree.
+fn extract(commit: &str, tree: &Path) -> Result<()> {
+    let mut archive = Command::new("git")
+        .args(["-c", "safe.directory=*", "archive", commit])
+        .current_dir(workspace::root())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("git could not be started")?;
+    let files = archive.stdout.take().context("git archive has no output")?;
+    let tar = Command::new("tar").args(["-x", "-C"]).arg(tree).stdin(files).status();
+    let tar = tar.context("tar could not be started")?;
+    if !archive.wait()?.success() || !tar.success() {
+        bail!("the files of {commit} could not be taken out of git");
+    }
+    Ok(())
+}
+
+fn remove(tree: &Path) -> Result<()> {
+    match fs::remove_dir_all(tree) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| tree.display().to_string())
+        }
+        _ => Ok(()),
+    }
+}
