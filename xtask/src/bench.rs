@@ -5,7 +5,7 @@
 //! after. The figures in docs/performance.md come from here.
 //!
 //! - `table`: every row on every system; `options`: its arguments; `rows`: what is done;
-//!   `bed`: the systems, with `cluster` for ours; `revision`: an older one.
+//!   `bed`: the systems, with `cluster` for ours and `peers` for others'; `revision`: an older one.
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
 //! - `writes` with `profile`, `activity_log`: closer looks at one thing each.
@@ -19,6 +19,7 @@ mod cpu;
 mod fio;
 mod history;
 mod options;
+mod peers;
 mod process;
 mod profile;
 mod report;
@@ -48,6 +49,7 @@ cargo xtask bench [table] [OPTION...]
     --mib M              size of each volume (default 256)
     --disks D            ram, file or both (default)
     --client-node C      local, diskless or both (default)
+    --peers NAME,...     others, with the same jobs: qemu-nbd, nbdkit, tgt (one copy each)
     --compare REV        this tree and that git revision by turns, instead of raw storage
     --json FILE          every run (default target/bench/table.json)
     --svg FILE           a chart (default target/bench/table.svg)

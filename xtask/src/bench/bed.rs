@@ -1,4 +1,4 @@
-//! What is measured side by side: raw storage and clusters, all on one kind of disks.
+//! What is measured side by side: raw storage, clusters, peers, all on one kind of disks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::cluster::{Cluster, Shape, allocate};
 use super::cpu::Clock;
 use super::fio::{Job, Target};
 use super::options::{Disks, Options};
-use super::process;
+use super::process::{self, Daemon};
 use super::results::{Run, SystemNote};
 use super::rows::{Row, Times};
 use crate::workspace::Metadata;
@@ -44,6 +44,8 @@ pub struct System {
     targets: Vec<Target>,
     /// Processes that serve; none if the kernel does it.
     servers: Vec<u32>,
+    /// Processes between fio and the servers.
+    hops: Vec<u32>,
 }
 
 /// All of them, running. They end with it.
@@ -51,6 +53,7 @@ pub struct Bed {
     pub systems: Vec<System>,
     pub file_system: String,
     clusters: Vec<Cluster>,
+    daemons: Vec<Daemon>,
     clock: Clock,
     mib: u64,
     /// Last: it goes when nobody uses it.
@@ -71,6 +74,7 @@ impl Bed {
             systems: Vec::new(),
             file_system: room.file_system,
             clusters: Vec::new(),
+            daemons: Vec::new(),
             clock: Clock::new()?,
             mib: options.mib,
             folder,
@@ -81,6 +85,20 @@ impl Bed {
         }
         for program in programs {
             bed.add_cluster(options, program)?;
+        }
+        for peer in &options.peers {
+            let folder = bed.own_folder(peer.name())?;
+            let files = files(&folder, options)?;
+            let serving = peer.serve(&folder, &files, direct)?;
+            bed.systems.push(System {
+                name: peer.name().to_owned(),
+                note: peer.note().to_owned(),
+                targets: serving.targets,
+                servers: serving.servers.iter().map(Daemon::pid).collect(),
+                hops: serving.hops.iter().map(Daemon::pid).collect(),
+            });
+            bed.daemons.extend(serving.servers);
+            bed.daemons.extend(serving.hops);
         }
         bed.fill()?;
         Ok(bed)
@@ -100,6 +118,7 @@ impl Bed {
             note: format!("the backing storage itself: fio's libaio on a file, {how}, one copy"),
             targets: files.into_iter().map(|path| Target::File { path, direct }).collect(),
             servers: Vec::new(),
+            hops: Vec::new(),
         });
         Ok(())
     }
@@ -119,7 +138,7 @@ impl Bed {
         let commit: String = program.commit.chars().take(9).collect();
         let mut add = |name: String, note: &str, targets: Vec<Target>| {
             let (note, servers) = (format!("commit {commit}; {note}"), cluster.pids());
-            self.systems.push(System { name, note, targets, servers });
+            self.systems.push(System { name, note, targets, servers, hops: Vec::new() });
         };
         if options.clients.local {
             let note = "three copies, protocol C; the client is on a node that has one of them";
@@ -154,7 +173,7 @@ impl Bed {
 
     /// One run of a row on one system.
     pub fn run(&mut self, row: &Row, system: usize, seconds: u64) -> Result<Run> {
-        let System { targets, servers, name, .. } = &self.systems[system];
+        let System { targets, servers, hops, name, .. } = &self.systems[system];
         let targets = match row.times {
             Times::Volumes => &targets[..],
             Times::One | Times::Jobs => &targets[..1],
@@ -168,11 +187,13 @@ impl Bed {
             mib: self.mib,
             seconds: Some(seconds),
         };
-        let before = self.clock.processes(servers)?;
+        let spent =
+            || Ok::<_, anyhow::Error>([servers, hops].map(|pids| self.clock.processes(pids)));
+        let [before, before_hops] = spent()?;
         let report = job.run().with_context(|| format!("{} on {name}", row.name()))?;
-        let after = self.clock.processes(servers)?;
-        let server = (!servers.is_empty()).then_some(after - before);
-        let run = Run::new(&report, server, 0.0);
+        let [after, after_hops] = spent()?;
+        let server = (!servers.is_empty()).then_some(after? - before?);
+        let run = Run::new(&report, server, after_hops? - before_hops?);
         let run = run.with_context(|| format!("{} on {name}: nothing was done", row.name()))?;
         self.check()?;
         Ok(run)
@@ -180,6 +201,9 @@ impl Bed {
 
     /// Fails if something has ended or lost a part.
     fn check(&mut self) -> Result<()> {
+        for daemon in &mut self.daemons {
+            daemon.check()?;
+        }
         for cluster in &mut self.clusters {
             cluster.check()?;
         }
@@ -283,7 +307,7 @@ fn require_room(
     room: &Room,
 ) -> Result<()> {
     let raw = usize::from(options.compare.is_none());
-    let copies = raw + REPLICAS * programs;
+    let copies = raw + REPLICAS * programs + options.peers.len();
     let needed = (copies * options.volumes_used()) as u64 * (options.mib + 1) + SPARE;
     let mut free = room.free_mib;
     if disks == Disks::Ram {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use super::peers::Peer;
 use super::rows::{Row, Times};
 
 /// Fewer runs than this say nothing about noise.
@@ -56,6 +57,7 @@ pub struct Options {
     pub mib: u64,
     pub disks: Vec<Disks>,
     pub clients: Clients,
+    pub peers: Vec<Peer>,
     /// The default places are below the build folder, and not for smoke runs.
     pub json: Option<PathBuf>,
     pub svg: Option<PathBuf>,
@@ -79,6 +81,7 @@ impl Options {
             mib: if quick { 64 } else { MIB },
             disks: if quick { vec![Disks::Ram] } else { vec![Disks::Ram, Disks::File] },
             clients: Clients { local: true, diskless: true },
+            peers: Vec::new(),
             json: None,
             svg: None,
             history: None,
@@ -125,6 +128,7 @@ impl Options {
                         }
                     }
                 }
+                "--peers" => options.peers = Peer::choose(value()?)?,
                 "--json" => options.json = Some(value()?.into()),
                 "--svg" => options.svg = Some(value()?.into()),
                 "--history" => options.history = Some(value()?.into()),
@@ -151,6 +155,9 @@ impl Options {
         if self.compare.is_some() {
             if self.history.is_some() {
                 bail!("--compare runs two revisions, --history keeps one: use them apart");
+            }
+            if !self.peers.is_empty() {
+                bail!("--compare runs two revisions and nothing else: leave out --peers");
             }
         }
         Ok(())
@@ -195,14 +202,14 @@ mod tests {
         assert_eq!((options.rows.len(), options.rounds), (Row::all().len(), 5));
         assert_eq!(options.disks, [Disks::Ram, Disks::File]);
         assert_eq!(options.clients, Clients { local: true, diskless: true });
-        assert!(!options.quick && options.compare.is_none());
+        assert!(!options.quick && options.compare.is_none() && options.peers.is_empty());
     }
 
     #[test]
     fn each_option_has_its_effect() {
         let options = parse(
             "--rows randwrite-32 --rounds 7 --seconds 2 --volumes 3 --mib 128 --disks file \
-             --client-node diskless --json a --svg b --history c",
+             --client-node diskless --peers qemu-nbd,nbdkit --json a --svg b --history c",
         )
         .unwrap();
         assert_eq!(options.rows, Row::choose("randwrite-32").unwrap());
@@ -210,6 +217,7 @@ mod tests {
         assert_eq!((options.volumes, options.volumes_used()), (3, 1));
         assert_eq!(options.disks, [Disks::File]);
         assert_eq!(options.clients, Clients { local: false, diskless: true });
+        assert_eq!(options.peers.len(), 2);
         assert_eq!(options.json, Some("a".into()));
         assert_eq!(options.svg, Some("b".into()));
         assert_eq!(options.history, Some("c".into()));
@@ -234,11 +242,13 @@ mod tests {
             ("--mib 1", "from 16 to"),
             ("--disks tape", "ram, file or both, not \"tape\""),
             ("--client-node remote", "local, diskless or both, not \"remote\""),
+            ("--peers nothing", "\"nothing\" is not a peer"),
             ("--frobnicate", "\"--frobnicate\" is not understood"),
             ("--rounds 5 --rounds 6", "--rounds is there twice"),
             ("--volumes 1 --rows volumes", "need --volumes of at least 2"),
             ("--quick --history x", "no figures"),
             ("--compare HEAD --history x", "use them apart"),
+            ("--compare HEAD --peers nbdkit", "leave out --peers"),
         ] {
             let error = error(line);
             assert!(error.contains(words), "{line}: {error}");

@@ -48,6 +48,14 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// True if a program is in the search path or where administrators' programs are.
+pub fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    folders.extend(["/usr/sbin", "/sbin"].map(Into::into));
+    folders.iter().any(|folder| folder.join(program).is_file())
+}
+
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Errors
@@ -104,6 +112,20 @@ impl Daemon {
         if let Some(status) = self.process.0.try_wait()? {
             let log = std::fs::read_to_string(&self.log).unwrap_or_default();
             bail!("{} has ended ({status}): {}", self.name, tail(&log));
+        }
+        Ok(())
+    }
+
+    /// Waits until something is true, as long as the process lives.
+    pub fn wait(&mut self, what: &str, patience: Duration, done: impl Fn() -> bool) -> Result<()> {
+        let begun = Instant::now();
+        while !done() {
+            self.check()?;
+            check_signals()?;
+            if begun.elapsed() > patience {
+                bail!("{}: waited in vain until {what}", self.name);
+            }
+            std::thread::sleep(TICK);
         }
         Ok(())
     }
@@ -184,11 +206,7 @@ mod tests {
         let mut shell = command("sh");
         shell.args(["-c", "echo last words"]);
         let mut daemon = Daemon::start(shell, folder.path().join("log")).unwrap();
-        let error = loop {
-            if let Err(error) = daemon.check() {
-                break error;
-            }
-        };
+        let error = daemon.wait("never", Duration::from_secs(20), || false).unwrap_err();
         assert!(error.to_string().contains("last words"), "{error}");
     }
 

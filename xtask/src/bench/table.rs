@@ -20,6 +20,9 @@ const SETTING_UP: Duration = Duration::from_secs(15);
 pub fn run(arguments: &[String]) -> Result<()> {
     let options = Options::parse(arguments)?;
     fio::require()?;
+    for peer in &options.peers {
+        peer.require()?;
+    }
     process::watch_signals()?;
     let (machine, tree) = (Machine::here()?, Tree::here()?);
     let folder = folder()?;
@@ -71,7 +74,7 @@ fn announce(options: &Options) {
     let clients = usize::from(options.clients.local) + usize::from(options.clients.diskless);
     let systems = match options.compare {
         Some(_) => 2 * clients,
-        None => 1 + clients,
+        None => 1 + clients + options.peers.len(),
     };
     let all = each(options) * (options.rounds * options.rows.len() * systems) as u32;
     eprintln!(
