@@ -32,7 +32,8 @@ const PREFIX: &str = "ashlar-bench-";
 pub struct Program {
     /// What the systems that run it are called.
     pub name: String,
-    pub commit: String,
+    /// Says which tree it was built from.
+    pub tree: String,
     pub path: PathBuf,
 }
 
@@ -135,9 +136,8 @@ impl Bed {
         let directory = tempfile::Builder::new().prefix("nodes").tempdir_in(self.folder.path())?;
         let cluster = Cluster::start(&program.path, directory, shape)
             .with_context(|| format!("the cluster of {}", program.name))?;
-        let commit: String = program.commit.chars().take(9).collect();
         let mut add = |name: String, note: &str, targets: Vec<Target>| {
-            let (note, servers) = (format!("commit {commit}; {note}"), cluster.pids());
+            let (note, servers) = (format!("commit {}; {note}", program.tree), cluster.pids());
             self.systems.push(System { name, note, targets, servers, hops: Vec::new() });
         };
         if options.clients.local {
@@ -276,21 +276,18 @@ struct Room {
 
 impl Room {
     fn of(folder: &Path) -> Result<Room> {
-        let output = Command::new("stat")
-            .args(["--file-system", "--format=%S %a %T"])
+        let output = Command::new("df")
+            .args(["--block-size=1M", "--output=fstype,avail"])
             .arg(folder)
             .output()
-            .context("stat could not be started")?;
+            .context("df could not be started")?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let mut words = text.split_whitespace();
-        let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
-        match (number(), number(), text.split_whitespace().nth(2)) {
-            (Some(block), Some(blocks), Some(name)) => {
-                let free_mib = block.saturating_mul(blocks) >> 20;
-                Ok(Room { file_system: name.to_owned(), free_mib })
-            }
-            _ => bail!("{} is not there", folder.display()),
-        }
+        let room = text.lines().nth(1).and_then(|line| {
+            let (file_system, free) = line.trim().split_once(char::is_whitespace)?;
+            let free_mib = free.trim().parse().ok()?;
+            Some(Room { file_system: file_system.to_owned(), free_mib })
+        });
+        room.with_context(|| format!("{}: is it there?", folder.display()))
     }
 
     fn is_memory(&self) -> bool {

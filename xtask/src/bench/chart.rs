@@ -19,13 +19,16 @@ pub fn svg(results: &Results) -> String {
     let mut y = 24.0;
     let machine = &results.machine;
     let smoke = if results.quick { "SMOKE RUN, no figures: " } else { "" };
-    let changed = if results.tree.dirty { ", changed" } else { "" };
-    let commit: String = results.tree.commit.chars().take(9).collect();
     text(&mut body, 10.0, y, "bold", &format!("{smoke}IOPS, and CPU time of the servers"));
     y += LINE;
     let place = format!(
-        "{}, commit {commit}{changed}; {} x {}, Linux {}; medians of runs of {} s",
-        results.time, machine.cores, machine.cpu, machine.kernel, results.settings.seconds
+        "{}, commit {}; {} x {}, Linux {}; medians of runs of {} s",
+        results.time,
+        results.tree.short(),
+        machine.cores,
+        machine.cpu,
+        machine.kernel,
+        results.settings.seconds
     );
     text(&mut body, 10.0, y, "normal", &place);
     for set in &results.sets {

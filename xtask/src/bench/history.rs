@@ -104,11 +104,7 @@ impl Line {
                 server_cpu: judge(&new.server_cpu_us, &old.server_cpu_us),
             })
         });
-        Before {
-            time: self.time.clone(),
-            commit: self.tree.commit.clone() + if self.tree.dirty { ", changed" } else { "" },
-            changes: pairs.collect(),
-        }
+        Before { time: self.time.clone(), commit: self.tree.short(), changes: pairs.collect() }
     }
 }
 

@@ -8,8 +8,7 @@ use super::peers::Peer;
 use super::rows::{Row, Times};
 
 /// Fewer runs than this say nothing about noise.
-pub const ROUNDS: usize = 5;
-/// What a smoke run may be told besides.
+const ROUNDS: usize = 5;
 const SECONDS: u64 = 3;
 const VOLUMES: usize = 8;
 const MIB: u64 = 256;

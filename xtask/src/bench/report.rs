@@ -93,9 +93,9 @@ fn latency(run: &Run, figure: impl Fn(&Latency) -> f64) -> String {
 /// Two revisions, row by row.
 pub fn compare(results: &Results, new: &Program, old: &Program, clients: Clients) {
     println!("\n{} (this tree) by {}: 1.00 is no difference", new.name, old.name);
-    println!("    {:34} {:>8} {:>13} {:>8} {:>13}", "", "IOPS", "spreads", "CPU us", "");
+    println!("    {:34} {:>6}   {:>13} {:>6}", "", "IOPS", "spreads", "CPU us");
     let ends = [("", clients.local), ("-diskless", clients.diskless)];
-    let mut judged = 0;
+    let mut verdicts = Vec::new();
     for set in &results.sets {
         for row in &set.rows {
             for (end, _) in ends.iter().filter(|(_, there)| *there) {
@@ -106,7 +106,7 @@ pub fn compare(results: &Results, new: &Program, old: &Program, clients: Clients
                 let (Some(new), Some(old)) = (of(new), of(old)) else { continue };
                 let iops = judge(&new.iops(), &old.iops());
                 let cpu = judge(&new.server_cpu(), &old.server_cpu());
-                judged += 2;
+                verdicts.extend([iops, cpu]);
                 println!(
                     "    {:34} {:>8} {:>13} {:>8}",
                     format!("{} {}{end}", set.disks, row.row),
@@ -117,11 +117,12 @@ pub fn compare(results: &Results, new: &Program, old: &Program, clients: Clients
             }
         }
     }
-    println!("{judged} figures. {}", how_judged(results));
+    println!("Spreads are those of IOPS, of this tree and of {}.", old.name);
+    println!("{}", how_judged(&verdicts));
 }
 
 /// The last measurement like this one.
-pub fn history(results: &Results, before: &Option<Before>) {
+pub fn history(before: &Option<Before>) {
     let Some(before) = before else {
         println!("\nThe history has no measurement with these settings on this machine yet.");
         return;
@@ -131,23 +132,28 @@ pub fn history(results: &Results, before: &Option<Before>) {
     let changes = &before.changes;
     let marked: Vec<_> =
         changes.iter().filter(|c| beyond(&c.iops) || beyond(&c.server_cpu)).collect();
-    if marked.is_empty() {
-        println!("    nothing of {} rows is beyond noise", changes.len());
+    let verdicts: Vec<_> = changes.iter().flat_map(|c| [c.iops, c.server_cpu]).collect();
+    if marked.is_empty() && can_tell(&verdicts) {
+        println!("    nothing is beyond noise in {} rows of systems", changes.len());
     }
     for change in marked {
         let (iops, cpu) = (verdict(change.iops), verdict(change.server_cpu));
         println!("    {:40} IOPS {iops:>8}   CPU us {cpu:>8}", change.of);
     }
-    println!("{}", how_judged(results));
+    println!("{}", how_judged(&verdicts));
     println!("The machine may have had other things to do then: --compare REV runs both together.");
 }
 
-fn how_judged(results: &Results) -> &'static str {
-    let mut systems = results.sets.iter().flat_map(|set| &set.rows).flat_map(|row| &row.systems);
-    match systems.any(|system| system.runs.len() >= super::options::ROUNDS) {
+fn how_judged(verdicts: &[Option<Verdict>]) -> &'static str {
+    match can_tell(verdicts) {
         true => JUDGED,
         false => "Nothing can be marked: it takes 5 rounds to tell a difference from noise.",
     }
+}
+
+/// True if there were enough runs of anything.
+fn can_tell(verdicts: &[Option<Verdict>]) -> bool {
+    verdicts.iter().flatten().any(|verdict| verdict.beyond_noise.is_some())
 }
 
 /// A ratio with its mark.

@@ -193,6 +193,12 @@ impl Tree {
         let dirty = !git(&["status", "--porcelain"])?.is_empty();
         Ok(Tree { commit, dirty })
     }
+
+    /// In a word or two.
+    pub fn short(&self) -> String {
+        let commit: String = self.commit.chars().take(9).collect();
+        commit + if self.dirty { ", changed" } else { "" }
+    }
 }
 
 impl Machine {

@@ -10,21 +10,28 @@ use super::bed::Program;
 use super::results::git;
 use crate::workspace;
 
-/// Builds a git revision in a tree of its own in `folder`, unless that was done before.
-pub fn build(revision: &str, folder: &Path) -> Result<Program> {
+/// Letters of a commit that are shown.
+const SHORT: usize = 9;
+
+/// The commit that a user means.
+pub fn commit(revision: &str) -> Result<String> {
     let named = format!("{revision}^{{commit}}");
-    let commit = git(&["rev-parse", "--verify", "--quiet", &named])
+    git(&["rev-parse", "--verify", "--quiet", "--end-of-options", &named])
         .ok()
-        .with_context(|| format!("--compare: git knows no commit {revision:?}"))?;
-    let name = format!("ashlar@{}", &commit[..commit.len().min(9)]);
+        .with_context(|| format!("--compare: git knows no commit {revision:?}"))
+}
+
+/// Builds a commit in a tree of its own in `folder`, unless that was done before.
+pub fn build(commit: &str, folder: &Path) -> Result<Program> {
+    let name = format!("ashlar@{}", &commit[..SHORT]);
     let path = folder.join(&name);
     if path.is_file() {
-        return Ok(Program { name, commit, path });
+        return Ok(Program { name, tree: commit[..SHORT].to_owned(), path });
     }
     let tree = folder.join("tree");
     remove(&tree)?;
     fs::create_dir_all(&tree)?;
-    extract(&commit, &tree)?;
+    extract(commit, &tree)?;
     eprintln!("building {name}, which takes some minutes the first time");
     let target = folder.join("build");
     let status = Command::new(env!("CARGO"))
@@ -41,7 +48,7 @@ pub fn build(revision: &str, folder: &Path) -> Result<Program> {
     fs::copy(target.join("release").join("ashlar"), &whole)?;
     fs::rename(&whole, &path)?;
     remove(&tree)?;
-    Ok(Program { name, commit, path })
+    Ok(Program { name, tree: commit[..SHORT].to_owned(), path })
 }
 
 /// Takes the files of a commit out of git, which does not have to know of the tree.

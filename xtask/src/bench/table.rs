@@ -23,14 +23,15 @@ pub fn run(arguments: &[String]) -> Result<()> {
     for peer in &options.peers {
         peer.require()?;
     }
+    let old = options.compare.as_deref().map(revision::commit).transpose()?;
     process::watch_signals()?;
     let (machine, tree) = (Machine::here()?, Tree::here()?);
     let folder = folder()?;
     announce(&options);
-    let (name, commit) = ("ashlar".to_owned(), tree.commit.clone());
-    let mut programs = vec![Program { name, commit, path: build(false)? }];
-    if let Some(revision) = &options.compare {
-        programs.push(revision::build(revision, &folder)?);
+    let mut programs =
+        vec![Program { name: "ashlar".to_owned(), tree: tree.short(), path: build(false)? }];
+    if let Some(commit) = &old {
+        programs.push(revision::build(commit, &folder)?);
     }
     process::check_signals()?;
     let mut results = Results {
@@ -61,7 +62,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         _ if options.quick => {}
         _ => {
             let path = options.history.clone().unwrap_or_else(|| folder.join("history.jsonl"));
-            report::history(&results, &history::record(&path, &results)?);
+            report::history(&history::record(&path, &results)?);
             println!("kept in {}", path.display());
         }
     }
@@ -77,13 +78,13 @@ fn announce(options: &Options) {
         None => 1 + clients + options.peers.len(),
     };
     let all = each(options) * (options.rounds * options.rows.len() * systems) as u32;
+    let disks: Vec<&str> = options.disks.iter().map(|disks| disks.name()).collect();
     eprintln!(
-        "{} rows on {systems} systems, {} rounds of {} s each, on {} kinds of disks: about {} \
-         after the build",
+        "{} rows on {systems} systems, {} rounds of {} s each, disks {}: about {} after the build",
         options.rows.len(),
         options.rounds,
         options.seconds,
-        options.disks.len(),
+        disks.join(" and "),
         words((all + SETTING_UP) * options.disks.len() as u32)
     );
     eprintln!("building");
