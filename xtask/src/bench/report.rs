@@ -2,7 +2,6 @@
 
 use super::bed::Program;
 use super::history::Before;
-use super::options::Clients;
 use super::results::{Latency, OfSystem, Results, Run};
 use super::statistics::{Verdict, judge};
 
@@ -60,8 +59,6 @@ pub fn print(results: &Results) {
 
 fn line(system: &OfSystem, width: usize) -> String {
     let run = &system.median;
-    let percent =
-        |part: Option<f64>| part.map_or("-".to_owned(), |x| format!("{:.0} %", x * 100.0));
     let server = run.server_cpu_us.map_or("-".to_owned(), |us| format!("{us:.1}"));
     format!(
         "{:width$} {:>9.0} {:>8.1} {:>11} {:>11} {:>11} {server:>8} {:>8.1} {:>6} {:>6}",
@@ -91,14 +88,13 @@ fn latency(run: &Run, figure: impl Fn(&Latency) -> f64) -> String {
 }
 
 /// Two revisions, row by row.
-pub fn compare(results: &Results, new: &Program, old: &Program, clients: Clients) {
+pub fn compare(results: &Results, new: &Program, old: &Program) {
     println!("\n{} (this tree) by {}: 1.00 is no difference", new.name, old.name);
     println!("    {:34} {:>6}   {:>13} {:>6}", "", "IOPS", "spreads", "CPU us");
-    let ends = [("", clients.local), ("-diskless", clients.diskless)];
     let mut verdicts = Vec::new();
     for set in &results.sets {
         for row in &set.rows {
-            for (end, _) in ends.iter().filter(|(_, there)| *there) {
+            for end in ["", "-diskless"] {
                 let of = |program: &Program| {
                     let name = format!("{}{end}", program.name);
                     row.systems.iter().find(|system| system.system == name)

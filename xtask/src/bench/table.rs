@@ -58,7 +58,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     report::print(&results);
     match &programs[..] {
         _ if outcome.is_err() => {}
-        [new, old] => report::compare(&results, new, old, options.clients),
+        [new, old] => report::compare(&results, new, old),
         _ if options.quick => {}
         _ => {
             let path = options.history.clone().unwrap_or_else(|| folder.join("history.jsonl"));
