@@ -33,6 +33,10 @@ pub(crate) struct Backing {
     pub al: ActivityLog,
     /// What peers have said lately about ranges in which they are equal to this node.
     pub claims: VecDeque<Claim>,
+    /// Ranges that this resync target was told to miss, and whose bits are not on disk yet; the first
+    /// so many are being written.
+    pub told: VecDeque<SectorRange>,
+    pub told_writing: usize,
     pub limits: DiskLimits,
     /// What the device offers for data.
     pub capacity: Sectors,
@@ -134,6 +138,8 @@ impl Backing {
             bitmap,
             al,
             claims: VecDeque::new(),
+            told: VecDeque::new(),
+            told_writing: 0,
             limits,
             capacity,
             primary_ind,

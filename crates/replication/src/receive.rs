@@ -864,6 +864,9 @@ impl Resource {
             }
             self.resync_more(p, vol);
         }
+        if self.st.is_target(vol) {
+            self.note_told(vol, range);
+        }
         self.resync_overtaken(peer, vol, range);
         let good = self.st.vols[vol].disk > DiskState::Outdated;
         let current = theirs == DiskState::UpToDate || client;

@@ -434,6 +434,8 @@ pub(crate) enum Work {
     WriteAgain(VolIx),
     /// The metadata says Inconsistent: resync requests may go out.
     ResyncMayWrite(PeerIx, VolIx),
+    /// Bits that a resync target was told of are on disk.
+    ToldWritten(VolIx),
     /// The source answered a ping at the end of a resync.
     ResyncEndPing(PeerIx, VolIx),
     /// The data of a finished resync is stable: record it.
@@ -568,6 +570,7 @@ impl Resource {
             Work::Bound(vol, uuid) => self.bound_recorded(vol, uuid),
             Work::WriteAgain(vol) => self.written_again(vol),
             Work::ResyncMayWrite(peer, vol) => self.resync_may_write(peer, vol),
+            Work::ToldWritten(vol) => self.told_written(vol),
             Work::ResyncEndPing(peer, vol) => self.resync_end_ping(peer, vol),
             Work::ResyncRecord(peer, vol) => self.resync_record(peer, vol),
             Work::ResyncRecorded(peer, vol) => self.resync_recorded(peer, vol),

@@ -832,3 +832,38 @@ fn a_target_whose_last_source_is_lost_asks_another_one() {
         w.settle();
     });
 }
+
+/// A target is told of a block that it misses, gets it, and loses its power with what it had not
+/// flushed: it still knows what it misses.
+#[test]
+fn a_target_that_loses_its_power_knows_what_it_was_told_to_miss() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.volatile_cache = true;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(1);
+        for round in 0..8 {
+            w.cut(0, 1);
+            w.wait_lost(1, 0);
+            for i in 0..20 {
+                let id = w.start(1, WRITE, 16_384 + i * 512, 512);
+                w.finish(id).ok();
+            }
+            w.heal(0, 1);
+            // While the bitmaps are exchanged the source tells of what is written.
+            let mut sector = round * 1024;
+            w.wait("they meet", |w| w.connected(0, 1));
+            for _ in 0..40 {
+                w.start(1, WRITE, sector, 8);
+                sector += 8;
+                w.run_for(100_000);
+            }
+            w.run_for(round * 4_000_000);
+            w.power_loss(0);
+            w.start_node(0);
+            w.wait("it is current", |w| w.disk(0) == DiskState::UpToDate);
+        }
+        w.close(1, opener);
+        w.settle();
+    });
+}

@@ -13,6 +13,9 @@ use crate::state::{PeerIx, VolIx};
 
 use super::{BIT_SECTORS, MAX_REQUEST_BITS};
 
+/// So many ranges are remembered until their bits are written.
+const MAX_TOLD: usize = 1024;
+
 /// A request of the target.
 #[derive(Debug)]
 pub(super) struct RsRequest {
@@ -113,10 +116,11 @@ impl Resource {
                 len = 1 << len.ilog2();
             }
             let range = backing.bitmap.sectors_of(start..start + len);
+            let told = backing.told.iter().any(|t| t.overlaps(range));
             self.resync_mut(peer, vol).cursor = start + len;
             let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
             // A write that waits for its epoch would put older data over what is fetched now.
-            if range.len.0 == 0 || busy || self.has_waiting_write(vol, range) {
+            if range.len.0 == 0 || busy || told || self.has_waiting_write(vol, range) {
                 continue;
             }
             let Ok(dep) = self.dagtag_dependency() else { break };
@@ -126,6 +130,46 @@ impl Resource {
             requested += range.len.0;
         }
         requested
+    }
+
+    /// The bits of a range that this target was told to miss are written before it asks for the
+    /// blocks. The source forgets them once they have arrived; if this node then lost its power, and
+    /// with it what was not flushed, nobody would know.
+    pub(crate) fn note_told(&mut self, vol: VolIx, range: SectorRange) {
+        let whole = SectorRange::new(0, self.vols[vol].size.0);
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        match backing.told.len() < MAX_TOLD {
+            true => backing.told.push_back(range),
+            false => {
+                // Everything waits, then.
+                backing.told.truncate(MAX_TOLD - 1);
+                backing.told_writing = backing.told_writing.min(MAX_TOLD - 1);
+                backing.told.push_back(whole);
+            }
+        }
+        if backing.told_writing == 0 {
+            self.write_told(vol);
+        }
+    }
+
+    fn write_told(&mut self, vol: VolIx) {
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        backing.told_writing = backing.told.len();
+        if backing.told_writing > 0 {
+            self.persist_with_bitmap(vol, Work::ToldWritten(vol));
+        }
+    }
+
+    /// These bits are on disk.
+    pub(crate) fn told_written(&mut self, vol: VolIx) {
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        backing.told.drain(..backing.told_writing);
+        self.write_told(vol);
+        for peer in 0..self.peers.len() {
+            if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
+                resync.next_turn = Some(self.now);
+            }
+        }
     }
 
     pub(super) fn request_block(
