@@ -307,9 +307,13 @@ impl Resource {
             let writes = self.st.role == Role::Primary && self.has_data(&self.st, vol);
             if writes && self.bump_blocks(vol) {
                 let owed = self.log.iter().any(|w| w.vol == vol);
-                if owed {
+                if owed && self.st.vols[vol].quorum {
                     self.start_bump(vol);
                     return Err(StateError::InTransientState.into());
+                }
+                if owed {
+                    // No generation starts without quorum, and that may be what this disk brings.
+                    self.mark_unfinished(vol, held.initiator);
                 }
             }
         }

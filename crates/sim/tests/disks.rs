@@ -843,3 +843,28 @@ fn a_disk_whose_engine_was_killed_waits_for_nobody() {
         w.settle();
     });
 }
+
+/// A Primary without quorum has writes of a generation that is still to begin, which takes quorum. The
+/// disk that brings it is attached all the same.
+#[test]
+fn a_disk_that_brings_quorum_is_attached_beside_writes_that_wait_for_it() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        let opener = w.open(1);
+        w.write(1, 0);
+        let held = w.start(1, WRITE, 8, 8);
+        w.cut_off(1, [0, 2]);
+        w.wait_lost_all(1, [0, 2]);
+        w.kill(0);
+        w.stall_disk(0, 60);
+        w.start_node(0);
+        w.rejoin(1, [0, 2]);
+        w.wait_connected(1, 0);
+        w.wait_connected(1, 2);
+        w.release_disk(0);
+        w.finish(held).ok();
+        w.write(1, 16);
+        w.close(1, opener);
+        w.settle();
+    });
+}
