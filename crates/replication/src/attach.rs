@@ -438,9 +438,9 @@ impl Resource {
     }
 
     /// This disk stopped under writes, and may have lost what was in its cache: writes that were
-    /// acknowledged, because they were on other disks of the generation as
-    /// well. One of these is away, and nothing has been settled with it. The quorum of this node may
-    /// be one that it shares with nodes which have been left behind: that says nothing.
+    /// acknowledged, because they were on other disks of the generation as well. One of these is
+    /// away, and nothing has been settled with it. The quorum of this node may be one that it shares
+    /// with nodes which have been left behind: that says nothing.
     pub(crate) fn may_lack_writes(&self, vol: VolIx) -> bool {
         let volume = &self.vols[vol];
         let Some(backing) = &volume.backing else { return false };

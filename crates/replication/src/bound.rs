@@ -1,12 +1,12 @@
-//! What a disk that is being resynced is on its way to.
+//! What a disk is on its way to: one that is being resynced, or is back after its node went on.
 //!
 //! Its node takes part in the generation of the source, and in those that follow, but the disk
 //! holds none of them before the resync has ended. If the node forgot that in a restart, it would
 //! help a disk to quorum that has never got there, and the writes that counted on its vote would
 //! be gone (invariants 5, 32 and 35). So the metadata name that generation, in the slot that they
-//! have for this node itself and that nobody uses; and the node has no vote, while another one is
-//! missing, before it is connected to one that has got that far, or a Primary that works with it. (The
-//! reference has no such record.)
+//! have for this node itself and that nobody uses; and the node has no vote before it is connected
+//! to one that has got that far, or to a Primary that works with it. (The reference has no such
+//! record.)
 
 use vocab::{DiskState, GenUuid, NodeMask, Role};
 

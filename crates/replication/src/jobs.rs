@@ -803,52 +803,28 @@ fn is_state<T>(result: &Result<T, Refusal>, code: StateError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
-    use crate::io::{AdminCommand, Input};
     use crate::resource::PeerUuids;
-    use crate::testing::attach_image;
-    use codec::disk::{MdFlags, MdParams, Placement, Superblock};
-    use codec::wire::UuidFlags;
-    use vocab::options::{DiskOptions, NetOptions, Quorum, ResourceOptions};
-    use vocab::{Bytes, GenUuid, Minor, SectorRange, VolumeNr};
+    use crate::testing::attached;
+    use codec::disk::MdFlags;
+    use vocab::SectorRange;
+    use vocab::options::ResourceOptions;
 
     const CURRENT: GenUuid = GenUuid(0x1000);
 
-    /// A node whose first act is to attach an UpToDate disk; it has a peer.
-    fn attached(options: ResourceOptions) -> Resource {
-        let nr = VolumeNr(0);
-        let disk = DiskOptions::default();
-        let node = |n| NodeId::new(n).unwrap();
-        let net = NetOptions::default();
-        let peer = PeerConfig { node_id: node(1), name: "n1".to_owned(), net, devices: Vec::new() };
-        let config = ResourceConfig {
-            name: "r0".to_owned(),
-            node_id: node(0),
-            options,
-            volumes: vec![VolumeConfig { nr, minor: Minor(0), diskless: false, disk }],
-            peers: vec![peer],
-        };
-        let mut resource = Resource::new(config, 1, vocab::Dagtag(0));
-        let (mut superblock, layout) =
-            Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();
-        superblock.current_uuid = CURRENT;
-        superblock.flags.set(MdFlags::CONSISTENT, true);
-        superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
-        let image = attach_image(&superblock, &layout);
-        let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
-        resource.handle(Instant(1), Input::Admin { id: 1, command });
-        while let Some(output) = resource.poll() {
-            if let Output::MetaWrite { op, .. } = output {
-                resource.handle(Instant(2), Input::MetaDone { op, result: Ok(()) });
-            }
-        }
+    /// A node whose first act is to attach an UpToDate disk.
+    fn current(options: ResourceOptions) -> Resource {
+        let resource = attached(options, |superblock| {
+            superblock.current_uuid = CURRENT;
+            superblock.flags.set(MdFlags::CONSISTENT, true);
+            superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
+        });
         assert_eq!(resource.st.vols[0].disk, DiskState::UpToDate);
         resource
     }
 
     /// It is connected to the other one, whose disk is of that generation.
     fn pair() -> Resource {
-        let mut resource = attached(ResourceOptions::default());
+        let mut resource = current(ResourceOptions::default());
         resource.st.peers[0].conn = ConnState::Connected;
         resource.st.peers[0].devs[0].repl = ReplState::Established;
         resource.st.peers[0].devs[0].disk = DiskState::UpToDate;
@@ -861,7 +837,7 @@ mod tests {
     #[test]
     fn a_node_that_starts_alone_has_no_quorum_that_it_could_have_kept() {
         let quorum = Quorum::Majority;
-        let resource = attached(ResourceOptions { quorum, ..ResourceOptions::default() });
+        let resource = current(ResourceOptions { quorum, ..ResourceOptions::default() });
         assert!(!resource.st.vols[0].quorum);
     }
 

@@ -55,6 +55,9 @@ impl Resource {
     /// Who opens for reading waits while another node may become Primary any moment: that node has
     /// been told that nobody reads here.
     pub(crate) fn answer_readers(&mut self) {
+        if self.vols.iter().all(|v| v.waiting_readers.is_empty()) {
+            return;
+        }
         let promotion = self.promotion_is_prepared();
         let now = self.now;
         for vol in 0..self.vols.len() {

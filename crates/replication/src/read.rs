@@ -366,37 +366,12 @@ impl Resource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
-    use crate::io::{AdminCommand, Input};
-    use crate::testing::attach_image;
-    use codec::disk::{MdParams, Placement, Superblock};
-    use vocab::options::{DiskOptions, NetOptions, ResourceOptions};
-    use vocab::{Bytes, Dagtag, Instant, Minor, NodeId, VolumeNr};
+    use crate::testing::attached;
+    use vocab::options::ResourceOptions;
 
     #[test]
     fn a_target_reads_nothing_of_its_own_before_its_source_has_said_what_differs() {
-        let (nr, node) = (VolumeNr(0), |n| NodeId::new(n).unwrap());
-        let net = NetOptions::default();
-        let peer = PeerConfig { node_id: node(1), name: "n1".to_owned(), net, devices: Vec::new() };
-        let disk = DiskOptions::default();
-        let config = ResourceConfig {
-            name: "r0".to_owned(),
-            node_id: node(0),
-            options: ResourceOptions::default(),
-            volumes: vec![VolumeConfig { nr, minor: Minor(0), diskless: false, disk }],
-            peers: vec![peer],
-        };
-        let mut resource = Resource::new(config, 1, Dagtag(0));
-        let (superblock, layout) =
-            Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();
-        let image = attach_image(&superblock, &layout);
-        let command = AdminCommand::Attach { volume: nr, image: Box::new(image) };
-        resource.handle(Instant(1), Input::Admin { id: 1, command });
-        while let Some(output) = resource.poll() {
-            if let Output::MetaWrite { op, .. } = output {
-                resource.handle(Instant(2), Input::MetaDone { op, result: Ok(()) });
-            }
-        }
+        let mut resource = attached(ResourceOptions::default(), |_| {});
         assert_eq!(resource.st.vols[0].disk, DiskState::Inconsistent);
         let mut reads = |repl: ReplState| {
             resource.st.peers[0].devs[0].repl = repl;

@@ -93,7 +93,7 @@ pub(crate) struct Volume {
     pub exposed: GenUuid,
     /// Generations of this node that no disk is known to have.
     pub proposals: Proposals,
-    /// The generation that a resync is bringing the disk to, see the module `bound`.
+    /// The generation that the disk is on its way to, see the module `bound`.
     pub bound_for: GenUuid,
     /// The identifiers of an UpToDate disk that has left this disk's generation behind.
     pub newer: Option<Box<PeerUuids>>,

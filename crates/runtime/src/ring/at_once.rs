@@ -1,8 +1,8 @@
 //! Reads and writes of files that lie in memory, done without the ring.
 //!
 //! The kernel has no way to do these without blocking, so it would hand each to a worker thread:
-//! two context switches for a copy of 4 KiB. There is no disk to wait for; the copy is all there
-//! is, and doing it where it is asked for costs a fraction.
+//! two context switches for a copy of 4 KiB. Unless the file has been swapped out there is no disk
+//! to wait for; the copy is all there is, and doing it where it is asked for costs a fraction.
 
 use std::os::fd::AsRawFd;
 
@@ -13,9 +13,9 @@ use crate::Errno;
 /// its synchronisation.
 pub(super) fn step(op: &mut Op) -> Option<Result<u32, Errno>> {
     let fd = op.fd.as_ref().filter(|fd| fd.is_in_memory())?.as_raw_fd();
-    let (write, offset, flags) = match op.kind {
+    let (write, offset, done, flags) = match op.kind {
         Kind::Transfer { write, offset, done, rw_flags, .. } => {
-            (write, offset + u64::from(done), rw_flags)
+            (write, offset + u64::from(done), done as usize, rw_flags)
         }
         Kind::Fsync { data_only } => {
             // SAFETY: no memory is involved.
@@ -24,12 +24,11 @@ pub(super) fn step(op: &mut Op) -> Option<Result<u32, Errno>> {
         }
         _ => return None,
     };
-    let Kind::Transfer { done, .. } = op.kind else { return None };
     let whole;
     let (iovecs, count) = match &mut op.memory {
         Memory::Buf(buf) => {
-            let base = buf.as_ptr().wrapping_add(done as usize).cast();
-            whole = libc::iovec { iov_base: base, iov_len: buf.len() - done as usize };
+            let base = buf.as_ptr().wrapping_add(done).cast();
+            whole = libc::iovec { iov_base: base, iov_len: buf.len() - done };
             (&raw const whole, 1)
         }
         Memory::Vectored(list) => list.iovecs(),
