@@ -215,6 +215,10 @@ fn used(mut superblock: Superblock, layout: &Layout, data: Sectors) -> Superbloc
             bitmap_index: Some(slot),
         };
     }
+    // The node's own slot, which the format leaves unused.
+    let own = &mut superblock.peers[4];
+    own.bitmap_uuid = GenUuid(0x2000_0000_0000_0020);
+    own.bitmap_dagtag = Dagtag(0xABCD_EF01_2345_6789);
     superblock
 }
 
