@@ -64,6 +64,9 @@ pub struct Resource {
     pub(crate) peer_reads: Slab<PeerRead>,
     pub(crate) serves: Slab<Serve>,
     pub(crate) late_writes: Vec<LateWrite>,
+    /// Number of the next resync request. None is used twice: the disk may still work on what an
+    /// earlier resync has asked for.
+    pub(crate) next_resync_request: u64,
     pub(crate) ops: Slab<Op>,
     pub(crate) twopc: TwoPcs,
     pub(crate) pings: Vec<PingRound>,
@@ -496,6 +499,7 @@ impl Resource {
             peer_reads: Slab::new(),
             serves: Slab::new(),
             late_writes: Vec::new(),
+            next_resync_request: 1,
             ops: Slab::new(),
             twopc: TwoPcs::default(),
             pings: Vec::new(),

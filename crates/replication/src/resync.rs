@@ -43,7 +43,8 @@ pub(crate) struct Resync {
     cursor: u64,
     /// Requests without their data on disk, by number.
     requests: BTreeMap<u64, RsRequest>,
-    next_id: u64,
+    /// Requests of earlier resyncs have lower numbers.
+    first_id: u64,
     in_flight: u64,
     replied: u64,
     controller: Controller,
@@ -67,14 +68,14 @@ pub(crate) struct Resync {
 }
 
 impl Resync {
-    fn new(now: Instant) -> Resync {
+    fn new(now: Instant, first_id: u64) -> Resync {
         Resync {
             receiver: None,
             received: false,
             sent: false,
             cursor: 0,
             requests: BTreeMap::new(),
-            next_id: 1,
+            first_id,
             in_flight: 0,
             replied: 0,
             controller: Controller::new(),
@@ -99,8 +100,9 @@ impl Resource {
     }
 
     fn resync_mut(&mut self, peer: PeerIx, vol: VolIx) -> &mut Resync {
-        let now = self.now;
-        self.peers[peer].devs[vol].resync.get_or_insert_with(|| Box::new(Resync::new(now)))
+        let (now, first) = (self.now, self.next_resync_request);
+        let resync = &mut self.peers[peer].devs[vol].resync;
+        resync.get_or_insert_with(|| Box::new(Resync::new(now, first)))
     }
 
     /// Sectors this node has to fetch from, or to serve to, the peer.

@@ -867,3 +867,27 @@ fn a_target_that_loses_its_power_knows_what_it_was_told_to_miss() {
         w.settle();
     });
 }
+
+/// A disk that hangs takes what a resync brought only after that resync is over and the next one has
+/// asked for the same blocks, which have been written since.
+#[test]
+fn what_a_resync_brought_that_is_over_is_not_written_over_newer_data() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        write_much(w, 0, 0);
+        w.heal(0, 1);
+        w.wait("the resync runs", |w| syncing(w, 1, 0) && w.device(1, 0).out_of_sync < 6000);
+        w.stall_disk(1, 60);
+        w.run_for(5_000_000);
+        w.release_disk(1);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        write_much(w, 0, 0);
+        w.heal(0, 1);
+        w.close(0, opener);
+        w.settle();
+    });
+}

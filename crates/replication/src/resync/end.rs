@@ -70,7 +70,7 @@ impl Resource {
             for dev in &mut self.peers[peer].devs {
                 if let Some(resync) = dev.resync.as_mut() {
                     resync.heard = false;
-                    resync.hears_from = resync.next_id;
+                    resync.hears_from = self.next_resync_request;
                     resync.finishing = false;
                     resync.next_turn.get_or_insert(self.now);
                 }

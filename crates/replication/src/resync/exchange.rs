@@ -74,7 +74,7 @@ impl Resource {
         let vol = self.vol_ix(nr).ok_or("a bitmap names an unknown volume")?;
         let agreed = self.agreed(peer);
         let node = self.peers[peer].node;
-        let now = self.now;
+        let (now, first) = (self.now, self.next_resync_request);
         if self.vols[vol].backing.is_none() {
             // The disk is gone, and the peer has not heard of it yet.
             return Ok(());
@@ -92,7 +92,7 @@ impl Resource {
         let slot = backing.slot_of(node).ok_or("a bitmap from a node without bitmap slot")?;
         let bits = backing.bitmap.bits();
         let dev = &mut self.peers[peer].devs[vol];
-        let resync = dev.resync.get_or_insert_with(|| Box::new(Resync::new(now)));
+        let resync = dev.resync.get_or_insert_with(|| Box::new(Resync::new(now, first)));
         let receiver = resync.receiver.get_or_insert_with(|| BitmapReceiver::new(bits, &agreed));
         let bitmap = &mut backing.bitmap;
         let mut set = |start: u64, len: u64| {

@@ -183,9 +183,9 @@ impl Resource {
         let nr = self.vols[vol].nr;
         self.verify_sees_write(vol, range);
         let key = self.vols[vol].claim(range, Owner::ResyncTarget(peer));
+        let id = self.next_resync_request;
+        self.next_resync_request += 1;
         let resync = self.resync_mut(peer, vol);
-        let id = resync.next_id;
-        resync.next_id += 1;
         resync.in_flight += range.len.0;
         resync
             .requests
@@ -237,23 +237,31 @@ impl Resource {
         Ok(dep)
     }
 
+    /// The request that an answer belongs to. An answer may cross the end of its resync, and then
+    /// belongs to none.
     pub(super) fn request_of(
         &mut self,
         peer: PeerIx,
         vol: VolIx,
         id: BlockId,
         range: SectorRange,
-    ) -> Result<u64, &'static str> {
+    ) -> Result<Option<u64>, &'static str> {
         const WRONG: &str = "an answer matches no resync request";
         let id = Resource::block_key(id, IdKind::Resync).ok_or(WRONG)?;
-        let resync = self.peers[peer].devs[vol].resync.as_mut().ok_or(WRONG)?;
+        let is_target = self.repl(peer, vol).is_target();
+        let Some(resync) = self.peers[peer].devs[vol].resync.as_mut().filter(|_| is_target) else {
+            return Ok(None);
+        };
+        if id < resync.first_id {
+            return Ok(None);
+        }
         let request = resync.requests.get_mut(&id).ok_or(WRONG)?;
         if request.range != range || request.answered {
             return Err(WRONG);
         }
         request.answered = true;
         resync.replied += range.len.0;
-        Ok(id)
+        Ok(Some(id))
     }
 
     /// P_RS_DATA_REPLY.
@@ -266,17 +274,15 @@ impl Resource {
     ) -> Result<(), &'static str> {
         let vol = self.vol_ix(nr);
         let id = match vol {
-            Some(vol) => self.request_of(peer, vol, data.block_id, data.range).map(|id| (vol, id)),
+            Some(vol) => {
+                let id = self.request_of(peer, vol, data.block_id, data.range);
+                id.map(|id| id.map(|id| (vol, id)))
+            }
             None => Err("resync data for an unknown volume"),
         };
-        let (vol, id) = match id {
-            Ok(found) => found,
-            Err(why) => {
-                self.free(Some(buf));
-                // An answer may cross the end of its resync.
-                let over = vol.is_some_and(|vol| !self.repl(peer, vol).is_target());
-                return if over { Ok(()) } else { Err(why) };
-            }
+        let Ok(Some((vol, id))) = id else {
+            self.free(Some(buf));
+            return id.map(|_| ());
         };
         self.peers[peer].devs[vol].received_sectors += data.range.len.0;
         let resync = self.resync_mut(peer, vol);
@@ -295,7 +301,7 @@ impl Resource {
         ack: BlockAck,
     ) -> Result<(), &'static str> {
         let vol = self.vol_ix(nr).ok_or("resync data for an unknown volume")?;
-        let id = self.request_of(peer, vol, ack.block_id, ack.range)?;
+        let Some(id) = self.request_of(peer, vol, ack.block_id, ack.range)? else { return Ok(()) };
         let io = DiskOp::Zeroes { range: ack.range, unmap: true };
         self.write_resync_block(peer, vol, id, ack.range, io);
         Ok(())
@@ -387,7 +393,7 @@ impl Resource {
         if Resource::block_key(ack.block_id, IdKind::Verify).is_some() {
             return self.verify_skipped(peer, vol, ack);
         }
-        let id = self.request_of(peer, vol, ack.block_id, ack.range)?;
+        let Some(id) = self.request_of(peer, vol, ack.block_id, ack.range)? else { return Ok(()) };
         let now = self.now;
         let resync = self.resync_mut(peer, vol);
         let request = resync.requests.remove(&id).expect("found above");
