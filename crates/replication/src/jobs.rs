@@ -10,8 +10,8 @@ use vocab::{
     StateError,
 };
 
-use crate::io::{LogLevel, OpenError, Output};
-use crate::resource::{Link, PingRound, Resource, Work};
+use crate::io::{DiskError, DiskOp, LogLevel, OpenError, Output};
+use crate::resource::{Link, Op, PingRound, Resource, Work};
 use crate::state::{PeerIx, VolIx, VolState};
 use crate::twopc::apply_own_change;
 
@@ -480,12 +480,42 @@ impl Resource {
             return self.wait_or_fail(id, Refusal::state(StateError::DeviceInUse, why));
         }
         self.flush_peer_acks();
+        if self.flush_own_writes() {
+            let why = "the caches of disks are being flushed";
+            return self.wait_or_fail(id, Refusal::state(StateError::DeviceInUse, why));
+        }
         if self.st.connected().next().is_none() {
             self.change_hard(|st| st.role = Role::Secondary);
             return Start::Done(Ok(()));
         }
         self.start_twopc(id, Operation::Demote, None, None);
         Start::Running
+    }
+
+    /// What this Primary has written is stable on the peers, by the barriers that they have
+    /// acknowledged. A flush on the next Primary covers it, but reaches this disk only for what
+    /// that one sends. True as long as a flush runs.
+    fn flush_own_writes(&mut self) -> bool {
+        for vol in 0..self.vols.len() {
+            let unflushed = std::mem::take(&mut self.vols[vol].unflushed);
+            if unflushed && self.disk_in_use(vol) && self.vols[vol].disk_opts.disk_flushes {
+                let op = self.op(Op::DemotionFlush(vol));
+                let volume = self.vols[vol].nr;
+                self.out.push_back(Output::Disk { volume, op, io: DiskOp::Flush });
+            }
+        }
+        let runs = |op: &Op| matches!(*op, Op::DemotionFlush(vol) if self.disk_in_use(vol));
+        self.ops.iter().any(|(_, op)| runs(op))
+    }
+
+    /// Such a flush has ended.
+    pub(crate) fn demotion_flushed(&mut self, vol: VolIx, result: Result<(), DiskError>) {
+        if result.is_err() {
+            self.disk_failed(vol, None, "a flush failed");
+        }
+        let demotes = |j: &&Job| matches!(j.kind, JobKind::Secondary { .. });
+        let ids: Vec<u64> = self.twopc.jobs.iter().filter(demotes).map(|j| j.id).collect();
+        ids.into_iter().for_each(|id| self.job_continue(id));
     }
 
     // --- connections ----------------------------------------------------------------------

@@ -417,6 +417,7 @@ impl Resource {
             Op::PeerWrite(key) => self.peer_write_done(key, plain),
             Op::EpochFlush(peer, vol) => self.epoch_flushed(peer, vol, plain),
             Op::ConfirmFlush(peer, vol) => self.confirm_flushed(peer, vol, plain),
+            Op::DemotionFlush(vol) => self.demotion_flushed(vol, plain),
             Op::PeerRead(key) => self.peer_read_done(key, result),
             Op::Serve(key) => self.served(key, result),
             Op::ResyncWrite(peer, vol, id) => {

@@ -376,6 +376,7 @@ impl Resource {
             let io = local_io(request.op, request.range);
             let op = self.op(Op::Write(seq));
             self.vols[vol].stats.written_sectors += request.range.len.0;
+            self.vols[vol].unflushed = true;
             self.out.push_back(Output::Disk { volume: request.volume, op, io });
         }
         // A peer confirms a generation only by a barrier ack (semantics §4.3 rule 4).

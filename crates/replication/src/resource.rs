@@ -154,6 +154,8 @@ pub(crate) struct Volume {
     pub al_queued: Vec<WaitingOn>,
     /// Writes that the disk, which is back, lacks and has not been given yet.
     pub again: usize,
+    /// This node has written to its disk as Primary since it last flushed it for a demotion.
+    pub unflushed: bool,
     /// Waiting for an overlapping operation to end.
     pub conflict_wait: VecDeque<WaitingOn>,
     pub reads_in_flight: u32,
@@ -403,6 +405,8 @@ pub(crate) enum Op {
     Serve(usize),
     /// Write of a resync block received.
     ResyncWrite(PeerIx, VolIx, u64),
+    /// Flush before a demotion.
+    DemotionFlush(VolIx),
     /// Flush before a resync is declared finished.
     ResyncFlush(PeerIx, VolIx),
     /// Digest of the own copy of a verified block.
@@ -628,6 +632,7 @@ impl Resource {
             al_wait: VecDeque::new(),
             al_queued: Vec::new(),
             again: 0,
+            unflushed: false,
             conflict_wait: VecDeque::new(),
             reads_in_flight: 0,
             round_robin: 0,

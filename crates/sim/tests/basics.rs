@@ -719,3 +719,22 @@ fn who_crashed_in_a_generation_that_it_has_left_has_not_crashed_in_the_next_one(
         w.settle();
     });
 }
+
+#[test]
+fn a_flush_on_the_next_primary_covers_what_the_one_before_had_in_its_cache() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.volatile_cache = true;
+    scenario(plan, |w| {
+        w.form();
+        w.promote(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        // Nothing that the demotion records gets to the disk before the flush of the next one.
+        w.stall_disk(0, 3);
+        w.demote(0);
+        w.promote(1);
+        w.flush(1);
+        w.demote(1);
+        w.settle();
+    });
+}

@@ -230,6 +230,7 @@ impl Resource {
         write.local = Local::Pending;
         write.al = true;
         let (vol, io) = (write.vol, local_io(write.op, write.range));
+        self.vols[vol].unflushed = true;
         let op = self.op(Op::Write(seq));
         self.out.push_back(Output::Disk { volume: self.vols[vol].nr, op, io });
         self.vols[vol].again -= 1;
