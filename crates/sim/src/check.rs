@@ -324,10 +324,11 @@ impl World {
             }
         }
         let history = &self.histories[volume];
+        let covered = self.covered_by_flush(node, pending);
         let drives = locations
             .into_iter()
             .filter_map(|l| self.nodes[l].drive(volume).map(|drive| (l, &drive.disk)));
-        let before = |w: &&Write| w.acked && w.ended < pending.began;
+        let before = |w: &&Write| w.acked && w.ended < covered;
         let unstable = drives
             .flat_map(|(l, disk)| history.soft().filter(before).map(move |w| (l, disk, w)))
             .find_map(|(l, disk, write)| {
@@ -340,6 +341,14 @@ impl World {
             );
             self.violate("3", message);
         }
+    }
+
+    /// What was acknowledged before this point, the flush makes stable. A Primary that has not
+    /// noticed yet that others went on without it answers for nothing that these acknowledge: it is
+    /// on their disks, and a flush there covers it.
+    pub(crate) fn covered_by_flush(&self, node: usize, pending: &Pending) -> Stamp {
+        let overtaken = self.checks.known[node].overtaken;
+        overtaken.map_or(pending.began, |since| since.min(pending.began))
     }
 
     /// 5: a node that was promoted serves every write that was acknowledged before. If another was

@@ -330,7 +330,8 @@ impl World {
             (RequestOp::Flush, Ok(_)) => {
                 self.check_flush(node, pending);
                 if self.plan.flushes_are_firm() {
-                    self.histories[volume].flushed(pending.began);
+                    let covered = self.covered_by_flush(node, pending);
+                    self.histories[volume].flushed(covered);
                 }
             }
             (op, Ok(_)) => {

@@ -122,17 +122,17 @@ impl History {
         write.ended = now;
     }
 
-    /// A flush submitted at `began` has completed: what was acknowledged before it is firm.
-    pub fn flushed(&mut self, began: Stamp) {
+    /// A flush has completed: what was acknowledged before `covered` is firm.
+    pub fn flushed(&mut self, covered: Stamp) {
         let mut firm = Vec::new();
         self.soft.retain(|ix| {
             let write = &mut self.writes[*ix as usize];
-            let covered = write.ended < began && write.acked;
-            if covered {
+            let firm_now = write.ended < covered && write.acked;
+            if firm_now {
                 write.firm = true;
                 firm.push(*ix);
             }
-            !covered
+            !firm_now
         });
         firm.into_iter().for_each(|ix| self.forget(ix));
     }

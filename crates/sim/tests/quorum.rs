@@ -860,3 +860,26 @@ fn a_disk_beside_a_primary_without_quorum_follows_those_that_have_it() {
         w.settle();
     });
 }
+
+#[test]
+fn a_flush_on_a_primary_that_was_left_behind_covers_what_was_written_through_it() {
+    let mut plan = majority(3, 0, OnNoQuorum::IoError);
+    plan.volatile_cache = true;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        // The link breaks without a word, and n0 is the last to notice.
+        w.pause(0, 20);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        let other = w.open(1);
+        w.write(1, 8);
+        let flush = w.start(0, Op::Flush, 0, 0);
+        let _ = w.finish(flush);
+        w.close(1, other);
+        w.close(0, opener);
+        w.settle();
+    });
+}
