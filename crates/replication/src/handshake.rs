@@ -267,12 +267,14 @@ impl Resource {
 
     /// This node's data or identifiers are about to change, and nothing may be decided on them:
     /// what was received from a lost Primary is executed first, a new generation is made durable,
-    /// and a disk that is being attached has found out from the peers there are what it is.
+    /// and a disk that is being attached has found out from the peers there are what it is. Nor are
+    /// writes of this node, as the Primary that it was, still in the cache of its disk.
     pub(crate) fn handshake_must_wait(&self) -> bool {
         let adopting = |v: &Volume| v.backing.as_ref().is_some_and(|b| b.is_adopting());
         self.vols.iter().any(|v| v.bump_running || adopting(v))
             || self.peers.iter().any(|p| p.recv.draining)
             || self.st.vols.iter().any(|v| v.disk == DiskState::Negotiating)
+            || self.st.role == Role::Secondary && self.flushes_own_writes()
     }
 
     /// A handshake is past the point where this node's identifiers may change.

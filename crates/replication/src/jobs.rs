@@ -504,6 +504,11 @@ impl Resource {
                 self.out.push_back(Output::Disk { volume, op, io: DiskOp::Flush });
             }
         }
+        self.flushes_own_writes()
+    }
+
+    /// Such a flush runs. Without peers the demotion does not wait for it, but connecting does.
+    pub(crate) fn flushes_own_writes(&self) -> bool {
         let runs = |op: &Op| matches!(*op, Op::DemotionFlush(vol) if self.disk_in_use(vol));
         self.ops.iter().any(|(_, op)| runs(op))
     }
