@@ -333,6 +333,7 @@ impl Resource {
                 kind,
                 JobKind::LostPeer
                     | JobKind::Vouch { .. }
+                    | JobKind::Tell { .. }
                     | JobKind::PrimaryResume
                     | JobKind::CatchUp { .. }
                     | JobKind::Gathered(_)
