@@ -333,7 +333,6 @@ impl Resource {
                 kind,
                 JobKind::LostPeer
                     | JobKind::Vouch { .. }
-                    | JobKind::Tell { .. }
                     | JobKind::PrimaryResume
                     | JobKind::CatchUp { .. }
                     | JobKind::Gathered(_)
@@ -481,13 +480,14 @@ impl Resource {
             return self.wait_or_fail(id, Refusal::state(StateError::DeviceInUse, why));
         }
         self.flush_peer_acks();
-        if self.flush_own_writes() {
-            let why = "the caches of disks are being flushed";
-            return self.wait_or_fail(id, Refusal::state(StateError::DeviceInUse, why));
-        }
+        let flushing = self.flush_own_writes();
         if self.st.connected().next().is_none() {
             self.change_hard(|st| st.role = Role::Secondary);
             return Start::Done(Ok(()));
+        }
+        if flushing {
+            let why = "the caches of disks are being flushed";
+            return self.wait_or_fail(id, Refusal::state(StateError::DeviceInUse, why));
         }
         self.start_twopc(id, Operation::Demote, None, None);
         Start::Running
