@@ -752,17 +752,37 @@ impl Resource {
             if self.peers[peer].recv.unacked.iter().filter(before).any(|u| u.ok.is_none()) {
                 return false;
             }
-            self.tell_unacked(target, peer, position);
+            self.tell_unacked(target, peer, |u| u.dagtag <= position);
         }
         self.peers[target].joined.remove(writer);
         true
     }
 
-    fn tell_unacked(&mut self, target: PeerIx, writer: PeerIx, position: Dagtag) {
+    /// The writer is Primary no more, or lost: this node's data counts as stable from now on, and a
+    /// disk that is brought up to date from here may become current by it. What was written last it
+    /// may lack. The peer-ack that would say so comes on a stream of its own, or never.
+    pub(crate) fn tell_behind_unacked(&mut self, writer: PeerIx) {
+        let connected = self.st.is_connected(writer);
+        let vols = self.vols.len();
+        for target in (0..self.peers.len()).filter(|p| *p != writer) {
+            let behind: Vec<bool> = (0..vols)
+                .map(|vol| {
+                    let dev = &self.st.peers[target].devs[vol];
+                    // Survivors of a lost Primary settle that by its stream (see `loss.rs`).
+                    let lacks = connected && dev.disk < DiskState::UpToDate;
+                    dev.repl.is_source() || lacks && self.st.has_disk(target, vol)
+                })
+                .collect();
+            // One that is not executed yet may stand behind an answer to the target.
+            self.tell_unacked(target, writer, |u| u.ok.is_some() && behind[u.vol]);
+        }
+    }
+
+    fn tell_unacked(&mut self, target: PeerIx, writer: PeerIx, wanted: impl Fn(&Unacked) -> bool) {
         let node = self.peers[target].node;
         let mut ranges = Vec::new();
         for entry in self.peers[writer].recv.unacked.iter_mut() {
-            if entry.dagtag > position || entry.covered.contains(node) {
+            if !wanted(entry) || entry.covered.contains(node) {
                 continue;
             }
             let Some(backing) = self.vols[entry.vol].backing.as_mut() else { continue };

@@ -725,6 +725,10 @@ impl Resource {
         if was == is && old.stable() == self.st.stable() {
             return;
         }
+        for node in was.minus(is).iter() {
+            let writer = self.peer_ix(node).expect("connected peers are configured");
+            self.tell_behind_unacked(writer);
+        }
         let got_stable = !old.stable() && self.st.stable();
         for peer in 0..self.peers.len() {
             if self.st.is_connected(peer) {

@@ -1,6 +1,8 @@
 //! Hard cases 44 to 53 and 92 to 94 of semantics §14: promotion, demotion and the connections
 //! that come and go meanwhile.
 
+use std::time::Duration;
+
 use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
@@ -480,6 +482,43 @@ fn a_node_that_takes_a_dead_node_for_primary_finds_out_before_it_follows_another
         w.wait_connected(1, 2);
         w.heal(0, 2);
         w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn what_a_demoted_primary_wrote_last_reaches_who_is_resynced_from_another_node() {
+    let mut plan = three();
+    plan.net.ping_int = Duration::from_secs(120);
+    plan.net.ko_count = 1;
+    scenario(plan, |w| {
+        w.form();
+        w.run_seconds(1);
+        let opener = w.open(0);
+        w.write(0, 0);
+        // n1 does not notice that it hears the Primary no more.
+        w.cut(0, 1);
+        w.write(0, 8);
+        w.slow(2, 1, 20_000_000);
+        w.close(0, opener);
+        w.wait("n1 is resynced from n2", |w| w.device(1, 2).repl == ReplState::SyncTarget);
+        // It goes on while somebody writes who may not know of it.
+        let opener = w.open(0);
+        w.slow(2, 1, 30_000);
+        w.run_seconds(1);
+        w.expect("the resync goes on", |w| w.device(1, 2).repl == ReplState::SyncTarget);
+        w.write(0, 16);
+        w.run_for(30_000_000);
+        // Who has the write comes on one stream, and that nobody is Primary any more on another.
+        w.cut(0, 2);
+        w.close(0, opener);
+        w.heal(0, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.expect("n1 has what was written", |w| {
+            let (a, b) = (w.nodes[1].drive(0), w.nodes[2].drive(0));
+            a.zip(b).is_some_and(|(a, b)| a.disk.first_difference(&b.disk, 0).is_none())
+        });
+        w.heal(0, 1);
         w.settle();
     });
 }
