@@ -24,6 +24,8 @@ pub(crate) struct Proposals {
     list: Vec<Proposal>,
     /// Connected peers whose disks have been told all of them.
     told: NodeMask,
+    /// Some are none any more: what was written in them may be reported now.
+    reached: bool,
 }
 
 #[derive(Debug)]
@@ -60,7 +62,8 @@ impl Volume {
         self.exposed = uuid;
         let list = &mut self.proposals.list;
         let reached = list.iter().position(|p| p.uuid.same(uuid)).unwrap_or(list.len());
-        list.drain(..list.len().min(reached + 1));
+        let overtaken = list.drain(..list.len().min(reached + 1)).count();
+        self.proposals.reached |= overtaken > 0;
     }
 }
 
@@ -69,6 +72,18 @@ impl Resource {
     /// on a disk that then goes away, while another one that lacks it looks just as good.
     pub(crate) fn is_proposing(&self, vol: VolIx) -> bool {
         !self.vols[vol].proposals.list.is_empty()
+    }
+
+    /// Writes that waited until a disk has what was proposed may have nothing to wait for any more,
+    /// whoever has it.
+    pub(crate) fn complete_reached(&mut self) {
+        let mut reached = false;
+        for volume in &mut self.vols {
+            reached |= std::mem::take(&mut volume.proposals.reached);
+        }
+        if reached {
+            self.advance_all();
+        }
     }
 
     /// A Primary without an UpToDate disk of its own starts a generation.
@@ -193,7 +208,6 @@ impl Resource {
                 self.send(peer, Packet::CurrentUuid(self.vols[vol].nr, uuid, weak));
             }
         }
-        self.advance_all();
     }
 
     // --- the word of a disk for its Primary ------------------------------------------------

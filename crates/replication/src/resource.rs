@@ -554,6 +554,7 @@ impl Resource {
             while let Some(work) = self.work.pop_front() {
                 self.do_work(work);
             }
+            self.complete_reached();
             self.run_jobs();
             self.answer_readers();
             for vol in 0..self.vols.len() {

@@ -210,11 +210,10 @@ impl Resource {
         // What was copied others may lack, whatever their generation: those that know it say so
         // (see `peers_in_sync`).
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        // Users see the generation once it is durable, and the disk current (`after_disk_change`).
         if let Some(slot) = backing.slot_of(node).filter(|_| finish.settled.contains(node)) {
             backing.bitmap.clear_all(slot);
         }
-        let current = backing.gens.current();
-        self.vols[vol].expose(current);
         self.persist_with_bitmap(vol, Work::ResyncRecorded(peer, vol));
     }
 
