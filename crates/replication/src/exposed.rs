@@ -117,7 +117,6 @@ impl Resource {
         let proposals = &mut self.vols[vol].proposals;
         proposals.told = proposals.told.or(waiting);
         proposals.list.push(proposal);
-        self.peers_follow(vol, uuid, weak);
         self.vols[vol].bump_pending = false;
         self.work.push_back(Work::BumpDone(vol));
     }
@@ -128,6 +127,9 @@ impl Resource {
         let node = self.peers[peer].node;
         let weak = if follows { proposal.weak.without(node) } else { proposal.weak };
         self.send(peer, Packet::CurrentUuid(self.vols[vol].nr, proposal.uuid, weak));
+        if self.st.peers[peer].devs[vol].disk == DiskState::UpToDate && !weak.contains(node) {
+            self.peers[peer].devs[vol].take_on(proposal.uuid, weak);
+        }
     }
 
     /// Disks that have come back in the exposed generation are told what was proposed meanwhile;

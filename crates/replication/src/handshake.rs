@@ -119,6 +119,7 @@ impl Resource {
             dev.last_word = None;
             dev.word_due = false;
             dev.uuids = None;
+            dev.taking.clear();
             dev.uuids_attaching = false;
             dev.holds_bound = false;
             dev.sent_uuids = None;

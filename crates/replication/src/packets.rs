@@ -258,6 +258,9 @@ impl Resource {
         let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
         self.peers[peer].devs[vol].last_word = Some(word);
         let disk = word.disk().unwrap_or(DiskState::Diskless);
+        if disk != DiskState::UpToDate {
+            self.peers[peer].devs[vol].taking.clear();
+        }
         if disk == DiskState::Negotiating {
             return self.peer_negotiates(peer, vol, word, role);
         }

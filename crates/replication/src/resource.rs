@@ -309,6 +309,9 @@ pub(crate) struct PeerDevice {
     /// Sequence number of the last packet that carries one.
     pub seq: u32,
     pub uuids: Option<PeerUuids>,
+    /// Generations that its disk was told to take, oldest first, and the nodes that miss them. What
+    /// it says of itself may be from before it heard of them.
+    pub taking: Vec<(GenUuid, NodeMask)>,
     /// This disk and the peer's have been connected since this one was attached (RECONNECT).
     pub together: bool,
     /// On this connection its disk has got to what the disk here is on its way to.
@@ -783,6 +786,7 @@ impl PeerDevice {
             opts,
             seq: 0,
             uuids: None,
+            taking: Vec::new(),
             together: false,
             uuids_fresh: false,
             holds_bound: false,
@@ -810,6 +814,25 @@ impl PeerDevice {
             asked: GenUuid::NONE,
             sent_uuids: None,
         }
+    }
+
+    /// The peer's disk, which is current, was told of a generation, and takes it.
+    pub(crate) fn take_on(&mut self, uuid: GenUuid, weak: NodeMask) {
+        self.taking.push((uuid, weak));
+        if let Some(uuids) = &mut self.uuids {
+            uuids.follow(uuid, weak);
+        }
+    }
+
+    /// The peer names its identifiers. With what it had not heard of then, they are what it is
+    /// about to have.
+    pub(crate) fn name(&mut self, mut uuids: PeerUuids) {
+        let reached = |u: &PeerUuids, uuid| u.current.same(uuid) || u.succeeds(uuid);
+        self.taking.retain(|(uuid, _)| !reached(&uuids, *uuid));
+        for (uuid, weak) in &self.taking {
+            uuids.follow(*uuid, *weak);
+        }
+        self.uuids = Some(uuids);
     }
 
     /// Next sequence number for a packet that carries one (wire §3.3).
