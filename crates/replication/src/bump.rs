@@ -475,7 +475,7 @@ impl Resource {
 
     /// A peer that this node does not take for UpToDate although it says so may have named the
     /// right generation by now.
-    fn review_shown_disk(&mut self, peer: PeerIx, vol: VolIx) {
+    pub(crate) fn review_shown_disk(&mut self, peer: PeerIx, vol: VolIx) {
         let Some(word) = self.peers[peer].devs[vol].last_word else { return };
         let shown = self.st.peers[peer].devs[vol].disk;
         let doubted = shown == DiskState::Consistent

@@ -15,7 +15,7 @@ use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState, Role};
 use crate::compare::Decided;
 use crate::generation::{is_generation, weak_nodes};
 use crate::jobs::JobKind;
-use crate::resource::{Decision, Resource, Volume, Work};
+use crate::resource::{Decision, PeerUuids, Resource, Volume, Work, gave_up};
 use crate::state::{PeerIx, VolIx};
 
 /// Generations that no disk is known to have, oldest first.
@@ -292,7 +292,7 @@ impl Resource {
             }
             return Decided::none();
         }
-        let successor = uuids.succeeds(exposed);
+        let successor = uuids.succeeds(exposed) && !self.is_given_up(peer, vol);
         let ancestor = self.is_ancestor(peer, vol);
         let primary = self.st.role == Role::Primary;
         let unconfirmed = self.vols[vol].unconfirmed.is_some();
@@ -323,6 +323,25 @@ impl Resource {
         }
     }
 
+    /// The peer's disk has become UpToDate in a generation beyond the one that a Secondary client has
+    /// seen, and named that before: the client goes by it from now on, and others may be in it, too.
+    pub(crate) fn follow_as_client(&mut self, peer: PeerIx, vol: VolIx) {
+        let current = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        let client = self.shown_backing(vol).is_none() && self.st.role == Role::Secondary;
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let beyond = uuids.filter(|u| u.has_passed(self.vols[vol].exposed)).map(|u| u.current);
+        let Some(uuid) = beyond.filter(|_| client && current && !self.is_ancestor(peer, vol))
+        else {
+            return;
+        };
+        self.vols[vol].expose(uuid);
+        for other in (0..self.peers.len()).filter(|p| *p != peer) {
+            if self.st.is_connected(other) {
+                self.review_shown_disk(other, vol);
+            }
+        }
+    }
+
     /// This node and those it is connected to have quorum: what nodes without it hold and these
     /// do not know has not been acknowledged.
     fn is_majority(&self, vol: VolIx) -> bool {
@@ -332,9 +351,19 @@ impl Resource {
     /// The peer's generation is one that another disk has left behind.
     pub(crate) fn is_ancestor(&self, peer: PeerIx, vol: VolIx) -> bool {
         let Some(uuids) = &self.peers[peer].devs[vol].uuids else { return false };
+        let node = self.peers[peer].node;
         let others = self.peers.iter().enumerate().filter(|(p, _)| *p != peer);
         let mut known = others.filter_map(|(_, other)| other.devs[vol].uuids.as_ref());
-        known.any(|o| o.has_passed(uuids.current))
+        known.any(|o| o.has_passed(uuids.current) && !uuids.has_given_up(node, o))
+    }
+
+    /// The peer's generation is one that a disk here, at which it began, has given up.
+    fn is_given_up(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(theirs) = &self.peers[peer].devs[vol].uuids else { return false };
+        self.st.connected().any(|p| {
+            let uuids = self.peers[p].devs[vol].uuids.as_ref();
+            uuids.is_some_and(|u| u.has_given_up(self.peers[p].node, theirs))
+        })
     }
 
     /// This node works with the disks of others, and has met newer ones than some that it is
@@ -361,10 +390,43 @@ impl Resource {
         }
     }
 
+    /// A disk that is current elsewhere has left this one's generation behind, and is to be waited
+    /// for: whoever is no further than that may have been overtaken by writes that count on this
+    /// node's vote, and gets no second one from it (invariants 32 and 35).
+    pub(crate) fn note_newer(&mut self, peer: PeerIx, vol: VolIx) {
+        let current = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        let Some(theirs) = self.peers[peer].devs[vol].uuids.as_ref().filter(|_| current) else {
+            return;
+        };
+        let newer = self.vols[vol].newer.as_ref();
+        if self.leaves_own_behind(vol, theirs) {
+            self.vols[vol].newer = Some(Box::new(theirs.clone()));
+        } else if newer.is_some_and(|newer| theirs.has_passed(newer.current))
+            && self.presented(vol).same(theirs.current)
+        {
+            // An equal of this disk knows that it was given up.
+            self.vols[vol].newer = None;
+        }
+    }
+
     /// A disk that was current has left the generation of the own one behind.
     pub(crate) fn is_own_overtaken(&self, vol: VolIx) -> bool {
-        let Some(own) = self.shown_backing(vol).map(|b| b.gens.current()) else { return false };
-        self.vols[vol].newer.as_ref().is_some_and(|newer| newer.has_passed(own))
+        self.newer_than_own(vol).is_some()
+    }
+
+    /// The identifiers of a disk that was current and has left the own one behind, if there is one.
+    pub(crate) fn newer_than_own(&self, vol: VolIx) -> Option<&PeerUuids> {
+        let newer = self.vols[vol].newer.as_deref()?;
+        self.leaves_own_behind(vol, newer).then_some(newer)
+    }
+
+    /// A disk has left the generation of the own one behind, and not for one that this disk has given
+    /// up since.
+    pub(crate) fn leaves_own_behind(&self, vol: VolIx, theirs: &PeerUuids) -> bool {
+        self.shown_backing(vol).is_some_and(|backing| {
+            let (current, history) = (backing.gens.current(), backing.gens.history());
+            theirs.has_passed(current) && !gave_up(current, history, self.me, theirs)
+        })
     }
 
     /// The peer's disk has become UpToDate by a resync from elsewhere, and may have left the

@@ -118,10 +118,10 @@ impl Resource {
                         true => backing.gens.has_passed(u.current),
                         false => !u.of_disk(),
                     };
-                    u.current.same(own) || older && !u.has_passed(own)
+                    u.current.same(own) || older && !self.leaves_own_behind(vol, u)
                 })
         };
-        let overtaken = self.vols[vol].newer.as_ref().is_some_and(|u| u.has_passed(own));
+        let overtaken = self.is_own_overtaken(vol);
         let unheard = self.far_primaries.minus(self.st.connected_mask());
         // A disk that stopped under writes may have lost some that another one has.
         let unclean = self.vols[vol].crashed_secondary || self.vols[vol].crashed_primary;

@@ -584,23 +584,10 @@ impl Resource {
             })
     }
 
-    /// A disk that is current elsewhere has left this one's generation behind, and is to be waited
-    /// for: whoever is no further than that may have been overtaken by writes that count on this
-    /// node's vote, and gets no second one from it (invariants 32 and 35).
-    pub(crate) fn note_newer(&mut self, peer: PeerIx, vol: VolIx) {
-        let Some(own) = self.shown_backing(vol).map(|b| b.gens.current()) else { return };
-        let current = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
-        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
-        if let Some(newer) = uuids.filter(|u| current && u.has_passed(own)) {
-            self.vols[vol].newer = Some(Box::new(newer.clone()));
-        }
-    }
-
     /// The peer takes its disk for current, and a disk that was current has left its generation
     /// behind.
     fn is_overtaken(&self, peer: PeerIx, vol: VolIx, peer_disk: DiskState) -> bool {
-        let Some(own) = self.shown_backing(vol).map(|b| b.gens.current()) else { return false };
-        let newer = self.vols[vol].newer.as_ref().filter(|newer| newer.has_passed(own));
+        let newer = self.newer_than_own(vol);
         let theirs = self.peers[peer].devs[vol].uuids.as_ref().map(|u| u.current);
         peer_disk > DiskState::Outdated
             && newer.zip(theirs).is_some_and(|(newer, theirs)| newer.has_passed(theirs))

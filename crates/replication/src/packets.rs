@@ -295,6 +295,7 @@ impl Resource {
         if disk == DiskState::UpToDate && was.disk < DiskState::UpToDate {
             self.drop_artefacts(peer, vol);
             self.review_overtaken(peer, vol);
+            self.follow_as_client(peer, vol);
         }
         self.change_hard(|st| {
             let dev = &mut st.peers[peer].devs[vol];

@@ -1,9 +1,13 @@
 //! Generations that a Primary without a current disk proposes, and what becomes of them.
 
-use sim::World;
+use replication::io::AdminCommand;
 use sim::plan::Plan;
 use sim::scenario::scenario;
-use vocab::{DiskState, GenUuid};
+use sim::{Op, World};
+use vocab::options::OnNoQuorum;
+use vocab::{DiskState, GenUuid, VolumeNr};
+
+const WRITE: Op = Op::Write { fua: false };
 
 fn current(w: &World, node: usize) -> GenUuid {
     w.seen(node).volumes[0].current
@@ -47,5 +51,44 @@ fn a_target_that_is_promoted_ends_in_the_generation_that_its_source_takes() {
             w.close(0, opener);
             w.settle();
         }
+    });
+}
+
+/// n1 has taken what n0 proposed and then gave up when its own disk was back. A client that meets n1
+/// beside n0 is not led back by it, and neither of them waits for what n1 had.
+#[test]
+fn a_disk_with_a_proposal_that_was_given_up_is_not_the_newer_one() {
+    let mut plan = Plan::majority(2, 1);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        let (volume, before) = (VolumeNr(0), current(w, 1));
+        w.slow(1, 0, 20_000_000);
+        w.granted(0, AdminCommand::Detach { volume, force: true, intentional: false });
+        let id = w.start(0, WRITE, 8, 8);
+        w.wait("n1 has a generation", |w| !current(w, 1).same(before));
+        w.cut_off(0, [1, 2]);
+        w.cut(1, 2);
+        w.wait_lost_all(0, [1, 2]);
+        w.wait_lost_all(1, [2]);
+        w.attach_again(0);
+        w.finish(id).ok();
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.slow(1, 0, 100_000);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.expect("n0 is current", |w| w.device(2, 0).disk == DiskState::UpToDate);
+        w.heal(0, 1);
+        w.settle();
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.heal(0, 1);
+        w.settle();
     });
 }
