@@ -469,7 +469,8 @@ impl Resource {
         let flags = &mut sb.flags;
         if state.disk >= DiskState::Inconsistent {
             flags.set(MdFlags::CONSISTENT, state.disk > DiskState::Inconsistent);
-            flags.set(MdFlags::WAS_UP_TO_DATE, state.disk > DiskState::Outdated);
+            let current = state.disk > DiskState::Outdated && !self.may_be_outdated();
+            flags.set(MdFlags::WAS_UP_TO_DATE, current);
         } else if state.disk == DiskState::Detaching {
             // From here on a Primary writes without this disk (semantics §1.6).
             let primary = self.st.role == Role::Primary || !self.st.primary_peers().is_empty();

@@ -456,6 +456,8 @@ pub(crate) enum Work {
     Answer(u64),
     /// A cluster-wide change goes on (transaction id of the job).
     Job(u64),
+    /// What this node is to have on record before it answers in that transaction, is.
+    Answerable(u32),
     /// Bits of a whole slot are durable: the bitmap exchange or full resync may start.
     BitmapReady(PeerIx, VolIx),
     /// Compare generations with this peer again.
@@ -588,6 +590,7 @@ impl Resource {
             Work::ResyncRecorded(peer, vol) => self.resync_recorded(peer, vol),
             Work::Answer(id) => self.admin_ok(id),
             Work::Job(id) => self.job_continue(id),
+            Work::Answerable(tid) => self.transaction_recorded(tid),
             Work::BitmapReady(peer, vol) => self.bitmap_ready(peer, vol),
             Work::Recompare(peer, vol) => self.recompare(peer, vol),
             Work::Reconcile(node) => self.reconcile(node),

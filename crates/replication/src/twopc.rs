@@ -6,6 +6,7 @@
 //! from generations and quorum, transactions only keep the nodes' views together.
 
 mod apply;
+mod record;
 #[cfg(test)]
 mod tests;
 
@@ -52,9 +53,15 @@ pub(crate) struct Held {
     nodes_to_reach: NodeMask,
     /// Primaries that fell silent here since.
     lost_primaries: NodeMask,
+    /// Its end may make this node Outdated, and the metadata say so already.
+    outdates: bool,
+    /// Metadata that are being written before this node answers, or commits.
+    recording: usize,
     retry: bool,
     no: bool,
     replied: bool,
+    /// What was replied.
+    answer: Answer,
     reachable: NodeMask,
     target_reachable: NodeMask,
     primary: NodeMask,
@@ -100,9 +107,12 @@ impl Resource {
             waiting: children,
             nodes_to_reach,
             lost_primaries: NodeMask::EMPTY,
+            outdates: false,
+            recording: 0,
             retry: false,
             no: false,
             replied: false,
+            answer: Answer::Retry,
             reachable: NodeMask::EMPTY,
             target_reachable: NodeMask::EMPTY,
             primary: NodeMask::EMPTY,
@@ -204,9 +214,12 @@ impl Resource {
             waiting: NodeMask::EMPTY,
             nodes_to_reach: request.nodes_to_reach,
             lost_primaries: NodeMask::EMPTY,
+            outdates: false,
+            recording: 0,
             retry: false,
             no: false,
             replied: false,
+            answer: Answer::Retry,
             reachable: NodeMask::EMPTY,
             target_reachable: NodeMask::EMPTY,
             primary: NodeMask::EMPTY,
@@ -238,6 +251,7 @@ impl Resource {
         held.nodes_to_reach = request.nodes_to_reach.minus(children.with(self.me));
         self.forward(&held, PrepareOrEnd::Prepare);
         self.twopc.held = Some(held);
+        self.record_before_answer();
         self.twopc_progress();
         Ok(())
     }
@@ -404,7 +418,8 @@ impl Resource {
     pub(crate) fn twopc_progress(&mut self) {
         let Some(held) = &self.twopc.held else { return };
         let handshake = self.handshake_of(held);
-        let complete = held.waiting.is_empty() && handshake != Some(HandshakeResult::Pending);
+        let answered = held.waiting.is_empty() && held.recording == 0;
+        let complete = answered && handshake != Some(HandshakeResult::Pending);
         let ready = held.retry || complete || handshake == Some(HandshakeResult::Retry);
         if !ready || held.replied {
             return;
@@ -415,6 +430,7 @@ impl Resource {
         let (answer, masks) = (self.own_answer(), self.reply_masks());
         let held = self.twopc.held.as_mut().expect("looked at above");
         held.replied = true;
+        held.answer = answer;
         let parents = held.parents.clone();
         let (tid, initiator) = (held.tid, held.initiator);
         let nr = held.vol.map(|v| self.vols[v].nr);
@@ -549,11 +565,11 @@ impl Resource {
             Answer::Yes => self.initiator_checks(held),
         };
         match result {
+            Ok(info) if self.record_before_commit(info) => {}
             Ok(info) => self.commit_own(info),
             Err(refusal) => {
                 let held = self.twopc.held.take().expect("an own transaction is held");
-                self.forward(&held, PrepareOrEnd::Abort);
-                self.job_failed(held.job.expect("it is this node's own"), refusal);
+                self.end_own(&held, refusal);
             }
         }
     }
@@ -762,12 +778,7 @@ impl Resource {
     /// What every participant concludes from a committed transaction (semantics §2.6, §2.9).
     fn after_commit(&mut self, held: &Held, info: CommitInfo) {
         let direct = self.st.connected_mask().with(self.me);
-        // A Primary that fell silent here since it was counted may be gone altogether. The
-        // transaction about its loss is to come, and finds out whether others hear it.
-        let far = match info.primary_incapable {
-            true => NodeMask::EMPTY,
-            false => info.primary.minus(direct).minus(held.lost_primaries),
-        };
+        let far = self.unreached_primaries(held, info);
         self.far_primaries = far.or(held.lost_primaries);
         let far_primary = !far.is_empty();
         if far_primary && self.st.role != Role::Primary {
@@ -808,6 +819,17 @@ impl Resource {
         }
     }
 
+    /// Primaries that go on without this node.
+    fn unreached_primaries(&self, held: &Held, info: CommitInfo) -> NodeMask {
+        let direct = self.st.connected_mask().with(self.me);
+        // A Primary that fell silent here since it was counted may be gone altogether. The
+        // transaction about its loss is to come, and finds out whether others hear it.
+        match info.primary_incapable {
+            true => NodeMask::EMPTY,
+            false => info.primary.minus(direct).minus(held.lost_primaries),
+        }
+    }
+
     /// P_TWOPC_ABORT.
     pub(crate) fn twopc_abort(&mut self, request: TwoPc) -> Result<(), &'static str> {
         let (initiator, _) = parties(&request)?;
@@ -823,9 +845,15 @@ impl Resource {
     /// An own transaction gives way.
     pub(crate) fn abort_own(&mut self, why: StateError) {
         if let Some(held) = self.twopc.held.take_if(|h| h.job.is_some()) {
-            self.forward(&held, PrepareOrEnd::Abort);
-            self.job_failed(held.job.expect("it is this node's own"), why.into());
+            self.end_own(&held, why.into());
         }
+    }
+
+    /// An own transaction comes to nothing.
+    fn end_own(&mut self, held: &Held, refusal: Refusal) {
+        self.forward(held, PrepareOrEnd::Abort);
+        self.record_withdrawn(held);
+        self.job_failed(held.job.expect("it is this node's own"), refusal);
     }
 
     /// A disk is gone while the cluster is asked whether it may come or go. The next disk is none of
@@ -849,6 +877,7 @@ impl Resource {
 
     /// A prepared transaction of another node is not going to happen.
     fn transaction_dropped(&mut self, held: &Held) {
+        self.record_withdrawn(held);
         for vol in 0..self.vols.len() {
             self.resyncs_progress(vol);
         }
@@ -886,6 +915,7 @@ impl Resource {
         if held.parents.is_empty() {
             let held = self.twopc.held.take().expect("looked at above");
             self.forward(&held, PrepareOrEnd::Abort);
+            self.end_unknown(&held);
             self.transaction_dropped(&held);
         } else if held.waiting.contains(node) {
             held.waiting.remove(node);
@@ -899,12 +929,10 @@ impl Resource {
         let due = |h: &mut Held| h.deadline <= self.now;
         let Some(held) = self.twopc.held.take_if(due) else { return };
         match held.job {
-            Some(job) => {
-                self.forward(&held, PrepareOrEnd::Abort);
-                self.job_failed(job, StateError::Timeout.into());
-            }
+            Some(_) => self.end_own(&held, StateError::Timeout.into()),
             None => {
                 self.forward(&held, PrepareOrEnd::Abort);
+                self.end_unknown(&held);
                 self.transaction_dropped(&held);
             }
         }

@@ -486,6 +486,99 @@ fn a_node_that_takes_a_dead_node_for_primary_finds_out_before_it_follows_another
     });
 }
 
+/// Nothing that n1 and n2 have is current.
+fn neither_goes_on(w: &mut World) {
+    w.wait_connected(1, 2);
+    w.run_seconds(5);
+    for node in [1, 2] {
+        if w.try_open(node).is_ok() {
+            w.violate("expect", format!("n{node} was promoted with old data"));
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_disconnected_is_outdated_even_if_it_stops_before_it_hears_so() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.disconnect(0, 1);
+        w.admin(0, AdminCommand::Disconnect { peer: node_id(2), force: false });
+        w.wait("that is committed", |w| w.device(0, 2).disk == DiskState::Outdated);
+        w.kill(2);
+        w.write(0, 0);
+        w.start_node(2);
+        neither_goes_on(w);
+        w.close(0, opener);
+        w.connect(0, 1);
+        w.connect(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_node_that_agreed_to_leave_and_hears_no_more_is_outdated() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.disconnect(0, 1);
+        w.admin(0, AdminCommand::Disconnect { peer: node_id(2), force: false });
+        w.wait("that is committed", |w| w.device(0, 2).disk == DiskState::Outdated);
+        w.cut(0, 2);
+        w.write(0, 0);
+        w.wait_lost(2, 0);
+        neither_goes_on(w);
+        w.close(0, opener);
+        w.heal(0, 2);
+        w.connect(0, 1);
+        w.connect(0, 2);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_node_that_a_new_primary_does_not_reach_is_outdated_even_if_it_stops_at_once() {
+    scenario(three(), |w| {
+        w.form();
+        w.cut(0, 2);
+        w.wait_lost_all(0, [2]);
+        w.run_seconds(1);
+        w.admin(0, AdminCommand::Primary { force: false });
+        w.wait("n0 is Primary", |w| w.is_primary(0));
+        w.kill(2);
+        w.expect("n2 counts as Outdated", |w| w.device(0, 2).disk == DiskState::Outdated);
+        w.disconnect(0, 1);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.start_node(2);
+        neither_goes_on(w);
+        w.close(0, opener);
+        w.demote(0);
+        w.heal(0, 2);
+        w.connect(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_node_that_disconnects_says_so_on_its_disk_first() {
+    scenario(three(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.stall_disk(2, 60);
+        w.admin(2, AdminCommand::Disconnect { peer: node_id(0), force: false });
+        w.run_seconds(1);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.expect("n0 does not count on it", |w| w.device(0, 2).disk != DiskState::Outdated);
+        w.release_disk(2);
+        w.start_node(2);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
 #[test]
 fn what_a_demoted_primary_wrote_last_reaches_who_is_resynced_from_another_node() {
     let mut plan = three();
