@@ -11,8 +11,9 @@ use vocab::{
 
 use crate::activity_log::ActivityLog;
 use crate::bitmap::Bitmap;
+use crate::bound::ANYTHING;
 use crate::compare::{Decided, Start};
-use crate::generation::{BitmapUuid, Generations, is_generation};
+use crate::generation::{BitmapUuid, Generations};
 use crate::io::{AttachImage, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::meta::Backing;
@@ -41,6 +42,10 @@ impl Resource {
             let detail = format!("volume {nr} has a disk; detach it first");
             return Err(Refusal::config(ConfigError::DiskConfigured, detail));
         }
+        if self.vols[vol].parting.is_some() {
+            let detail = format!("volume {nr} is still giving up its disk; try again");
+            return Err(Refusal::config(ConfigError::DiskConfigured, detail));
+        }
         let mut backing = self.read_metadata(vol, image)?;
         if let Some((started, before)) = self.vols[vol].unannounced.as_deref() {
             // Nothing was ever written in it. To peers it would look like another branch.
@@ -50,14 +55,9 @@ impl Resource {
         }
         self.check_attach(vol, &backing)?;
         let on_disk = backing.take_bound(self.me);
-        let volume = &mut self.vols[vol];
-        // What this node went on to while it had no disk, it had its vote in.
-        let seen = volume.exposed;
-        if is_generation(seen) && !backing.has_reached(seen) {
-            volume.bound_for = seen;
-        } else if !is_generation(volume.bound_for) {
-            volume.bound_for = on_disk;
-        }
+        self.vols[vol].says_adrift = on_disk.same(ANYTHING);
+        let bound = self.bound_of_attached(vol, &backing, on_disk);
+        self.set_bound(vol, bound);
         // What an engine that died had written is still there if the machine has run on since.
         let ran_on = image.boot != 0 && backing.sb.peer(self.me).bitmap_dagtag.0 == image.boot;
         let crashed = backing.sb.flags.contains(MdFlags::CRASHED_PRIMARY);

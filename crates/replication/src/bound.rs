@@ -7,13 +7,25 @@
 //! have for this node itself and that nobody uses; and the node has no vote before it is connected
 //! to one that has got that far, or to a Primary that works with it. (The reference has no such
 //! record.)
+//!
+//! A disk that goes while its node stays can not name what the node will take part in without it.
+//! It says [`ANYTHING`], as its last word (see `parting`); attached after a restart, it does not
+//! count before it is known who has the newest data.
 
 use vocab::{DiskState, GenUuid, NodeMask, Role};
 
-use crate::generation::is_generation;
+use crate::generation::{UNKNOWN, is_generation};
 use crate::meta::Backing;
-use crate::resource::{Resource, Work};
+use crate::resource::{PeerUuids, Resource, Work};
 use crate::state::{PeerIx, State, VolIx};
+
+/// What the node took part in without this disk can not be told.
+pub(crate) const ANYTHING: GenUuid = UNKNOWN;
+
+/// The disk is on its way to something.
+pub(crate) const fn is_bound(uuid: GenUuid) -> bool {
+    is_generation(uuid) || uuid.same(ANYTHING)
+}
 
 impl Backing {
     /// The generation that the metadata say the disk was on its way to.
@@ -27,11 +39,39 @@ impl Backing {
 
     /// The disk holds that generation, or one after it.
     pub(crate) fn has_reached(&self, uuid: GenUuid) -> bool {
-        !is_generation(uuid) || self.gens.current().same(uuid) || self.gens.has_passed(uuid)
+        match uuid.same(ANYTHING) {
+            true => false,
+            false => {
+                let gens = &self.gens;
+                !is_generation(uuid) || gens.current().same(uuid) || gens.has_passed(uuid)
+            }
+        }
     }
 }
 
 impl Resource {
+    /// What a disk that is being attached is on its way to; `on_disk` is what it says.
+    pub(crate) fn bound_of_attached(
+        &self,
+        vol: VolIx,
+        backing: &Backing,
+        on_disk: GenUuid,
+    ) -> GenUuid {
+        let volume = &self.vols[vol];
+        // What this node went on to while it had no disk, it had its vote in, if it had one.
+        let seen = volume.exposed;
+        let known = is_generation(seen) && !backing.has_reached(seen);
+        match volume.remembers {
+            // What the disk does not know this node does.
+            true if self.is_astray(&self.st, vol) => volume.bound_for,
+            true if known => seen,
+            true if is_bound(volume.bound_for) => volume.bound_for,
+            true if on_disk.same(ANYTHING) => GenUuid::NONE,
+            false if known && !is_bound(on_disk) => seen,
+            _ => on_disk,
+        }
+    }
+
     /// The generation that this disk is on its way to; none if it is there.
     pub(crate) fn bound_for(&self, vol: VolIx) -> GenUuid {
         let bound = self.vols[vol].bound_for;
@@ -41,7 +81,7 @@ impl Resource {
 
     /// What this node has taken part in, neither its disk holds nor one that it is connected to.
     pub(crate) fn is_astray(&self, st: &State, vol: VolIx) -> bool {
-        is_generation(self.bound_for(vol))
+        is_bound(self.bound_for(vol))
             && !st.connected().any(|p| self.peers[p].devs[vol].holds_bound)
     }
 
@@ -51,7 +91,7 @@ impl Resource {
         let word = self.peers[peer].devs[vol].last_word;
         let current = word.and_then(|w| w.disk()) == Some(DiskState::UpToDate);
         let holds = self.peers[peer].devs[vol].holds_bound;
-        current && !holds && is_generation(self.bound_for(vol))
+        current && !holds && is_bound(self.bound_for(vol))
     }
 
     /// A disk of this node is a resync target, or left behind, while the generation starts that its
@@ -120,7 +160,7 @@ impl Resource {
     /// Every disk is there and current or not, and none has got to where this one was on its way:
     /// there is nothing left that it could be mistaken about.
     pub(crate) fn review_bound(&mut self, vol: VolIx) {
-        if !is_generation(self.vols[vol].bound_for) {
+        if !is_bound(self.vols[vol].bound_for) {
             return;
         }
         let there = |p: PeerIx| {
@@ -131,8 +171,67 @@ impl Resource {
         };
         let gathered = self.st.vols[vol].disk == DiskState::UpToDate
             && (0..self.peers.len()).filter(|p| self.peer_has_bitmap(*p, vol)).all(there);
-        if gathered || !is_generation(self.bound_for(vol)) {
+        if gathered || !is_bound(self.bound_for(vol)) {
             self.forget_bound(vol);
+        }
+    }
+
+    /// It is not known what the node took part in without this disk. It is no more than what those
+    /// have that go on without its vote; nor, once all disks are there, than what the newest has.
+    pub(crate) fn settle_bound(&mut self, vol: VolIx) {
+        let volume = &self.vols[vol];
+        if !volume.bound_for.same(ANYTHING) || self.st.vols[vol].disk < DiskState::Inconsistent {
+            return;
+        }
+        let known = self.quorate_generation(vol).or_else(|| self.newest_of_all(vol));
+        let Some(known) = known else { return };
+        self.set_bound(vol, known);
+        self.md_changed(vol);
+        self.change_hard(|_| {});
+        self.broadcast_states();
+    }
+
+    /// What a connected disk holds that is current and has quorum.
+    fn quorate_generation(&self, vol: VolIx) -> Option<GenUuid> {
+        self.st
+            .connected()
+            .filter(|p| {
+                let dev = &self.st.peers[*p].devs[vol];
+                dev.disk == DiskState::UpToDate && dev.peer_quorum
+            })
+            .filter_map(|p| self.peers[p].devs[vol].uuids.as_ref())
+            .find_map(|u| is_generation(u.current).then_some(u.current))
+    }
+
+    /// All disks are there: the generation that is after all the others.
+    fn newest_of_all(&self, vol: VolIx) -> Option<GenUuid> {
+        let backing = self.vols[vol].backing.as_ref()?;
+        let own = backing.gens.current();
+        let mut others = Vec::new();
+        for peer in (0..self.peers.len()).filter(|p| self.peer_has_bitmap(*p, vol)) {
+            let disk = self.st.peers[peer].devs[vol].disk;
+            let attached = disk >= DiskState::Inconsistent && self.st.is_connected(peer);
+            others.push(
+                self.peers[peer].devs[vol].uuids.as_ref().filter(|u| attached && u.of_disk())?,
+            );
+        }
+        let real: Vec<_> = others.iter().filter(|u| is_generation(u.current)).collect();
+        if real.iter().all(|u| backing.has_reached(u.current)) {
+            return Some(own);
+        }
+        let is_newest = |u: &PeerUuids| {
+            let behind = |old| u.current.same(old) || u.has_passed(old);
+            behind(own) && real.iter().all(|other| behind(other.current))
+        };
+        real.iter().find(|u| is_newest(u)).map(|u| u.current)
+    }
+
+    /// This disk is on its way to that generation.
+    pub(crate) fn set_bound(&mut self, vol: VolIx, bound: GenUuid) {
+        self.vols[vol].bound_for = bound;
+        for peer in 0..self.peers.len() {
+            self.peers[peer].devs[vol].holds_bound = false;
+            self.note_bound(peer, vol);
         }
     }
 

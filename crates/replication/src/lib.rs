@@ -25,6 +25,7 @@ mod loss;
 mod meta;
 mod open;
 mod packets;
+mod parting;
 mod peer_ack;
 mod peers_in_sync;
 pub mod quorum;

@@ -14,9 +14,11 @@ use vocab::{
 
 use crate::activity_log::ActivityLog;
 use crate::bitmap::{Bitmap, Changed};
+use crate::bound::ANYTHING;
 use crate::gather::Gather;
 use crate::generation::Generations;
 use crate::io::{DiskError, DiskLimits, LogLevel, MetaBlock, MetaPlace, MetaWrite, OpId, Output};
+use crate::parting::Parting;
 use crate::peers_in_sync::Claim;
 use crate::request::WaitingOn;
 use crate::resource::{Op, Resource, Work};
@@ -61,6 +63,8 @@ pub(crate) struct Backing {
 #[derive(Debug, Default)]
 struct MetaQueue {
     in_flight: Option<InFlight>,
+    /// The superblock on disk; none before this attach has written one.
+    durable: Option<Box<Superblock>>,
     /// Counts changes of the superblock.
     changed: u64,
     /// The last change on disk.
@@ -92,13 +96,37 @@ enum Log {
 }
 
 #[derive(Debug)]
-struct InFlight {
+pub(crate) struct InFlight {
     op: OpId,
-    /// The change it carries, and whether it says PRIMARY_IND.
-    superblock: Option<(u64, bool)>,
+    /// The superblock it carries.
+    superblock: Option<Written>,
     al: bool,
     /// Blocks of the bitmap.
     blocks: Vec<u64>,
+}
+
+impl InFlight {
+    /// It is that operation.
+    pub(crate) fn is(&self, op: OpId) -> bool {
+        self.op == op
+    }
+
+    pub(crate) const fn has_superblock(&self) -> bool {
+        self.superblock.is_some()
+    }
+
+    /// The superblock it carries.
+    pub(crate) fn into_superblock(self) -> Option<Box<Superblock>> {
+        self.superblock.map(|written| written.content)
+    }
+}
+
+/// A superblock that is being written.
+#[derive(Debug)]
+struct Written {
+    /// The change it carries.
+    change: u64,
+    content: Box<Superblock>,
 }
 
 /// A changed superblock is written at the latest after this time (metadata §6).
@@ -329,11 +357,12 @@ impl Resource {
     }
 
     fn write_superblock(&mut self, vol: VolIx) {
-        let bytes = self.superblock(vol).encode();
+        let content = Box::new(self.superblock(vol));
+        self.recording(vol, &content);
         let backing = self.vols[vol].backing.as_mut().expect("checked by the caller");
-        let change = (backing.meta.changed, backing.primary_ind);
-        let block = MetaBlock { place: MetaPlace::Superblock, bytes };
-        self.start_meta(vol, Some(block), Some(change), false, Vec::new());
+        let block = MetaBlock { place: MetaPlace::Superblock, bytes: content.encode() };
+        let written = Written { change: backing.meta.changed, content };
+        self.start_meta(vol, Some(block), Some(written), false, Vec::new());
     }
 
     /// Starts the activity log transaction that writes wait for; false if there is none, or if it
@@ -380,7 +409,7 @@ impl Resource {
         &mut self,
         vol: VolIx,
         commit: Option<MetaBlock>,
-        superblock: Option<(u64, bool)>,
+        superblock: Option<Written>,
         al: bool,
         mut blocks: Vec<u64>,
     ) {
@@ -417,6 +446,7 @@ impl Resource {
     /// A metadata write has ended.
     pub(crate) fn meta_done(&mut self, op: OpId, result: Result<(), DiskError>) {
         let Some(Op::Meta(vol)) = self.ops.remove(op.0 as usize) else { return };
+        self.parting_done(vol, op, result.is_ok());
         let Some(backing) = &mut self.vols[vol].backing else { return };
         let Some(done) = backing.meta.in_flight.take_if(|f| f.op == op) else { return };
         for block in done.blocks {
@@ -430,16 +460,20 @@ impl Resource {
             Log::Replayed => Log::Clean,
             Log::Clean | Log::Ready => Log::Ready,
         };
-        if let Some((change, primary_ind)) = done.superblock {
+        if let Some(Written { change, content }) = done.superblock {
+            let primary_ind = content.flags.contains(MdFlags::PRIMARY_IND);
             backing.meta.written = change;
             backing.primary_ind_durable = primary_ind;
             while backing.meta.waiters.front().is_some_and(|(c, _)| *c <= change) {
                 let (_, work) = backing.meta.waiters.pop_front().expect("looked at above");
                 self.work.push_back(work);
             }
+            let content = backing.meta.durable.insert(content);
+            let adrift = content.peer(self.me).bitmap_uuid.same(ANYTHING);
             if primary_ind {
                 self.retry_al(vol);
             }
+            self.recorded(vol, adrift);
         }
         if done.al {
             let volume = &mut self.vols[vol];
@@ -463,7 +497,7 @@ impl Resource {
             slot.bitmap_dagtag = uuid.dagtag;
         }
         let own = sb.peer_mut(self.me);
-        own.bitmap_uuid = self.bound_for(vol);
+        own.bitmap_uuid = if self.is_leaving(vol) { ANYTHING } else { self.bound_for(vol) };
         own.bitmap_dagtag = Dagtag(if volume.has_lost_cache() { 0 } else { volume.boot });
         sb.members = self.members;
         let flags = &mut sb.flags;
@@ -572,6 +606,7 @@ impl Resource {
 
     /// Last step of losing or detaching a disk.
     pub(crate) fn drop_disk(&mut self, vol: VolIx) {
+        let leaving = self.is_leaving(vol);
         let Some(backing) = self.vols[vol].backing.take() else { return };
         self.vols[vol].detached = Some(backing.content());
         if let Some(previous) = backing.durable_before {
@@ -591,7 +626,8 @@ impl Resource {
         self.reads_lost_disk(vol);
         self.retry_al(vol);
         self.kick_all();
-        self.out.push_back(Output::DiskReleased { volume: self.vols[vol].nr });
+        let parting = Parting::new(backing.meta.durable, backing.meta.in_flight);
+        self.part_with(vol, parting, leaving);
     }
 
     /// PRIMARY_IND is cleared once nobody is Primary, nothing received is unsettled and the

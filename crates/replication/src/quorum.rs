@@ -53,7 +53,8 @@ pub struct Peer {
     /// The quorum bit of the peer's last state packet.
     pub quorate: bool,
     /// It may know less than what it has voted for: it has restarted and not had its disk since,
-    /// or its disk was on its way to data that it does not see.
+    /// or its disk was on its way to data that it does not see. Or it would, were it to restart: it
+    /// has lost its disk, and that is not on record there.
     pub forgetful: bool,
 }
 

@@ -22,6 +22,7 @@ use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
 use crate::loss::PrimaryLoss;
 use crate::meta::{Backing, Content};
+use crate::parting::Parting;
 use crate::peer_ack::PeerAcks;
 use crate::read::{PeerRead, Read};
 use crate::receive::{PeerWrite, Receiver};
@@ -87,6 +88,10 @@ pub(crate) struct Volume {
     /// Its disk has been attached since this node started, or it is to have none: this node knows
     /// what it has voted for.
     pub remembers: bool,
+    /// The superblock says that this node has gone on without the disk.
+    pub says_adrift: bool,
+    /// The disk is being released.
+    pub parting: Option<Box<Parting>>,
     pub disk_opts: DiskOptions,
     pub backing: Option<Box<Backing>>,
     /// Effective size; 0 until known.
@@ -607,6 +612,8 @@ impl Resource {
             minor: config.minor,
             intentional_diskless: config.diskless,
             remembers: config.diskless,
+            says_adrift: false,
+            parting: None,
             disk_opts: config.disk,
             backing: None,
             size: Sectors(0),

@@ -63,7 +63,8 @@ impl Resource {
             end_verifies(old, new, vol);
         }
         for vol in 0..new.vols.len() {
-            new.vols[vol].forgetful = !self.vols[vol].remembers || self.is_astray(new, vol);
+            new.vols[vol].forgetful =
+                !self.vols[vol].remembers || self.is_astray(new, vol) || self.is_adrift(new, vol);
             let verdict = self.quorum_of(new, vol);
             new.vols[vol].quorum = verdict.enforced;
             new.vols[vol].real_quorum = verdict.real;
@@ -460,6 +461,7 @@ impl Resource {
         for vol in 0..self.vols.len() {
             self.tell_proposals(vol);
         }
+        (0..self.vols.len()).for_each(|vol| self.settle_bound(vol));
         self.review_unconfirmed();
         self.want_catch_up();
         self.want_gathered();
