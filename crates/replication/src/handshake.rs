@@ -287,6 +287,9 @@ impl Resource {
     pub(crate) fn send_state_set(&mut self, peer: PeerIx) {
         let deadline = self.now + self.peers[peer].net.ping_timeout * 10;
         let named = self.lost_writer(peer);
+        for vol in 0..self.vols.len() {
+            self.mark_given_up(vol, self.peers[peer].node);
+        }
         let hs = &mut self.peers[peer].hs;
         hs.phase = Phase::Exchanging;
         hs.deadline = Some(deadline);

@@ -150,7 +150,8 @@ impl Resource {
         if self.holds_sent() {
             self.freeze_parts(peer);
             self.unconfirmed_peer_lost(self.peers[peer].node);
-            return;
+            // What waited for a handshake goes on.
+            return self.advance_all();
         }
         self.peers[peer].hs.cleanup_waits = true;
         self.work.push_back(Work::LossCleanup(peer));

@@ -690,6 +690,9 @@ impl Resource {
             (false, true) => Err(IoError::Unsupported),
             (false, false) => Err(IoError::Io),
         };
+        if result.is_err() && self.awaits_comparison(write) {
+            return;
+        }
         let (volume, id, epoch, vol) = (self.vols[write.vol].nr, write.id, write.epoch, write.vol);
         let buf = match write.op {
             RequestOp::Write { buf, .. } => Some(buf),

@@ -541,3 +541,74 @@ fn what_was_under_write_in_a_generation_does_not_matter_in_the_next_one() {
         w.settle();
     });
 }
+
+#[test]
+fn a_write_that_fails_while_a_peer_is_compared_with_is_missing_there() {
+    let mut plan = Plan::majority(4, 0);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    plan.net.ping_int = Duration::from_secs(1);
+    plan.net.ping_timeout = Duration::from_secs(5);
+    let halves = [(0, 2), (0, 3), (1, 2), (1, 3)];
+    scenario(plan, |w| {
+        w.form();
+        w.run_seconds(1);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        halves.into_iter().for_each(|(a, b)| w.cut(a, b));
+        // Without quorum it fails as soon as n1 has it.
+        w.stall_disk(1, 8);
+        let write = w.start(0, WRITE, 8, 8);
+        w.run_for(7_900_000_000);
+        for (a, b) in halves {
+            w.expect("they have lost each other", |w| !w.connected(a, b));
+        }
+        // n1 has it, and says so when n0 and n2 have compared what they have, just before its word
+        // that they may connect.
+        w.pause(1, 4);
+        w.run_for(200_000_000);
+        w.heal(0, 2);
+        w.wait("the write is answered", |w| w.is_answered(write));
+        w.wait_connected(0, 2);
+        w.run_for(10_000_000);
+        w.expect("n2 has the write, or is known to lack it", |w| {
+            let (a, b) = (w.nodes[0].drive(0), w.nodes[2].drive(0));
+            let equal = a.zip(b).and_then(|(a, b)| a.disk.first_difference(&b.disk, 0)).is_none();
+            equal || w.device(2, 0).out_of_sync > 0
+        });
+        w.close(0, opener);
+        halves.into_iter().for_each(|(a, b)| w.heal(a, b));
+        w.settle();
+    });
+}
+
+#[test]
+fn a_write_that_has_failed_is_missing_on_a_peer_that_comes_before_it_is_done_everywhere() {
+    let mut plan = Plan::majority(4, 0);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    plan.net.ping_int = Duration::from_secs(1);
+    let halves = [(0, 2), (0, 3), (1, 2), (1, 3)];
+    scenario(plan, |w| {
+        w.form();
+        w.run_seconds(1);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        halves.into_iter().for_each(|(a, b)| w.cut(a, b));
+        w.stall_disk(1, 4);
+        w.write_fails(0, 8);
+        // n1 has it, but not on stable storage.
+        w.stall_disk(1, 6);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.run_for(10_000_000);
+        w.expect("n2 has the write, or is known to lack it", |w| {
+            let (a, b) = (w.nodes[0].drive(0), w.nodes[2].drive(0));
+            let equal = a.zip(b).and_then(|(a, b)| a.disk.first_difference(&b.disk, 0)).is_none();
+            equal || w.device(2, 0).out_of_sync > 0
+        });
+        w.close(0, opener);
+        halves.into_iter().for_each(|(a, b)| w.heal(a, b));
+        w.settle();
+    });
+}

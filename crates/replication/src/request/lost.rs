@@ -4,9 +4,17 @@ use vocab::options::Protocol;
 use vocab::{DiskState, NodeId, ReplState, Role, SectorRange};
 
 use super::{Local, Part, WaitingOn, Write, local_io};
+use crate::handshake::Phase;
 use crate::io::{Output, RequestOp};
 use crate::resource::{Decision, Op, Resource, Work};
 use crate::state::{PeerIx, State, VolIx};
+
+impl Write {
+    /// The node was not sent it, or has not got it, and is told nothing of it.
+    fn is_missing_on(&self, node: NodeId) -> bool {
+        matches!(self.parts[node.index()], Part::None | Part::Lost | Part::Neg)
+    }
+}
 
 impl Resource {
     /// The connection is lost and the generation settled: its parts count no longer (L1).
@@ -104,7 +112,7 @@ impl Resource {
     fn tell_others_of_resent(&mut self, peer: PeerIx, seq: u64, write: &Write) {
         for other in (0..self.peers.len()).filter(|p| *p != peer) {
             let node = self.peers[other].node;
-            let misses = matches!(write.parts[node.index()], Part::None | Part::Lost | Part::Neg);
+            let misses = write.is_missing_on(node);
             if misses && self.st.has_disk(other, write.vol) {
                 let part = self.send_out_of_sync(other, write);
                 self.log.get_mut(seq).expect("in range").parts[node.index()] = part;
@@ -144,7 +152,7 @@ impl Resource {
                 w.vol == vol
                     && !w.completed
                     && w.op != RequestOp::Flush
-                    && matches!(w.parts[node.index()], Part::None | Part::Lost | Part::Neg)
+                    && w.is_missing_on(node)
                     && others.iter().any(|n| gets(w, *n))
             };
             let seqs: Vec<u64> = self
@@ -239,6 +247,29 @@ impl Resource {
         }
     }
 
+    /// A disk that lacks the write is being compared with. It gets the write if the two turn out to
+    /// be equal (see [`Self::resend`]); one that had failed meanwhile it would lack, and nobody
+    /// would know.
+    pub(super) fn awaits_comparison(&self, write: &Write) -> bool {
+        write.op != RequestOp::Flush
+            && (0..self.peers.len()).any(|peer| {
+                self.peers[peer].hs.phase == Phase::Exchanging
+                    && self.peer_has_bitmap(peer, write.vol)
+                    && write.is_missing_on(self.peers[peer].node)
+            })
+    }
+
+    /// Writes that are answered and not done everywhere yet become bits towards a peer that lacks
+    /// them, before it is told how many blocks it lacks: they are never sent to it any more.
+    pub(crate) fn mark_given_up(&mut self, vol: VolIx, node: NodeId) {
+        let given_up = |w: &&Write| {
+            let lacks = w.is_missing_on(node) || w.local != Local::Ok;
+            w.vol == vol && w.completed && lacks && w.op != RequestOp::Flush
+        };
+        let ranges: Vec<SectorRange> = self.log.iter().filter(given_up).map(|w| w.range).collect();
+        self.mark(vol, node, &ranges);
+    }
+
     /// Writes to the volume that are not done yet become bits towards `node`: what the bitmap
     /// exchange starts from covers them.
     pub(crate) fn mark_unfinished(&mut self, vol: VolIx, node: NodeId) {
@@ -248,10 +279,14 @@ impl Resource {
             .filter(|w| w.vol == vol && w.op != RequestOp::Flush)
             .map(|w| w.range)
             .collect();
+        self.mark(vol, node, &ranges);
+    }
+
+    fn mark(&mut self, vol: VolIx, node: NodeId, ranges: &[SectorRange]) {
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             if let Some(slot) = backing.slot_of(node) {
                 for range in ranges {
-                    backing.set_range(slot, range);
+                    backing.set_range(slot, *range);
                 }
             }
         }
