@@ -711,6 +711,19 @@ impl Resource {
         }
     }
 
+    /// The own disk has ended with the write, and that of the peer has it.
+    pub(crate) fn is_only_unreported(&self, seq: u64, peer: PeerIx) -> bool {
+        let Some(write) = self.log.get(seq) else { return false };
+        let ended = !matches!(write.local, Local::Pending | Local::Again);
+        let protocol = self.peers[peer].net.protocol;
+        ended
+            && match write.parts[self.peers[peer].node.index()] {
+                Part::InSync | Part::Stable => true,
+                Part::Acked => protocol == Protocol::C,
+                _ => false,
+            }
+    }
+
     /// A disk that others can be brought up to date from has the write. A disk that is itself being
     /// resynced, is only Consistent, or is away may have it, too, but may have to follow one that has
     /// not.

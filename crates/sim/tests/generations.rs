@@ -1,7 +1,7 @@
 //! Generations that a Primary without a current disk proposes, and what becomes of them.
 
 use replication::io::AdminCommand;
-use sim::plan::Plan;
+use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::OnNoQuorum;
@@ -89,6 +89,44 @@ fn a_disk_with_a_proposal_that_was_given_up_is_not_the_newer_one() {
         w.cut(0, 1);
         w.wait_lost_all(0, [1]);
         w.heal(0, 1);
+        w.settle();
+    });
+}
+
+/// n0 is Primary, and its disk is being resynced. What it has just written waits for quorum, and the
+/// others are let in once that disk has got to where its users are.
+#[test]
+fn a_resync_does_not_wait_for_writes_that_wait_for_quorum() {
+    scenario(Plan::majority(4, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        let volume = VolumeNr(0);
+        w.granted(0, AdminCommand::Detach { volume, force: true, intentional: false });
+        let id = w.start(0, WRITE, 0, 512);
+        w.finish(id).ok();
+        for peer in [1, 2, 3] {
+            let peer = node_id(peer);
+            w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
+        }
+        w.attach_again(0);
+        w.kill(3);
+        w.wait_lost(0, 3);
+        // n2 takes the generation that the write starts, n1 does not.
+        w.stall_disk(1, 300);
+        let id = w.start(0, WRITE, 4, 8);
+        w.run_for(100_000_000);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        w.release_disk(1);
+        for peer in [1, 2, 3] {
+            let peer = node_id(peer);
+            w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
+        }
+        w.start_node(1);
+        w.start_node(3);
+        w.finish(id).ok();
+        w.close(0, opener);
         w.settle();
     });
 }

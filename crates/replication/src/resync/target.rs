@@ -118,9 +118,7 @@ impl Resource {
             let range = backing.bitmap.sectors_of(start..start + len);
             let told = backing.told.iter().any(|t| t.overlaps(range));
             self.resync_mut(peer, vol).cursor = start + len;
-            let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
-            // A write that waits for its epoch would put older data over what is fetched now.
-            if range.len.0 == 0 || busy || told || self.has_waiting_write(vol, range) {
+            if range.len.0 == 0 || told || self.fetch_waits(peer, vol, range) {
                 continue;
             }
             let Ok(dep) = self.dagtag_dependency() else { break };
@@ -130,6 +128,20 @@ impl Resource {
             requested += range.len.0;
         }
         requested
+    }
+
+    /// A block is not asked for while something else is done to it.
+    ///
+    /// A write of a user that only waits to be reported is no such thing once the source has it, and
+    /// what is fetched contains it. That may wait for quorum, which may wait for the end of this resync.
+    fn fetch_waits(&self, peer: PeerIx, vol: VolIx, range: SectorRange) -> bool {
+        let conflicts = |owner| match owner {
+            Owner::Verify(_) => false,
+            Owner::Local(seq) => !self.is_only_unreported(seq, peer),
+            _ => true,
+        };
+        // A write that waits for its epoch would put older data over what is fetched now.
+        self.vols[vol].conflict(range, conflicts).is_some() || self.has_waiting_write(vol, range)
     }
 
     /// The bits of a range that this target was told to miss are written before it asks for the
@@ -206,8 +218,7 @@ impl Resource {
     /// missed among it, has arrived with that block.
     pub(super) fn hear_source(&mut self, peer: PeerIx, vol: VolIx) {
         let range = SectorRange::new(0, BIT_SECTORS.min(self.vols[vol].size.0));
-        let busy = self.vols[vol].conflict(range, |o| !matches!(o, Owner::Verify(_))).is_some();
-        let busy = busy || self.has_waiting_write(vol, range);
+        let busy = self.fetch_waits(peer, vol, range);
         match self.dagtag_dependency() {
             Ok(dep) if !busy => self.request_block(peer, vol, range, dep, false),
             _ => {
