@@ -177,6 +177,7 @@ impl Resource {
                 self.work.push_back(Work::Recompare(peer, vol));
             }
         }
+        self.tell_voters(vol, new.current);
     }
 
     /// One unconfirmed generation at a time (semantics §4.3 rule 2): the next one waits until its
@@ -575,7 +576,7 @@ impl Resource {
                 }
             }
             if disk >= DiskState::Inconsistent && self.bind(vol, current, weak) {
-                self.md_changed_now(vol);
+                self.record_bound(vol, current);
             }
             return;
         }

@@ -210,6 +210,7 @@ impl Resource {
                 self.send(peer, Packet::CurrentUuid(self.vols[vol].nr, uuid, weak));
             }
         }
+        self.tell_voters(vol, uuid);
     }
 
     // --- the word of a disk for its Primary ------------------------------------------------
@@ -221,11 +222,13 @@ impl Resource {
     /// older disk any more. A Primary with a disk asks for itself.
     pub(crate) fn vouch(&mut self, vol: VolIx) {
         let Some(weak) = self.vols[vol].vouch else { return };
+        // Those without a disk matter where quorum rests on them, too.
+        let alone = self.relies_on_others(vol, |p| !weak.contains(self.peers[p].node));
         let votes = |p: PeerIx| {
             let disk = self.st.peers[p].devs[vol].disk;
             weak.contains(self.peers[p].node)
                 && self.st.peers[p].role != Role::Primary
-                && disk >= DiskState::Inconsistent
+                && (disk >= DiskState::Inconsistent || alone)
         };
         let relies =
             (0..self.peers.len()).any(|p| self.st.is_connected(p) && self.is_client(p, vol));

@@ -77,6 +77,11 @@ pub(crate) enum JobKind {
         vol: VolIx,
         generation: GenUuid,
     },
+    /// Nodes with a vote that get no data hear of a generation of this Primary.
+    Tell {
+        vol: VolIx,
+        generation: GenUuid,
+    },
     PrimaryResume,
     /// Nobody has current data of the volume: this disk may be the newest of all.
     Gathered(VolIx),
@@ -109,6 +114,7 @@ impl Resource {
             JobKind::Primary { .. } => self.opts.auto_promote_timeout + self.max_ping_timeout(),
             JobKind::LostPeer
             | JobKind::Vouch { .. }
+            | JobKind::Tell { .. }
             | JobKind::PrimaryResume
             | JobKind::CatchUp { .. }
             | JobKind::Gathered(_)
@@ -217,7 +223,12 @@ impl Resource {
             JobKind::Vouch { vol, generation } if !self.vouches(vol, generation) => {
                 Start::Done(Ok(()))
             }
-            JobKind::LostPeer | JobKind::Vouch { .. } => self.start_empty(id),
+            JobKind::Tell { vol, generation } if !self.tells(vol, generation) => {
+                Start::Done(Ok(()))
+            }
+            JobKind::LostPeer | JobKind::Vouch { .. } | JobKind::Tell { .. } => {
+                self.start_empty(id)
+            }
             JobKind::PrimaryResume => self.start_empty(id),
             JobKind::Gathered(vol) => self.start_gathered(id, vol),
             JobKind::Unclean(vol) => self.start_unclean(id, vol),
@@ -291,6 +302,10 @@ impl Resource {
                 self.finish_job(id, Ok(()));
                 self.vouched(vol, generation);
             }
+            JobKind::Tell { vol, generation } => {
+                self.finish_job(id, Ok(()));
+                self.voters_told(vol, generation);
+            }
             JobKind::PrimaryResume => {
                 self.finish_job(id, Ok(()));
                 self.primary_resumed();
@@ -333,6 +348,7 @@ impl Resource {
                 kind,
                 JobKind::LostPeer
                     | JobKind::Vouch { .. }
+                    | JobKind::Tell { .. }
                     | JobKind::PrimaryResume
                     | JobKind::CatchUp { .. }
                     | JobKind::Gathered(_)

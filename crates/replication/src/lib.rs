@@ -39,6 +39,7 @@ mod rng;
 mod slab;
 mod state;
 mod status;
+mod tell;
 #[cfg(test)]
 mod testing;
 mod transition;

@@ -670,7 +670,9 @@ impl Resource {
         // A disk that the write is on goes on in a generation that others lack, or it can not be
         // told from those that lack the write.
         let unheld = !flush && self.is_proposing(vol);
-        if unheld && !self.st.fail_io && self.has_data(&self.st, vol) {
+        // Nor does one with a vote that has not heard of it.
+        let untold = !flush && self.is_telling(vol) && self.st.vols[vol].quorum;
+        if (unheld || untold) && !self.st.fail_io && self.has_data(&self.st, vol) {
             return;
         }
         let ok = if self.st.fail_io || unheld {

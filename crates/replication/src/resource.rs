@@ -123,6 +123,9 @@ pub(crate) struct Volume {
     /// This disk has taken a generation that a Primary without disk proposed, and does not tell
     /// that Primary before these nodes, which it does not reach, have been asked.
     pub vouch: Option<NodeMask>,
+    /// The generation of this Primary that nodes with a vote are still to hear of, see the module
+    /// `tell`.
+    pub telling: GenUuid,
     /// Was Primary when it stopped (from metadata, or a failed disk).
     pub crashed_primary: bool,
     /// It held what a crashed Primary had left, until a disk that had stayed took precedence: what
@@ -627,6 +630,7 @@ impl Resource {
             bump_announce: None,
             unannounced: None,
             vouch: None,
+            telling: GenUuid::NONE,
             crashed_primary: false,
             of_survivor: GenUuid::NONE,
             crashed_secondary: false,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use codec::disk::PeerFlags;
 use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
-use vocab::{ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError};
+use vocab::{ConnState, DiskState, GenUuid, NodeMask, Refusal, ReplState, Role, StateError};
 
 use crate::generation::is_generation;
 use crate::io::LogLevel;
@@ -638,6 +638,7 @@ impl Resource {
         for vol in 0..self.vols.len() {
             self.vols[vol].bump_pending = primary;
             self.vols[vol].unconfirmed = None;
+            self.vols[vol].telling = GenUuid::NONE;
             self.vols[vol].given_up = None;
             if let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !primary) {
                 backing.gens.demote();

@@ -1,9 +1,10 @@
-//! What a node has voted for, and its disk knows nothing of (invariants 5 and 32).
+//! What a node has voted for, and it or its disk knows nothing of (invariants 5 and 32).
 
 use replication::io::AdminCommand;
-use sim::plan::{Plan, node_id};
+use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
+use vocab::options::{OnNoQuorum, Quorum};
 use vocab::{DiskState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -151,6 +152,78 @@ fn a_cluster_that_was_stopped_starts_with_a_majority() {
         w.start_node(2);
         w.wait("they have quorum", |w| quorate(w, 1) && quorate(w, 2));
         w.start_node(0);
+        w.settle();
+    });
+}
+
+fn io_error_majority(diskful: usize, diskless: usize) -> Plan {
+    let mut plan = Plan::quiet(diskful, diskless);
+    plan.resource.quorum = Quorum::Majority;
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    plan
+}
+
+/// Takes the disk away as it is: its metadata go on saying what they said.
+fn tear_off(w: &mut World, node: usize) {
+    let volume = VolumeNr(0);
+    w.granted(node, AdminCommand::Detach { volume, force: true, intentional: false });
+}
+
+#[test]
+fn a_tie_breaker_hears_of_a_generation_before_users_hear_of_its_writes() {
+    scenario(io_error_majority(2, 1), |w| {
+        w.form();
+        let opener = w.open(0);
+        // What n0 says to n2 is on its way for a while.
+        w.slow(0, 2, 200 * MILLISECOND);
+        w.cut(0, 1);
+        // The generation that n0 starts without n1 gets no further, and n1 notices later.
+        let write = w.start(0, WRITE, 0, 8);
+        w.wait_lost(0, 1);
+        w.run_for(100 * MILLISECOND);
+        w.cut(0, 2);
+        w.wait_lost_all(0, [1, 2]);
+        let _ = w.finish(write);
+        w.close(0, opener);
+        // n1 has kept its quorum with n2, unless one of them has heard of it.
+        w.run_seconds(5);
+        if let Ok(other) = w.try_open(1) {
+            w.read(1, 0);
+            w.close(1, other);
+            w.wait_secondary(1);
+        }
+        w.rejoin(0, [1, 2]);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_node_without_its_disk_hears_of_a_generation_before_users_hear_of_its_writes() {
+    scenario(io_error_majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        for node in [1, 2] {
+            w.slow(0, node, 200 * MILLISECOND);
+            tear_off(w, node);
+        }
+        w.run_seconds(2);
+        // The generation that n0 starts for the write gets no further.
+        let write = w.start(0, WRITE, 0, 8);
+        w.run_for(300 * MILLISECOND);
+        w.cut_off(0, [1, 2]);
+        w.wait_lost_all(0, [1, 2]);
+        let _ = w.finish(write);
+        w.close(0, opener);
+        for node in [1, 2] {
+            w.attach_again(node);
+        }
+        w.wait_disk(2, DiskState::UpToDate);
+        let other = w.open(2);
+        w.read(2, 0);
+        w.close(2, other);
+        w.wait_secondary(2);
+        w.rejoin(0, [1, 2]);
         w.settle();
     });
 }
