@@ -281,11 +281,15 @@ impl Resource {
         let Some(write) = self.peer_writes.get(key) else { return };
         let (peer, vol, range) = (write.peer, write.vol, write.range);
         if write.interval.is_none() {
-            // What the resync source itself writes is ordered by its stream (wire §7.4).
+            // What the resync source itself writes is ordered by its stream (wire §7.4), as long as
+            // the resync goes on. The disk may still work on a block of one that is over.
             let blocks = |o: Owner| match o {
                 Owner::Verify(_) => false,
                 Owner::ResyncTarget(source) => source != peer,
-                Owner::Local(_) | Owner::Peer(..) | Owner::ResyncSource(..) => true,
+                Owner::Local(_)
+                | Owner::Peer(..)
+                | Owner::ResyncSource(..)
+                | Owner::ResyncWrite(_) => true,
             };
             let unacked = write.unacked;
             // Of a Primary's own writes the earlier ones, of another one's those it left behind.

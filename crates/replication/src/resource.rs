@@ -207,6 +207,8 @@ pub(crate) enum Owner {
     Peer(PeerIx, usize),
     /// This node asked the peer for the range and will write it.
     ResyncTarget(PeerIx),
+    /// What a peer was asked for is on its way to the disk.
+    ResyncWrite(PeerIx),
     /// This node reads the range for the peer, until the peer has written it.
     ResyncSource(PeerIx, usize),
     /// The range is being compared.
@@ -218,7 +220,7 @@ impl Owner {
         match self {
             Owner::Local(_) => Kind::LocalWrite,
             Owner::Peer(..) => Kind::PeerWrite,
-            Owner::ResyncTarget(_) => Kind::ResyncWrite,
+            Owner::ResyncTarget(_) | Owner::ResyncWrite(_) => Kind::ResyncWrite,
             Owner::ResyncSource(..) => Kind::ResyncRead,
             Owner::Verify(_) => Kind::Verify,
         }
@@ -229,6 +231,12 @@ impl Volume {
     /// Registers I/O in flight.
     pub(crate) fn claim(&mut self, range: SectorRange, owner: Owner) -> Slot {
         self.intervals.insert(range, owner.kind(), owner)
+    }
+
+    /// A range that is claimed is claimed for something else from here on.
+    pub(crate) fn claim_as(&mut self, key: Slot, owner: Owner) -> Slot {
+        let range = self.intervals.remove(key).range;
+        self.claim(range, owner)
     }
 
     /// I/O in flight that overlaps the range and that `blocks` names as a conflict.

@@ -119,8 +119,7 @@ impl Resource {
                 return self.send(peer, Packet::RsCancel(nr, ack));
             }
         } else {
-            let writes =
-                |o: Owner| matches!(o, Owner::Local(_) | Owner::Peer(..) | Owner::ResyncTarget(_));
+            let writes = |o: Owner| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..));
             let busy = self.vols[vol].conflict(range, writes).is_some();
             if busy || self.has_waiting_write(vol, range) {
                 self.vols[vol].conflict_wait.push_back(WaitingOn::Serve(key));

@@ -329,6 +329,10 @@ impl Resource {
         if !self.disk_in_use(vol) {
             return self.resync_block_ended(peer, vol, id, false);
         }
+        let resync = self.peers[peer].devs[vol].resync.as_mut();
+        if let Some(request) = resync.and_then(|r| r.requests.get_mut(&id)) {
+            request.key = self.vols[vol].claim_as(request.key, Owner::ResyncWrite(peer));
+        }
         // Until it is known who else has this version, everyone else may lack it (semantics §9.3).
         let source = self.peers[peer].node;
         self.outrun_unacked(vol, range, NodeMask::ALL.without(source));
