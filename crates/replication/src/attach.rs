@@ -6,7 +6,7 @@ use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::{DiskOptions, Quorum};
 use vocab::{
     ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState,
-    Role, VolumeNr,
+    Role, SectorRange, VolumeNr,
 };
 
 use crate::activity_log::ActivityLog;
@@ -87,6 +87,9 @@ impl Resource {
             self.out.push_back(Output::SizeChanged { volume: nr, size });
         }
         volume.backing = Some(Box::new(backing));
+        // Its bits are about all that it may have missed, of which the writes that were received
+        // before it was given up know nothing.
+        self.outrun_unacked(vol, SectorRange::new(0, size.0), NodeMask::ALL);
         if self.members == self.me.mask()
             && !restored.is_empty()
             && self.st.connected().next().is_none()
@@ -159,7 +162,7 @@ impl Resource {
                 }
                 let len = al_format::EXTENT_SECTORS.min(size.0 - start);
                 for slot in 0..bitmap.slots() {
-                    bitmap.set_range(slot, vocab::SectorRange::new(start, len));
+                    bitmap.set_range(slot, SectorRange::new(start, len));
                 }
             }
         }

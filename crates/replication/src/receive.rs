@@ -901,3 +901,52 @@ impl Resource {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{AdminCommand, Input};
+    use crate::testing::{attach_image, attached};
+    use codec::disk::{Layout, MdParams, Placement, Superblock};
+    use vocab::options::ResourceOptions;
+    use vocab::{Bytes, Instant};
+
+    #[test]
+    fn what_was_received_before_a_disk_was_detached_clears_no_bits_of_one_attached_since() {
+        let node = |n| NodeId::new(n).expect("a node id");
+        let range = SectorRange::new(0, 8);
+        let params = MdParams::new(2);
+        let (mut superblock, layout): (Superblock, Layout) =
+            Superblock::create(Placement::Internal, Bytes(64 << 20), &params).expect("room");
+        superblock.peer_mut(node(2)).bitmap_index = Some(1);
+        let bits = |attached_since: bool| {
+            let mut resource = attached(ResourceOptions::default(), |sb| *sb = superblock.clone());
+            resource.peers[0].recv.unacked.push_back(Unacked {
+                dagtag: Dagtag(8),
+                vol: 0,
+                range,
+                block_id: BlockId(4),
+                epoch: 0,
+                ok: Some(true),
+                confirmed: true,
+                al: false,
+                covered: NodeMask::EMPTY,
+                outrun: NodeMask::EMPTY,
+            });
+            if attached_since {
+                resource.drop_disk(0);
+                while resource.poll().is_some() {}
+                let image = Box::new(attach_image(&superblock, &layout));
+                let command = AdminCommand::Attach { volume: VolumeNr(0), image };
+                resource.handle(Instant(3), Input::Admin { id: 2, command });
+            }
+            let backing = resource.vols[0].backing.as_mut().expect("attached");
+            backing.set_range(1, range);
+            let mask = [node(0), node(1), node(2)].into_iter().collect();
+            resource.peer_acked(0, wire::PeerAck { mask, dagtag: Dagtag(8) }).expect("known");
+            resource.vols[0].backing.as_ref().expect("attached").oos(node(2))
+        };
+        assert_eq!(bits(false), 0);
+        assert_eq!(bits(true), 1);
+    }
+}
