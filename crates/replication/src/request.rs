@@ -608,7 +608,7 @@ impl Resource {
         }
         let len = if first { write.range.len.0 } else { 0 };
         if kind == Part::Neg {
-            self.peer_disk_failed(peer, vol);
+            self.peer_disk_failed(peer, vol, seq);
         }
         let send = &mut self.peers[peer].send;
         send.app_in_flight = send.app_in_flight.saturating_sub(len);
@@ -618,8 +618,20 @@ impl Resource {
 
     /// The peer could not write: its disk counts as failed from here on, whatever its next state
     /// packet says when. The write completes in a generation that the peer does not have.
-    fn peer_disk_failed(&mut self, peer: PeerIx, vol: VolIx) {
-        if self.st.peers[peer].devs[vol].disk > DiskState::Failed {
+    ///
+    /// Or it has a disk again by now, which it says nothing about. That one is told what it misses.
+    fn peer_disk_failed(&mut self, peer: PeerIx, vol: VolIx, seq: u64) {
+        let disk = self.st.peers[peer].devs[vol].disk;
+        let Some(write) = self.log.get(seq) else { return };
+        if self.st.has_disk(peer, vol) && write.since < self.peers[peer].devs[vol].disk_since {
+            let copy = Write { parts: write.parts, ..*write };
+            let part = self.send_out_of_sync(peer, &copy);
+            let entry = self.log.get_mut(seq).expect("looked at above");
+            entry.parts[self.peers[peer].node.index()] = part;
+            if disk > DiskState::Outdated {
+                self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Outdated);
+            }
+        } else if disk > DiskState::Failed {
             self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Failed);
         }
     }

@@ -341,6 +341,8 @@ pub(crate) struct PeerDevice {
     /// It was Inconsistent when it was lost without a word. Its resync may have come to its end
     /// just then, so it is not known to be harmless.
     pub maybe_current: bool,
+    /// Since when the peer has the disk that it has now, as far as it was connected then.
+    pub disk_since: Instant,
     pub sizes: Option<Sizes>,
     pub last_sent: Option<StateWord>,
     pub last_word: Option<StateWord>,
@@ -813,6 +815,7 @@ impl PeerDevice {
             uuids_fresh: false,
             holds_bound: false,
             maybe_current: false,
+            disk_since: Instant::default(),
             uuids_attaching: false,
             source_seen: false,
             sizes: None,

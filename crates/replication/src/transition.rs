@@ -443,8 +443,12 @@ impl Resource {
         for peer in 0..self.peers.len() {
             // What was written while it had no disk, it was told nothing of; and it waits for the
             // word even if there was nothing.
-            let joins = |vol| !old.has_disk(peer, vol) && self.st.has_disk(peer, vol);
-            if old.is_connected(peer) && (0..self.vols.len()).any(joins) {
+            let joins = |vol: &VolIx| !old.has_disk(peer, *vol) && self.st.has_disk(peer, *vol);
+            let joined: Vec<VolIx> = (0..self.vols.len()).filter(joins).collect();
+            for vol in &joined {
+                self.peers[peer].devs[*vol].disk_since = self.now;
+            }
+            if old.is_connected(peer) && !joined.is_empty() {
                 self.peers[peer].send.dagtag = None;
                 self.tell_position(peer);
             }

@@ -904,3 +904,27 @@ fn what_a_resync_brought_that_is_over_is_not_written_over_newer_data() {
 fn the_source_of_a_resync_writes_after_what_an_earlier_one_has_brought() {
     scenario(Plan::quiet(2, 0), |w| write_over_what_a_hanging_disk_has(w, true));
 }
+
+/// A write comes to a node that has no disk, and the news of that when it has one again.
+#[test]
+fn a_write_that_is_refused_late_says_nothing_about_a_disk_that_was_attached_since() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.run_for(5_000_000);
+        // Data to n0 is held up, what is said about the attach is not.
+        w.slow(2, 0, 300_000_000);
+        let id = w.start(2, WRITE, 0, 8);
+        w.run_for(2_000_000);
+        w.slow(2, 0, 100_000);
+        let volume = VolumeNr(0);
+        w.granted(0, AdminCommand::Detach { volume, force: true, intentional: false });
+        w.run_for(20_000_000);
+        w.attach_again(0);
+        w.finish(id).ok();
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
