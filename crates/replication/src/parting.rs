@@ -23,7 +23,7 @@ use crate::state::{State, VolIx};
 /// A disk is being released.
 #[derive(Debug)]
 pub(crate) struct Parting {
-    /// The metadata write that is in flight, if this is still one from before.
+    /// The superblock that is in flight from before: the last word does not pass it.
     before: Option<InFlight>,
     /// The last word, once it is in flight.
     op: Option<OpId>,
@@ -67,7 +67,7 @@ impl Resource {
 
     /// The disk is not used any more: it is released, with its last word if it owes one.
     pub(crate) fn part_with(&mut self, vol: VolIx, parting: Parting, leaving: bool) {
-        let waits = parting.before.as_ref().is_some_and(InFlight::has_superblock);
+        let waits = parting.before.is_some();
         if !leaving || self.vols[vol].says_adrift || parting.durable.is_none() && !waits {
             return self.release_disk(vol);
         }
@@ -116,6 +116,7 @@ impl Resource {
 
 impl Parting {
     pub(crate) fn new(durable: Option<Box<Superblock>>, before: Option<InFlight>) -> Parting {
+        let before = before.filter(InFlight::has_superblock);
         Parting { before, op: None, durable }
     }
 }

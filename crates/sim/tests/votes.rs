@@ -156,6 +156,26 @@ fn a_cluster_that_was_stopped_starts_with_a_majority() {
     });
 }
 
+#[test]
+fn a_disk_that_was_given_up_is_released_once() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.run_seconds(10);
+        // n0 is given an extent of its activity log, and its disk does not answer.
+        w.stall_disk(0, 2);
+        let slow = w.start(1, WRITE, 8192, 8);
+        w.run_for(10 * MILLISECOND);
+        detach(w, 0, true);
+        w.finish(slow).expect("two disks have it");
+        w.run_seconds(3);
+        w.attach_again(0);
+        w.close(1, opener);
+        w.settle();
+    });
+}
+
 fn io_error_majority(diskful: usize, diskless: usize) -> Plan {
     let mut plan = Plan::quiet(diskful, diskless);
     plan.resource.quorum = Quorum::Majority;
