@@ -658,9 +658,10 @@ fn resyncs_among_three_nodes_end_under_load() {
         w.cut(1, 2);
         load(w, 0, 1000);
         w.heal(1, 2);
-        load(w, 0, 3_500);
+        // They connect after up to two seconds, and a second after a resync one catches up.
+        load(w, 0, 5_000);
         let before = w.stats.resyncs;
-        load(w, 0, 3_500);
+        load(w, 0, 3_000);
         w.expect("no resync has begun for a while", |w| w.stats.resyncs == before);
         w.run_seconds(2);
         for a in 0..3 {
