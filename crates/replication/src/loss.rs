@@ -500,6 +500,10 @@ impl Resource {
         if consistent && !self.loss_settling() {
             self.work.push_back(Work::LostPeer);
         }
+        if !self.loss_pending() {
+            // A neighbour may vouch for this disk (A5).
+            self.change_hard(|_| {});
+        }
     }
 
     /// Wants the lost-peer transaction (semantics §2.9).

@@ -169,11 +169,13 @@ impl Resource {
         let sent_nothing =
             new.vols[vol].disk == DiskState::Outdated && !new.primary_peers().is_empty();
         // What a lost Primary sent is still being executed: the bits do not tell yet what it changes.
-        let draining = self.peers.iter().any(|p| p.recv.draining);
+        // Or it is not settled with all other survivors; one that does not answer may have gone on
+        // with that Primary long ago, over a link that is dead without this node knowing.
+        let settling = self.loss_pending();
         // The word of a neighbour whose loss is not noticed yet may be older than what others have
         // told of a generation that came after this one.
         let overtaken = self.is_own_overtaken(vol);
-        let doubt = moved_on || overtaken || sent_nothing || draining || !unheard.is_empty();
+        let doubt = moved_on || overtaken || sent_nothing || settling || !unheard.is_empty();
         // What another neighbour counts as missing here, this one need not have either.
         let owed = self.is_owed(new, vol);
         // What differs from disks that are not current either, does not count.

@@ -612,3 +612,39 @@ fn a_write_that_has_failed_is_missing_on_a_peer_that_comes_before_it_is_done_eve
         w.settle();
     });
 }
+
+#[test]
+fn a_survivor_waits_for_all_others_before_one_of_them_vouches_for_it() {
+    let mut plan = Plan::quiet(4, 0);
+    plan.net.ping_int = Duration::from_secs(120);
+    plan.net.ping_timeout = Duration::from_secs(20);
+    plan.net.ko_count = 1;
+    scenario(plan, |w| {
+        w.form();
+        w.run_seconds(1);
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.close(1, opener);
+        w.run_seconds(1);
+        // n2 and n3 take n0 for connected, and for what it was, and lose the Primary later.
+        w.cut_off(0, [2, 3]);
+        let opener = w.open(1);
+        w.run_for(20_000_000);
+        w.cut_off(1, [2, 3]);
+        w.write(1, 8);
+        w.wait_lost(0, 2);
+        w.wait_lost(0, 3);
+        w.run_seconds(1);
+        w.close(1, opener);
+        w.wait_secondary(1);
+        w.rejoin(1, [2, 3]);
+        w.wait_lost(2, 1);
+        w.cut(1, 2);
+        // Nobody is Primary any more, n2 hears by way of n3.
+        w.wait_connected(1, 3);
+        w.run_seconds(1);
+        w.rejoin(0, [2, 3]);
+        w.heal(1, 2);
+        w.settle();
+    });
+}
