@@ -128,7 +128,7 @@ impl Resource {
         let weak = if follows { proposal.weak.without(node) } else { proposal.weak };
         self.send(peer, Packet::CurrentUuid(self.vols[vol].nr, proposal.uuid, weak));
         if self.st.peers[peer].devs[vol].disk == DiskState::UpToDate && !weak.contains(node) {
-            self.peers[peer].devs[vol].take_on(proposal.uuid, weak);
+            self.peers[peer].devs[vol].taking.push((proposal.uuid, weak));
         }
     }
 

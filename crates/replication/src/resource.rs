@@ -841,23 +841,21 @@ impl PeerDevice {
         }
     }
 
-    /// The peer's disk, which is current, was told of a generation, and takes it.
-    pub(crate) fn take_on(&mut self, uuid: GenUuid, weak: NodeMask) {
-        self.taking.push((uuid, weak));
-        if let Some(uuids) = &mut self.uuids {
-            uuids.follow(uuid, weak);
-        }
+    /// The peer names its identifiers.
+    pub(crate) fn name(&mut self, uuids: PeerUuids) {
+        let reached = |uuid| uuids.current.same(uuid) || uuids.succeeds(uuid);
+        self.taking.retain(|(uuid, _)| !reached(*uuid));
+        self.uuids = Some(uuids);
     }
 
-    /// The peer names its identifiers. With what it had not heard of then, they are what it is
-    /// about to have.
-    pub(crate) fn name(&mut self, mut uuids: PeerUuids) {
-        let reached = |u: &PeerUuids, uuid| u.current.same(uuid) || u.succeeds(uuid);
-        self.taking.retain(|(uuid, _)| !reached(&uuids, *uuid));
+    /// The peer's identifiers as they are about to be, with what it had not heard of when it named
+    /// them.
+    pub(crate) fn expected(&self) -> Option<PeerUuids> {
+        let mut uuids = self.uuids.clone()?;
         for (uuid, weak) in &self.taking {
             uuids.follow(*uuid, *weak);
         }
-        self.uuids = Some(uuids);
+        Some(uuids)
     }
 
     /// Next sequence number for a packet that carries one (wire §3.3).

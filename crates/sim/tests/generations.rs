@@ -54,6 +54,27 @@ fn a_target_that_is_promoted_ends_in_the_generation_that_its_source_takes() {
     });
 }
 
+/// A source that stops before it has what the Primary proposes comes back as what it was.
+#[test]
+fn a_source_that_was_lost_before_it_took_a_proposal_is_not_behind_it() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        for round in 0..20 {
+            let opener = promoted_beside_its_resync(w, round * 16);
+            w.stall_disk(1, 300);
+            let id = w.start(0, WRITE, round * 16 + 8, 8);
+            w.run_for(50_000_000);
+            w.kill(1);
+            w.wait_lost(0, 1);
+            w.release_disk(1);
+            w.start_node(1);
+            w.finish(id).ok();
+            w.close(0, opener);
+            w.settle();
+        }
+    });
+}
+
 /// n1 has taken what n0 proposed and then gave up when its own disk was back. A client that meets n1
 /// beside n0 is not led back by it, and neither of them waits for what n1 had.
 #[test]

@@ -176,14 +176,14 @@ impl Resource {
         // What a node without its disk has seen says nothing about that disk.
         let mut ahead = NodeMask::EMPTY;
         for p in &self.peers {
-            if let Some(uuids) = p.devs[vol].uuids.as_ref().filter(|u| u.of_disk()) {
+            if let Some(uuids) = p.devs[vol].expected().filter(|u| u.of_disk()) {
                 currents[p.node.index()] = uuids.current;
                 if is_generation(start) && uuids.has_passed(start) {
                     ahead.insert(p.node);
                 }
             }
         }
-        let Some(uuids) = self.peers[peer].devs[vol].uuids.clone() else { return };
+        let Some(uuids) = self.peers[peer].devs[vol].expected() else { return };
         let node = self.peers[peer].node;
         let source = uuids.of(node);
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
@@ -236,7 +236,7 @@ impl Resource {
         let newer = self.newer_primary(peer, vol);
         let good =
             failed == 0 && !unstable && newer.is_none() && source_disk > DiskState::Inconsistent;
-        let moved_on = self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
+        let moved_on = self.peers[peer].devs[vol].expected().is_some_and(|u| {
             let backing = self.vols[vol].backing.as_ref();
             backing.is_some_and(|b| !b.gens.current().same(u.current))
         });
