@@ -542,6 +542,38 @@ fn what_was_under_write_in_a_generation_does_not_matter_in_the_next_one() {
     });
 }
 
+/// A Primary without quorum is heard by one node only, which has its last write. Of those that have
+/// lost it, one that was told to leave has kept its state; it does not vouch for what the other
+/// misses of that write.
+#[test]
+fn who_has_left_a_primary_vouches_for_nobody_while_another_one_hears_it() {
+    let mut plan = Plan::majority(4, 0);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        w.slow(0, 1, 900_000_000);
+        w.slow(0, 3, 900_000_000);
+        let id = w.start(0, WRITE, 64, 8);
+        w.run_for(10_000_000);
+        w.granted(3, AdminCommand::Disconnect { peer: node_id(0), force: true });
+        w.cut_off(0, [1, 3]);
+        w.reset(0, 1);
+        w.wait_lost_all(0, [1, 3]);
+        w.finish(id).ok();
+        w.run_seconds(5);
+        w.slow(0, 1, 100_000);
+        w.slow(0, 3, 100_000);
+        w.rejoin(0, [1, 3]);
+        w.connect(3, 0);
+        w.wait_connected(0, 1);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
 #[test]
 fn a_write_that_fails_while_a_peer_is_compared_with_is_missing_there() {
     let mut plan = Plan::majority(4, 0);
