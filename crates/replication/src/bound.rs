@@ -79,27 +79,48 @@ impl Resource {
         if reached { GenUuid::NONE } else { bound }
     }
 
-    /// What this node has taken part in, neither its disk holds nor one that it is connected to.
+    /// What this node has taken part in, neither its disk holds nor one that it is connected to; or
+    /// its disk looks current all the same.
     pub(crate) fn is_astray(&self, st: &State, vol: VolIx) -> bool {
         is_bound(self.bound_for(vol))
-            && !st.connected().any(|p| self.peers[p].devs[vol].holds_bound)
+            && (st.vols[vol].disk == DiskState::UpToDate
+                || !st.connected().any(|p| self.peers[p].devs[vol].holds_bound))
     }
 
     /// The peer takes its disk for current, and it has not got as far as this node has taken part:
-    /// this vote is not for it.
+    /// this vote is not for it. A peer that has not said anything yet may be one of those.
     pub(crate) fn is_behind_bound(&self, peer: PeerIx, vol: VolIx) -> bool {
         let word = self.peers[peer].devs[vol].last_word;
-        let current = word.and_then(|w| w.disk()) == Some(DiskState::UpToDate);
+        let current = word.is_none_or(|w| w.disk() == Some(DiskState::UpToDate));
         let holds = self.peers[peer].devs[vol].holds_bound;
         current && !holds && is_bound(self.bound_for(vol))
+    }
+
+    /// The peer is a Primary without quorum, and has not got as far as this node has taken part with
+    /// others that it is connected to. Joined, it would outdate them, as they do not hear it. It is
+    /// met again once the disk here is where theirs are.
+    pub(crate) fn is_left_behind(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let word = self.peers[peer].devs[vol].last_word;
+        let stopped = word.is_some_and(|w| w.role() == Some(Role::Primary) && !w.quorum());
+        stopped
+            && is_bound(self.bound_for(vol))
+            && !self.is_astray(&self.st, vol)
+            && !self.peers[peer].devs[vol].holds_bound
     }
 
     /// A disk of this node is a resync target, or left behind, while the generation starts that its
     /// node takes part in; `weak` does not hear of it. True if that is to be recorded.
     ///
-    /// Nothing changes if the disk has taken part in another one that nobody connected has got to:
-    /// who starts this one does not count on the vote here.
-    pub(crate) fn bind(&mut self, vol: VolIx, uuid: GenUuid, weak: NodeMask) -> bool {
+    /// Nothing changes if the disk has taken part in another one, and neither `by`, who tells of
+    /// this one, has got to that, nor anybody connected who hears of this one: it does not follow
+    /// the other one, and who started it does not count on the vote here.
+    pub(crate) fn bind(
+        &mut self,
+        vol: VolIx,
+        uuid: GenUuid,
+        by: Option<PeerIx>,
+        weak: NodeMask,
+    ) -> bool {
         let bound = self.bound_for(vol);
         let Some(backing) = &self.vols[vol].backing else { return false };
         // What was said before may arrive behind what came after it.
@@ -107,16 +128,20 @@ impl Resource {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
             uuids.is_some_and(|u| u.has_passed(uuid))
         };
+        let follows = |p: PeerIx| {
+            let hears = by.is_none_or(|by| by == p) || !weak.contains(self.peers[p].node);
+            hears && self.peers[p].devs[vol].holds_bound
+        };
         if backing.has_reached(uuid)
             || bound.same(uuid)
-            || self.is_astray(&self.st, vol)
+            || is_bound(bound) && !self.st.connected().any(follows)
             || self.st.connected().any(passed)
         {
             return false;
         }
         self.vols[vol].bound_for = uuid;
         for peer in 0..self.peers.len() {
-            let heard = is_generation(bound) && !weak.contains(self.peers[peer].node);
+            let heard = is_bound(bound) && !weak.contains(self.peers[peer].node);
             // The Primary that started it knows of it, whatever its own disk has.
             let started = self.st.peers[peer].role == Role::Primary;
             self.peers[peer].devs[vol].holds_bound &= heard;

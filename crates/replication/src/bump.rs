@@ -419,7 +419,7 @@ impl Resource {
         self.peers[peer].devs[vol].uuids_attaching |= shown < DiskState::Inconsistent;
         self.review_shown_disk(peer, vol);
         if flags.has(UuidFlags::NEW_DATAGEN) {
-            self.adopt(vol, current, weak, false);
+            self.adopt(peer, vol, current, weak, false);
             let left_behind =
                 weak.contains(self.me) && self.st.vols[vol].disk == DiskState::Outdated;
             if left_behind && self.repl(peer, vol) == ReplState::Established {
@@ -509,7 +509,7 @@ impl Resource {
         let with_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
         if with_disk && self.st.peers[peer].role == Role::Primary {
             // Its own disk is still catching up: it starts generations as one without disk.
-            self.adopt(vol, current, weak.with(node), true);
+            self.adopt(peer, vol, current, weak.with(node), true);
             return Ok(());
         }
         if with_disk {
@@ -526,7 +526,7 @@ impl Resource {
         self.peers[peer].devs[vol].uuids_fresh = true;
         let disk = self.st.vols[vol].disk;
         if primary {
-            self.adopt(vol, current, weak.with(node), true);
+            self.adopt(peer, vol, current, weak.with(node), true);
         } else if let Some(backing) = &self.vols[vol].backing {
             // It has moved on to a generation that this node has never seen.
             let seen = current.same(backing.gens.current())
@@ -544,7 +544,7 @@ impl Resource {
     }
 
     /// ADOPT: a connected Primary has started a generation, or proposes one.
-    fn adopt(&mut self, vol: VolIx, current: GenUuid, weak: NodeMask, proposed: bool) {
+    fn adopt(&mut self, by: PeerIx, vol: VolIx, current: GenUuid, weak: NodeMask, proposed: bool) {
         let situation = self.situation(vol);
         let target = self.st.is_target(vol);
         let disk = self.st.vols[vol].disk;
@@ -575,7 +575,7 @@ impl Resource {
                     volume.expose(current);
                 }
             }
-            if disk >= DiskState::Inconsistent && self.bind(vol, current, weak) {
+            if disk >= DiskState::Inconsistent && self.bind(vol, current, Some(by), weak) {
                 self.record_bound(vol, current);
             }
             return;
@@ -585,7 +585,7 @@ impl Resource {
             // While target: the generation of the source goes on; the target gets there at the end.
             Adoption::OfSource => {
                 self.peers_follow(vol, current, weak);
-                if self.bind(vol, current, weak) {
+                if self.bind(vol, current, Some(by), weak) {
                     self.record_bound(vol, current);
                 }
             }

@@ -82,6 +82,9 @@ impl Resource {
         let (Some(me), Some(them)) = (self.own_side(peer, vol), self.peer_side(peer, vol)) else {
             return Decided::Retry;
         };
+        if connecting && self.is_left_behind(peer, vol) {
+            return Decided::Retry;
+        }
         let occasion = match connecting {
             true => Occasion::Connecting,
             false if self.st.vols[vol].disk == DiskState::Negotiating || them.attaching => {

@@ -194,7 +194,7 @@ impl Resource {
         if !self.vols[vol].proposals.contains(uuid) {
             return;
         }
-        if self.st.is_target(vol) && self.bind(vol, uuid, NodeMask::ALL) {
+        if self.st.is_target(vol) && self.bind(vol, uuid, None, NodeMask::ALL) {
             return self.record_bound(vol, uuid);
         }
         if self.vols[vol].backing.as_ref().is_some_and(|b| b.is_binding()) {

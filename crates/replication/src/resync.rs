@@ -258,7 +258,7 @@ impl Resource {
         resync.heard = false;
         resync.controller = Controller::new();
         self.log(LogLevel::Info, text);
-        if self.bind(vol, goal, NodeMask::ALL) {
+        if self.bind(vol, goal, Some(peer), NodeMask::ALL) {
             self.record_bound(vol, goal);
         }
         // Inconsistent is durable before the first block is overwritten (invariant 39).

@@ -4,7 +4,7 @@ use replication::io::AdminCommand;
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoQuorum, Quorum};
+use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated, Quorum};
 use vocab::{DiskState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -172,6 +172,53 @@ fn a_disk_that_was_given_up_is_released_once() {
         w.run_seconds(3);
         w.attach_again(0);
         w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_resync_target_of_two_branches_stays_with_the_one_it_voted_for() {
+    let mut plan = Plan::majority(3, 0);
+    plan.resource.on_suspended_primary_outdated = OnSuspendedPrimaryOutdated::ForceSecondary;
+    scenario(plan, |w| {
+        w.form();
+        let frozen = w.open(2);
+        w.write(2, 0);
+        w.flush_disks();
+        // n2 starts a generation without n1, of which n0 does not hear any more.
+        let before = w.seen(2).volumes[0].current;
+        w.slow(2, 0, 300 * MILLISECOND);
+        w.cut(1, 2);
+        w.wait_lost(1, 2);
+        let lost = w.start(2, WRITE, 8, 8);
+        w.wait("n2 has started a generation", |w| !w.seen(2).volumes[0].current.same(before));
+        w.cut(0, 2);
+        w.wait_lost_all(0, [2]);
+        // n1 goes on with the vote of n0, which has no disk meanwhile.
+        detach(w, 0, true);
+        let opener = w.open(1);
+        w.write(1, 16);
+        w.close(1, opener);
+        w.wait_secondary(1);
+        // n0 is to be brought up to date from there, and meets n2 before it is.
+        let pause =
+            |pause| AdminCommand::PauseSync { peer: node_id(1), volume: VolumeNr(0), pause };
+        w.granted(0, pause(true));
+        w.attach_again(0);
+        w.slow(2, 0, MILLISECOND);
+        w.heal(0, 2);
+        for _ in 0..100 {
+            w.run_for(100 * MILLISECOND);
+            w.expect("n2 has no quorum", |w| !quorate(w, 2));
+        }
+        w.granted(0, pause(false));
+        w.heal(1, 2);
+        w.finish(lost).ok();
+        w.close(2, frozen);
+        w.settle();
+        let opener = w.open(0);
+        w.read(0, 16);
+        w.close(0, opener);
         w.settle();
     });
 }
