@@ -3,13 +3,14 @@
 //! What has arrived is a list of *areas* in stream order, read front to back:
 //!
 //! ```text
-//! staged:     [ stage: some tens of KiB .......................... ]
+//! staged:     [ stage: some KiB ................................. ]
 //! payload:    [ rest of a payload, in its Buf | stage ............ ]
 //! predicted:  [ hdr | payload Buf | hdr | payload Buf | hdr | ...  ]
 //! ```
 //!
 //! *Staged*: one receive fetches many packets; a payload's bytes that are staged already are
-//! copied into its buffer, and the rest is received straight into it.
+//! copied into its buffer, and the rest is received straight into it. The stage grows with what
+//! arrives at a time, and shrinks again: an idle stream holds little memory.
 //!
 //! *Predicted*: when the stream has lately shown pairs of equal size (a stream of 4 KiB writes),
 //! the next receive gets an area for each header and a whole buffer for each payload, and no
@@ -24,9 +25,14 @@ use crate::{AllocError, Buf, BufPool, Completed, Errno, Fd, Payload, Ring, Token
 /// Most bytes [`RxStream::peek`] can be asked for.
 pub const PEEK_MAX: usize = 32 << 10;
 
-/// Bytes fetched ahead in staged mode.
-const STAGE: usize = 64 << 10;
-/// The same while payloads are large, so that little of each is copied.
+/// Least and most bytes fetched ahead in staged mode.
+const STAGE_MIN: usize = 2 << 10;
+const STAGE_MAX: usize = 64 << 10;
+/// By how much the stage grows when a receive has filled it, and how many in a row have to need
+/// less than an eighth until it is halved.
+const STAGE_GROWTH: usize = 4;
+const SMALL_RECEIVES: u8 = 16;
+/// Most bytes fetched ahead while payloads are large, so that little of each is copied.
 const STAGE_BEFORE_LARGE: usize = 4 << 10;
 /// From here on a payload is large: its beginning may be copied, most of it will not be.
 const LARGE: usize = 32 << 10;
@@ -42,8 +48,6 @@ const PREDICTED_BYTES_MAX: usize = 256 << 10;
 const CONFIDENT: u8 = 4;
 const CONFIDENCE_MAX: u8 = 8;
 const CONFIDENCE_LOSS: u8 = 3;
-
-const _: () = assert!(PAIRS_MAX * PREDICT_HEADER_MAX <= STAGE && 2 * PEEK_MAX <= STAGE);
 
 /// The receiving side of a stream socket.
 ///
@@ -64,7 +68,36 @@ pub struct RxStream {
     /// A header that lies across areas, or the unread rest while areas are rebuilt.
     scratch: Vec<u8>,
     history: History,
+    stage: Stage,
     copied: u64,
+}
+
+/// How much is fetched ahead in staged mode.
+struct Stage {
+    /// Bytes of the next receive.
+    size: usize,
+    /// Bytes of the receive in flight, if that is staged.
+    asked: Option<usize>,
+    /// So many receives in a row brought far less.
+    small: u8,
+    /// It has become smaller, and the memory has not yet.
+    shrunk: bool,
+}
+
+impl Stage {
+    /// A receive brought that much.
+    fn received(&mut self, len: usize) {
+        let Some(asked) = self.asked.take() else { return };
+        if len >= asked {
+            self.size = (self.size * STAGE_GROWTH).min(STAGE_MAX);
+        }
+        self.small = if len < self.size / 8 { self.small + 1 } else { 0 };
+        if self.small == SMALL_RECEIVES {
+            self.small = 0;
+            self.shrunk |= self.size > STAGE_MIN;
+            self.size = (self.size / 2).max(STAGE_MIN);
+        }
+    }
 }
 
 /// What the stream looked like lately.
@@ -116,6 +149,7 @@ impl RxStream {
             taking: false,
             scratch: Vec::new(),
             history: History::default(),
+            stage: Stage { size: STAGE_MIN, asked: None, small: 0, shrunk: false },
             copied: 0,
         }
     }
@@ -128,6 +162,12 @@ impl RxStream {
     /// Payload bytes that were copied rather than received in place, since the beginning.
     pub fn copied(&self) -> u64 {
         self.copied
+    }
+
+    /// Bytes of memory that it holds, payloads apart, unless a receive is in flight.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        self.list.as_ref().map_or(0, |list| list.bytes.capacity()) + self.scratch.capacity()
     }
 
     /// Bytes that can be read now.
@@ -263,19 +303,28 @@ impl RxStream {
 
     /// Lays out the areas of the next receive behind what is unread.
     fn make_room(&mut self, list: &mut Vectored, unread: usize) {
-        list.bytes.resize(STAGE + PEEK_MAX, 0);
         let prediction = self.history.prediction();
+        let shrunk = std::mem::take(&mut self.stage.shrunk);
+        self.scratch.clear();
+        if !self.taking {
+            gather(list, self.read, unread, |bytes| self.scratch.extend_from_slice(bytes));
+        }
+        if shrunk {
+            list.bytes = Vec::new();
+        }
         let mut carried = 0;
         if self.taking {
             list.segments.truncate(1);
         } else {
-            self.scratch.clear();
-            gather(list, self.read, unread, |bytes| self.scratch.extend_from_slice(bytes));
+            need(list, unread);
             list.bytes[..unread].copy_from_slice(&self.scratch);
             list.segments.clear();
             list.done = unread;
             self.read = 0;
             carried = unread;
+        }
+        if shrunk {
+            self.scratch = Vec::new();
         }
         match prediction {
             // A header that has begun to arrive lies where its slot will be.
@@ -285,6 +334,7 @@ impl RxStream {
                 // memory to buffers that hold some, or idle streams could starve busy ones.
                 let spare = (self.pool.limit() / 2).saturating_sub(self.pool.in_use());
                 let pairs = self.history.pairs.clamp(2, limit).min(spare / payload);
+                need(list, pairs * header);
                 for slot in 0..pairs {
                     let Ok(buf) = self.pool.alloc(payload) else { break };
                     let at = (slot * header) as u32;
@@ -296,10 +346,12 @@ impl RxStream {
         }
         let predicted = list.segments.len() > usize::from(self.taking);
         if !predicted {
-            let window =
-                if self.history.last_payload >= LARGE { STAGE_BEFORE_LARGE } else { STAGE };
-            let len = (carried + window) as u32;
-            list.segments.push_back(Segment::Bytes { at: 0, len });
+            let large = self.history.last_payload >= LARGE;
+            let window = if large { STAGE_BEFORE_LARGE } else { self.stage.size };
+            need(list, carried + window);
+            let rest: usize = list.segments.iter().map(Segment::len).sum();
+            self.stage.asked = Some(rest.saturating_sub(unread) + window);
+            list.segments.push_back(Segment::Bytes { at: 0, len: (carried + window) as u32 });
         }
     }
 
@@ -313,6 +365,7 @@ impl RxStream {
         };
         if let Ok(received) = done.result {
             list.done += received as usize;
+            self.stage.received(received as usize);
             // Room for twice of what came: a batch that fits shows that there was no more.
             let (header, payload) = self.history.pair;
             self.history.pairs = 2 * received as usize / (header + payload).max(1);
@@ -334,6 +387,14 @@ pub enum Received {
     Data(usize),
     /// The peer has finished sending.
     End,
+}
+
+/// Makes sure that there are so many bytes of memory for areas. It is not zeroed again.
+fn need(list: &mut Vectored, len: usize) {
+    if list.bytes.len() < len {
+        list.bytes.reserve_exact(len - list.bytes.len());
+        list.bytes.resize(len, 0);
+    }
 }
 
 /// The memory of an area.

@@ -190,6 +190,29 @@ fn a_steady_stream_is_received_without_copies() {
 }
 
 #[test]
+fn an_idle_stream_holds_little_memory_also_after_a_busy_time() {
+    let pool = pool();
+    let (mut conn, mut theirs) = pair(&pool);
+    let mut ring = ring();
+    let mut read = |conn: &mut Conn, theirs: &mut UnixStream, batch: &[u8]| {
+        theirs.write_all(batch).unwrap();
+        for packet in batch.chunks_exact(16) {
+            assert_eq!(read_packet(&mut ring, conn).unwrap().0, packet);
+        }
+        conn.rx.memory()
+    };
+    let one: Vec<u8> = (0..16).map(|i| if i == 3 { 16 } else { i * u8::from(i > 7) }).collect();
+    assert!(read(&mut conn, &mut theirs, &one) <= 4 << 10);
+    let busy = read(&mut conn, &mut theirs, &one.repeat(10_000));
+    assert!(busy > 32 << 10, "many packets a call: {busy}");
+    for _ in 0..150 {
+        read(&mut conn, &mut theirs, &one);
+    }
+    let idle = read(&mut conn, &mut theirs, &one);
+    assert!(idle <= 4 << 10, "{idle}");
+}
+
+#[test]
 fn nothing_is_received_while_the_reader_does_not_read() {
     let pool = pool();
     let (mut conn, mut theirs) = pair(&pool);
