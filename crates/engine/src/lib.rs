@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use runtime::Sender;
 use runtime::thread::{WorkerOptions, spawn, usable_cpus};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use vocab::{Refusal, StateError};
@@ -89,6 +90,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     // Caught from here on, so that a signal during the start ends it in order, too.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| format!("can not catch signals: {e}"))?;
+    raise_open_files();
     let state = StateDir::open(&options.state_dir)?;
     let host = match &options.node {
         Some(node) => node.clone(),
@@ -121,6 +123,15 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let _ = std::fs::remove_file(&options.socket);
     log!(Level::Info, "engine", "ended");
     Ok(())
+}
+
+/// As many open files as the administrator permits: a volume with two peers takes six, and the
+/// usual limit of a shell, 1,024, is for programs that wait with select(2).
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        log!(Level::Warn, "engine", "the limit of open files can not be raised: {e}");
+    }
 }
 
 fn spawn_named(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
