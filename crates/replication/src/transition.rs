@@ -542,11 +542,15 @@ impl Resource {
     /// Bits between two UpToDate disks of one generation that nothing has settled: a write that
     /// reached one of them, or what one of them copied from a third node. They are worth a resync
     /// unless whoever knows better says so in time.
+    ///
+    /// Of three nodes two may hold one version of a block and the third another. If all of them waited
+    /// equally long, each could bring the next one what it has for ever, one behind the other.
     fn want_leftovers(&mut self, vol: VolIx) {
         let Some(peer) = self.st.connected().find(|p| self.has_leftovers(*p, vol)) else { return };
         let kind = JobKind::CatchUp { vol, peer };
         if !self.wants(&kind) {
-            let later = self.now + LEFTOVER_DELAY;
+            let longer = Duration::from_millis(self.rng.below(1000));
+            let later = self.now + LEFTOVER_DELAY + longer;
             let id = self.want(kind, None);
             self.delay_job(id, later);
         }
