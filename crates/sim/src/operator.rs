@@ -300,7 +300,7 @@ impl World {
                     }
                 }
             }
-            if self.is_left_behind(node, &view) {
+            if self.is_left_behind(node, &view) || self.makes_way(node, &view) {
                 self.admin(node, AdminCommand::Secondary { force: true });
             }
             if view.suspended.user {
@@ -346,6 +346,20 @@ impl World {
                         && !t.current.same(mine.current)
                         && (current || self.succeeds(peer, vol, mine.current))
                 })
+        })
+    }
+
+    /// Of two Primaries that have both lost their quorum, and refuse each other, one has to give up
+    /// what it holds: the one without a disk of its own.
+    fn makes_way(&self, node: usize, view: &View) -> bool {
+        let frozen = |view: &View| view.role == Role::Primary && view.suspended.quorum;
+        if !frozen(view) || self.now() - self.operator.since < PATIENCE {
+            return false;
+        }
+        let rank = |node: usize| (self.plan.nodes[node].diskful, node);
+        view.peers.iter().enumerate().any(|(peer, p)| {
+            let apart = p.as_ref().is_some_and(|p| p.conn != ConnState::Connected);
+            apart && rank(node) < rank(peer) && self.view(peer).is_some_and(|v| frozen(&v))
         })
     }
 
