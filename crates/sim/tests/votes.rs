@@ -1,4 +1,4 @@
-//! What a node has voted for, and it or its disk knows nothing of (invariants 5 and 32).
+//! What a node has voted for, and it or its disk knows nothing of (invariants 5 and 32); what it gave up.
 
 use replication::io::AdminCommand;
 use sim::plan::{MILLISECOND, Plan, node_id};
@@ -21,6 +21,11 @@ fn detach(w: &mut World, node: usize, force: bool) {
 
 fn metadata_fails(w: &mut World, node: usize, percent: u64) {
     w.nodes[node].drives[0].as_mut().expect("a disk").disk.behaviour.meta_errors = percent;
+}
+
+fn pause_sync(w: &mut World, node: usize, peer: usize, pause: bool) {
+    let (peer, volume) = (node_id(peer), VolumeNr(0));
+    w.granted(node, AdminCommand::PauseSync { peer, volume, pause });
 }
 
 /// n0 votes without its disk for what n1 writes alone; then it is back with the disk, beside n2.
@@ -201,9 +206,7 @@ fn a_resync_target_of_two_branches_stays_with_the_one_it_voted_for() {
         w.close(1, opener);
         w.wait_secondary(1);
         // n0 is to be brought up to date from there, and meets n2 before it is.
-        let pause =
-            |pause| AdminCommand::PauseSync { peer: node_id(1), volume: VolumeNr(0), pause };
-        w.granted(0, pause(true));
+        pause_sync(w, 0, 1, true);
         w.attach_again(0);
         w.slow(2, 0, MILLISECOND);
         w.heal(0, 2);
@@ -211,7 +214,7 @@ fn a_resync_target_of_two_branches_stays_with_the_one_it_voted_for() {
             w.run_for(100 * MILLISECOND);
             w.expect("n2 has no quorum", |w| !quorate(w, 2));
         }
-        w.granted(0, pause(false));
+        pause_sync(w, 0, 1, false);
         w.heal(1, 2);
         w.finish(lost).ok();
         w.close(2, frozen);
@@ -219,6 +222,38 @@ fn a_resync_target_of_two_branches_stays_with_the_one_it_voted_for() {
         let opener = w.open(0);
         w.read(0, 16);
         w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn what_a_primary_has_given_up_does_not_overtake_it() {
+    scenario(Plan::majority(2, 0), |w| {
+        w.form();
+        w.detach(1);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        pause_sync(w, 1, 0, true);
+        w.attach_again(1);
+        w.wait_disk(1, DiskState::Inconsistent);
+        w.run_seconds(1);
+        // The block that n1 lacks is under way for a while when it becomes Primary.
+        w.slow(0, 1, 300 * MILLISECOND);
+        pause_sync(w, 1, 0, false);
+        w.run_for(10 * MILLISECOND);
+        w.slow(0, 1, MILLISECOND);
+        w.stall_disk(0, 1);
+        let opener = w.open(1);
+        // What it proposes n0 takes after the disk of n1 is current without it.
+        let write = w.start(1, WRITE, 8, 8);
+        w.finish(write).expect("n1 goes on");
+        w.close(1, opener);
+        w.settle();
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.heal(0, 1);
         w.settle();
     });
 }

@@ -341,7 +341,22 @@ impl Resource {
         let finished = backing.gens.finished_by(&situation, &theirs)
             && !backing.bitmap_uuid(node).is_none()
             && owed == 0;
+        // It has got to where this disk was meanwhile: what it may miss counts from there.
+        let base = backing.bitmap_uuid(node);
+        let advanced = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
+            && self.st.peers[peer].devs[vol].repl == ReplState::Established
+            && uuids.bitmap[self.me.index()].is_none()
+            && !uuids.flags.has(UuidFlags::SYNC_TARGET)
+            && is_generation(base)
+            && uuids.has_passed(base)
+            && backing.gens.has_passed(uuids.current)
+            && owed == 0;
+        if advanced {
+            backing.gens.set_bitmap(node, uuids.current);
+            self.md_changed_now(vol);
+        }
         if finished {
+            let backing = self.vols[vol].backing.as_mut().expect("looked at above");
             backing.gens.set_bitmap(node, GenUuid::NONE);
             self.md_changed_now(vol);
             for other in 0..self.peers.len() {
