@@ -1,4 +1,5 @@
-//! What a node has voted for, and it or its disk knows nothing of (invariants 5 and 32); what it gave up.
+//! What a node has voted for, and it or its disk knows nothing of (invariants 5 and 32).
+//! What it has given up since.
 
 use replication::io::AdminCommand;
 use sim::plan::{MILLISECOND, Plan, node_id};
