@@ -151,3 +151,33 @@ fn a_resync_does_not_wait_for_writes_that_wait_for_quorum() {
         w.settle();
     });
 }
+
+/// n2 is Primary, and its disk is being resynced. n1 comes when a write is on its way to n0 alone, and
+/// takes the generation that this write started.
+#[test]
+fn a_second_source_of_a_primary_gets_what_is_under_way() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.run_seconds(2);
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        let opener = w.open(2);
+        w.stall_disk(0, 5);
+        let id = w.start(2, WRITE, 64, 8);
+        w.run_for(20_000_000);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.finish(id).ok();
+        w.close(2, opener);
+        w.heal(0, 1);
+        w.settle();
+    });
+}

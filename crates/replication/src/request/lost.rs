@@ -79,10 +79,14 @@ impl Resource {
                 continue;
             }
             // One that is to be resynced first makes nothing end well, and its source, which need
-            // not hear this node, might bring back what was there before.
-            let follows = self.repl(peer, vol) == ReplState::Established
-                && self.st.peers[peer].devs[vol].disk > DiskState::Outdated
-                && self.decide(peer, vol) == Decision::Data;
+            // not hear this node, might bring back what was there before. One that this node is to be
+            // resynced from is current as it is, and would go on in the generation of the write
+            // without it.
+            let repl = self.repl(peer, vol);
+            let disk = self.st.peers[peer].devs[vol].disk;
+            let whole = repl == ReplState::Established && disk > DiskState::Outdated
+                || repl.is_target() && disk == DiskState::UpToDate;
+            let follows = whole && self.decide(peer, vol) == Decision::Data;
             if unanswered && !follows {
                 continue;
             }
