@@ -291,7 +291,7 @@ impl Resource {
             return self.send(peer, Packet::CurrentUuid(nr, exposed, weak));
         };
         let to = self.peers[peer].node;
-        let stable = self.st.stable();
+        let stable = self.is_stable();
         let primary = self.st.role == Role::Primary;
         let disk = self.st.vols[vol].disk;
         let inconsistent = disk == DiskState::Inconsistent
@@ -450,7 +450,7 @@ impl Resource {
         }
         let became_stable = flags.has(UuidFlags::GOT_STABLE);
         let established = self.repl(peer, vol) == ReplState::Established;
-        if became_stable && established && self.st.stable() {
+        if became_stable && established && self.is_stable() {
             self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);
             self.work.push_back(Work::Recompare(peer, vol));
         } else if flags.has(UuidFlags::RESYNC) && established {

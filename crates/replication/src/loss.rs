@@ -200,8 +200,32 @@ impl Resource {
         self.loss_settled(peer);
     }
 
+    /// This node's data do not change by what others write: nor by what one wrote that is lost. Bits
+    /// about that come first, so that a resync from here does not end without it.
+    pub(crate) fn is_stable(&self) -> bool {
+        let settled = |p: PeerIx| self.st.is_connected(p) || self.peers[p].recv.is_settled();
+        self.st.stable() && (0..self.peers.len()).all(settled)
+    }
+
+    /// Tells the peers that were told otherwise.
+    fn tell_stable(&mut self) {
+        if !self.is_stable() {
+            return;
+        }
+        for peer in 0..self.peers.len() {
+            for vol in 0..self.vols.len() {
+                let sent = self.peers[peer].devs[vol].sent_uuids.as_ref();
+                let untold = sent.is_some_and(|s| !s.flags.has(UuidFlags::STABLE));
+                if untold && self.st.is_connected(peer) && self.shown_backing(vol).is_some() {
+                    self.send_uuids(peer, vol, UuidFlags::GOT_STABLE, NodeMask::EMPTY);
+                }
+            }
+        }
+    }
+
     /// Everything received from the lost peer is executed and settled.
     pub(crate) fn receiver_drained(&mut self, peer: PeerIx) {
+        self.tell_stable();
         for vol in 0..self.vols.len() {
             self.review_primary_ind(vol);
         }

@@ -134,6 +134,11 @@ impl Receiver {
         self.unacked.get_mut(index)
     }
 
+    /// Everything received is executed, and has a peer-ack or is in the bits.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.draining && self.is_idle() && self.unacked.is_empty()
+    }
+
     /// Nothing received is left to execute.
     fn is_idle(&self) -> bool {
         self.held.is_empty()

@@ -742,7 +742,7 @@ impl Resource {
             let writer = self.peer_ix(node).expect("connected peers are configured");
             self.tell_behind_unacked(writer);
         }
-        let got_stable = !old.stable() && self.st.stable();
+        let got_stable = !old.stable() && self.is_stable();
         for peer in 0..self.peers.len() {
             if self.st.is_connected(peer) {
                 for vol in 0..self.vols.len() {

@@ -574,6 +574,38 @@ fn who_has_left_a_primary_vouches_for_nobody_while_another_one_hears_it() {
     });
 }
 
+/// The source of a resync has lost the Primary that only it heard. Until it has executed what it
+/// received from there, and counts it as missing at the target, the resync does not end.
+#[test]
+fn a_resync_does_not_end_while_its_source_executes_what_a_lost_primary_sent() {
+    scenario(Plan::majority(2, 1), |w| {
+        let (volume, peer) = (VolumeNr(0), node_id(0));
+        w.form();
+        w.open(2);
+        w.write(2, 0);
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.cut_off(1, [0, 2]);
+        w.wait_lost_all(1, [0, 2]);
+        w.write(2, 64);
+        w.heal(0, 1);
+        w.wait("n1 is to be resynced", |w| w.device(1, 0).repl == ReplState::PausedSyncT);
+        w.run_seconds(1);
+        w.write(2, 128);
+        w.stall_disk(0, 20);
+        w.start(2, WRITE, 256, 8);
+        w.run_for(2_000_000);
+        w.release_disk(0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.run_seconds(5);
+        w.start_node(2);
+        w.heal(1, 2);
+        w.run_seconds(20);
+        w.settle();
+    });
+}
+
 #[test]
 fn a_write_that_fails_while_a_peer_is_compared_with_is_missing_there() {
     let mut plan = Plan::majority(4, 0);
