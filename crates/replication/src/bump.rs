@@ -558,6 +558,10 @@ impl Resource {
             // than proposed.
             if is_generation(current) && weak.contains(self.me) {
                 volume.expose(current);
+                // What the disk is on its way to was looked at when it was read.
+                if volume.backing.is_some() && self.bind(vol, current, Some(by), weak) {
+                    self.record_bound(vol, current);
+                }
             }
             return;
         };
@@ -575,7 +579,7 @@ impl Resource {
                     volume.expose(current);
                 }
             }
-            if disk >= DiskState::Inconsistent && self.bind(vol, current, Some(by), weak) {
+            if self.bind(vol, current, Some(by), weak) {
                 self.record_bound(vol, current);
             }
             return;
