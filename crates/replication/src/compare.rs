@@ -208,6 +208,10 @@ impl Resource {
             side.dirty_blocks = backing.oos(node);
         }
         side.quorate = self.st.vols[vol].quorum;
+        side.lost_cache = disk >= DiskState::Inconsistent
+            && !attaching
+            && self.vols[vol].has_lost_cache()
+            && self.is_ours(peer);
         side.lost_primary = self.peers[peer].hs.named;
         side.slots =
             vocab::NodeId::all().filter(|n| backing.slot_of(*n).is_some()).collect::<NodeMask>();
@@ -245,6 +249,7 @@ impl Resource {
             role,
             quorate: word.quorum(),
             slots: NodeMask::ALL,
+            lost_cache: !attaching && disk >= DiskState::Inconsistent && word.lost_cache(),
             lost_primary: self.peers[peer].hs.peer_named,
         })
     }

@@ -565,7 +565,7 @@ impl Resource {
             && shown.disk == DiskState::UpToDate
             && shown.repl == ReplState::Established
             && backing.oos(self.peers[peer].node) != 0
-            && self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0
+            && self.is_ours(peer)
             && !dev.verify_found
             && dev.uuids.as_ref().is_some_and(|u| u.current.same(backing.gens.current()))
     }
@@ -709,11 +709,16 @@ impl Resource {
         }
     }
 
+    /// The peer is of this kind, and says more than kernel nodes do.
+    pub(crate) fn is_ours(&self, peer: PeerIx) -> bool {
+        self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0
+    }
+
     /// This node's states of a volume as the peer is told (wire §8.1).
     pub(crate) fn state_word(&self, peer: PeerIx, vol: VolIx) -> StateWord {
         let st = &self.st;
         let dev = &st.peers[peer].devs[vol];
-        let ours = self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0;
+        let ours = self.is_ours(peer);
         let susp = st.susp.user || st.susp.quorum || st.susp.uuid_bridge;
         StateWord::default()
             .with_role(st.role)

@@ -38,6 +38,8 @@ pub struct Side {
     pub role: Role,
     /// The quorum bit of its state.
     pub quorate: bool,
+    /// Its disk stopped under writes, and may have lost what its cache had.
+    pub lost_cache: bool,
     /// Nodes it has a bitmap slot for. Not sent: all nodes for the peer's side.
     pub slots: NodeMask,
     /// A Primary it lost and named in this handshake, and how far it had received from it.
@@ -69,6 +71,7 @@ impl Side {
             role,
             quorate: true,
             slots: NodeMask::ALL,
+            lost_cache: false,
             lost_primary: None,
         }
     }
@@ -87,6 +90,7 @@ impl Side {
             role,
             quorate: true,
             slots: NodeMask::ALL,
+            lost_cache: false,
             lost_primary: None,
         }
     }

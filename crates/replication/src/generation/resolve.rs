@@ -362,6 +362,13 @@ impl Handshake<'_> {
         if ours && survivor && mine.min(theirs) == DiskState::Consistent {
             return None;
         }
+        // The Primary may have gone on without it, but nothing was acknowledged in this generation
+        // that it lacks. A disk whose cache is lost may lack some of that.
+        let stayed = self.me.has(UuidFlags::RECONNECT);
+        let (stayed, crashed) = if stayed { (self.me, self.peer) } else { (self.peer, self.me) };
+        if survivor && crashed.lost_cache && stayed.judged_disk() == DiskState::Outdated {
+            return None;
+        }
         let one_inconsistent = mine == DiskState::Inconsistent || theirs == DiskState::Inconsistent;
         let no_sync = self.verdict.finding == Finding::NoSync;
         let open = matches!(

@@ -25,6 +25,7 @@ pub fn side(node: usize, current: u64) -> Side {
         quorate: true,
         slots: NodeMask::ALL,
         attaching: false,
+        lost_cache: false,
         lost_primary: None,
     }
 }

@@ -96,6 +96,9 @@ fn a_survivor_that_is_still_settling_follows_no_crashed_primary() {
     assert_eq!(run(equals, &crashed, Consistent), rolled_back);
     // What is known to be behind stays so, and so do the rules of kernel nodes.
     assert_eq!(run(equals, &crashed, Outdated), with_more);
+    // Unless the Primary has lost what it wrote: that it was to go on without it tells nothing.
+    let without_cache = Side { lost_cache: true, ..crashed.clone() };
+    assert_eq!(run(equals, &without_cache, Outdated), rolled_back);
     let kernel = CONNECTING.features & !feature::BITS_OF_EQUALS;
     assert_eq!(run(kernel, &crashed, Consistent), with_more);
 }
