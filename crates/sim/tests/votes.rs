@@ -1,6 +1,8 @@
 //! What a node has voted for, and it or its disk knows nothing of (invariants 5 and 32).
 //! What it has given up since.
 
+use std::time::Duration;
+
 use replication::io::AdminCommand;
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
@@ -327,6 +329,47 @@ fn a_node_without_its_disk_hears_of_a_generation_before_users_hear_of_its_writes
         w.close(2, other);
         w.wait_secondary(2);
         w.rejoin(0, [1, 2]);
+        w.settle();
+    });
+}
+
+/// n2 attaches its disk while it helps n0 to a majority; that takes so long because n1 does not
+/// answer any more.
+#[test]
+fn what_a_node_votes_for_while_it_attaches_its_disk_counts_for_the_disk() {
+    let mut plan = io_error_majority(3, 0);
+    plan.net.ping_timeout = Duration::from_secs(5);
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.run_seconds(1);
+        tear_off(w, 2);
+        w.run_seconds(1);
+        w.cut_off(1, [0, 2]);
+        w.attach(2, 0);
+        w.granted(0, AdminCommand::Disconnect { peer: node_id(1), force: true });
+        let opener = w.open(0);
+        w.write(0, 8);
+        if w.disk(2) != DiskState::Attaching {
+            // By some seeds it has found out about n1 by now.
+            return;
+        }
+        w.kill(0);
+        w.wait_disk(2, DiskState::Outdated);
+        w.kill(1);
+        w.start_node(1);
+        w.rejoin(1, [0, 2]);
+        w.run_seconds(5);
+        w.expect("two that lack the write have no quorum", |w| !quorate(w, 1) && !quorate(w, 2));
+        w.start_node(0);
+        w.settle();
+        let other = w.open(1);
+        w.read(1, 8);
+        w.close(1, other);
+        w.close(0, opener);
         w.settle();
     });
 }
