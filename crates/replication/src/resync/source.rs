@@ -119,6 +119,14 @@ impl Resource {
                 return self.send(peer, Packet::RsCancel(nr, ack));
             }
         } else {
+            // What this node itself fetches may wait for a write that the requester does not execute
+            // as long as it waits for the answer: nobody would ever go on.
+            let fetched = |o: Owner| matches!(o, Owner::ResyncTarget(_));
+            if self.vols[vol].conflict(range, fetched).is_some() {
+                self.serves.remove(key);
+                let ack = self.block_ack(peer, vol, range, block_id);
+                return self.send(peer, Packet::RsCancel(nr, ack));
+            }
             let writes = |o: Owner| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..));
             let busy = self.vols[vol].conflict(range, writes).is_some();
             if busy || self.has_waiting_write(vol, range) {
