@@ -110,6 +110,12 @@ impl Resource {
             }
         }
         let nr = self.vols[vol].nr;
+        if !self.disk_in_use(vol) {
+            // It was lost while the request waited.
+            self.serves.remove(key);
+            let ack = self.block_ack(peer, vol, range, block_id);
+            return self.send(peer, Packet::RsCancel(nr, ack));
+        }
         if kind == ServeKind::Verify {
             let busy = self.vols[vol]
                 .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)));
