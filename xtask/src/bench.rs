@@ -8,7 +8,7 @@
 //!   `bed`: the systems, with `cluster` for ours and `peers` for others'; `revision`: an older one.
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
-//! - `writes` with `profile`, `activity_log`: closer looks at one thing each.
+//! - `writes` with `profile`, `activity_log`, `idle`: closer looks at one thing each.
 //! - `fio`, `cpu`, `process`: the client, CPU time, and processes that end with us.
 
 mod activity_log;
@@ -18,6 +18,7 @@ mod cluster;
 mod cpu;
 mod fio;
 mod history;
+mod idle;
 mod options;
 mod peers;
 mod process;
@@ -56,10 +57,13 @@ cargo xtask bench [table] [OPTION...]
     --history FILE       a line is added, and compared (default target/bench/history.jsonl)
     --quick              less than a minute, after the build: shows that it works; no figures
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
+                       [--volumes V]
     activity-log         metadata writes per data write: cold, then hot
     writes               CPU time of the whole machine per 4 KiB write
+    idle                 memory and CPU time of engines with V connected volumes that nobody uses
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight
-    (default 64 and 32), volumes of M MiB (default 4096 and 1024), activity logs of E extents.
+    (default 64 and 32), volumes of M MiB (default 4096, 1024 and 64), activity logs of E extents,
+    V volumes (default 300; only idle has several).
     --profile says where the engines spend it; needs Linux' perf.
     The disks are files in TMPDIR; it should be on a real file system.";
 
@@ -71,6 +75,7 @@ struct Options {
     depth: Option<u32>,
     mib: Option<u64>,
     al_extents: Option<u32>,
+    volumes: Option<usize>,
     profile: bool,
 }
 
@@ -79,7 +84,8 @@ impl Options {
     fn cluster(&self, program: &Path, mib: u64, disk: String) -> Result<Cluster> {
         let directory = tempfile::Builder::new().prefix("ashlar-bench").tempdir()?;
         let (replicas, threads) = (self.nodes, Some(1));
-        let shape = Shape { replicas, diskless: false, volumes: 1, mib, disk, threads };
+        let shape =
+            Shape { replicas, diskless: false, volumes: 1, mib, sparse: false, disk, threads };
         Cluster::start(program, directory, shape)
     }
 }
@@ -90,7 +96,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
         println!("{HELP}");
         return Ok(());
     }
-    match arguments.iter().any(|argument| argument == "writes" || argument == "activity-log") {
+    let single_ones = ["writes", "activity-log", "idle"];
+    match arguments.iter().any(|argument| single_ones.contains(&argument.as_str())) {
         true => single(arguments),
         false => table::run(arguments),
     }
@@ -98,8 +105,15 @@ pub fn main(arguments: &[String]) -> Result<()> {
 
 /// A closer look at one thing.
 fn single(arguments: &[String]) -> Result<()> {
-    let mut options =
-        Options { nodes: 3, seconds: 10, depth: None, mib: None, al_extents: None, profile: false };
+    let mut options = Options {
+        nodes: 3,
+        seconds: 10,
+        depth: None,
+        mib: None,
+        al_extents: None,
+        volumes: None,
+        profile: false,
+    };
     let mut name = None;
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -113,6 +127,7 @@ fn single(arguments: &[String]) -> Result<()> {
             "--depth" => options.depth = Some(number()?),
             "--mib" => options.mib = Some(u64::from(number()?)),
             "--al-extents" => options.al_extents = Some(number()?),
+            "--volumes" => options.volumes = Some(number()?.max(1) as usize),
             "--profile" => options.profile = true,
             other if name.is_none() && !other.starts_with('-') => name = Some(other),
             other => bail!("{other} is not understood\n{HELP}"),
@@ -121,8 +136,14 @@ fn single(arguments: &[String]) -> Result<()> {
     if !(1..=cluster::NAMES.len()).contains(&options.nodes) {
         bail!("1 to {} nodes, not {}", cluster::NAMES.len(), options.nodes);
     }
-    fio::require()?;
     process::watch_signals()?;
+    if name == Some("idle") {
+        return idle::run(&build(false)?, &options);
+    }
+    if options.volumes.is_some() {
+        bail!("--volumes is for idle");
+    }
+    fio::require()?;
     match name {
         Some("activity-log") => activity_log::run(&build(false)?, &options),
         Some("writes") => writes::run(&build(options.profile)?, &options),

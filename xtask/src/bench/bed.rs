@@ -130,6 +130,7 @@ impl Bed {
             diskless: options.clients.diskless,
             volumes: options.volumes_used(),
             mib: options.mib,
+            sparse: false,
             disk: String::new(),
             threads: None,
         };

@@ -44,6 +44,8 @@ pub struct Shape {
     pub volumes: usize,
     /// Size of each.
     pub mib: u64,
+    /// Their blocks are not there before they are written.
+    pub sparse: bool,
     /// Lines for the section `disk`.
     pub disk: String,
     /// Threads of each engine; as many as the engine likes if not said.
@@ -74,7 +76,11 @@ impl Cluster {
         for node in 0..cluster.shape.replicas {
             for volume in 0..cluster.shape.volumes {
                 // One MiB for metadata, of which a volume of this size needs far less.
-                allocate(&cluster.disk(node, volume), cluster.shape.mib + 1)?;
+                let (path, mib) = (cluster.disk(node, volume), cluster.shape.mib + 1);
+                match cluster.shape.sparse {
+                    true => fs::File::create(&path)?.set_len(mib << 20)?,
+                    false => allocate(&path, mib)?,
+                }
             }
         }
         fs::write(cluster.file("drbd.conf"), cluster.config()?)?;
