@@ -64,7 +64,7 @@ cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-ext
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight
     (default 64 and 32), volumes of M MiB (default 4096, 1024 and 64), activity logs of E extents,
     V volumes (default 300; only idle has several).
-    --profile says where the engines spend it; needs Linux' perf.
+    --profile (of writes) says where the engines spend it; needs Linux' perf.
     The disks are files in TMPDIR; it should be on a real file system.";
 
 /// What to measure, and how.
@@ -136,12 +136,10 @@ fn single(arguments: &[String]) -> Result<()> {
     if !(1..=cluster::NAMES.len()).contains(&options.nodes) {
         bail!("1 to {} nodes, not {}", cluster::NAMES.len(), options.nodes);
     }
+    refuse_unused(name, &options)?;
     process::watch_signals()?;
     if name == Some("idle") {
         return idle::run(&build(false)?, &options);
-    }
-    if options.volumes.is_some() {
-        bail!("--volumes is for idle");
     }
     fio::require()?;
     match name {
@@ -149,6 +147,21 @@ fn single(arguments: &[String]) -> Result<()> {
         Some("writes") => writes::run(&build(options.profile)?, &options),
         Some(other) => bail!("{other} is not a measurement\n{HELP}"),
         None => bail!("{HELP}"),
+    }
+}
+
+/// An option that the measurement does not honour is a mistake.
+fn refuse_unused(name: Option<&str>, options: &Options) -> Result<()> {
+    let idle = name == Some("idle");
+    let unused = [
+        ("--volumes", !idle && options.volumes.is_some()),
+        ("--depth", idle && options.depth.is_some()),
+        ("--al-extents", idle && options.al_extents.is_some()),
+        ("--profile", name != Some("writes") && options.profile),
+    ];
+    match unused.iter().find(|(_, given)| *given) {
+        Some((option, _)) => bail!("{option} is of no use for {}\n{HELP}", name.unwrap_or("this")),
+        None => Ok(()),
     }
 }
 

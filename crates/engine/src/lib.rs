@@ -125,8 +125,8 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     Ok(())
 }
 
-/// As many open files as the administrator permits: a volume with two peers takes six, and the
-/// usual limit of a shell, 1,024, is for programs that wait with select(2).
+/// As many open files as the administrator permits: a volume with two peers takes five, more if it
+/// is served, and the usual limit of a shell, 1,024, is for programs that wait with select(2).
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {

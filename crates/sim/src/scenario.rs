@@ -314,11 +314,16 @@ impl World {
         self.granted(node, AdminCommand::Detach { volume, force: false, intentional: false });
     }
 
-    /// Attaches the disk of volume 0 again.
-    pub fn attach_again(&mut self, node: usize) {
+    /// Until the disk of volume 0 is released, and nothing is under way on it.
+    pub fn wait_disk_free(&mut self, node: usize) {
         self.wait("the disk is free", |w| {
             w.nodes[node].drive(0).is_some_and(|d| d.claim == crate::node::Claim::Free)
         });
+    }
+
+    /// Attaches the disk of volume 0 again.
+    pub fn attach_again(&mut self, node: usize) {
+        self.wait_disk_free(node);
         let id = self.attach(node, 0).unwrap_or(0);
         self.wait("the attach is answered", |w| w.answers.contains_key(&id));
         if let Some(Err(refusal)) = self.answers.remove(&id) {

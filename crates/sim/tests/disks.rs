@@ -443,7 +443,7 @@ fn a_disk_is_not_current_if_the_primary_went_on_while_it_was_being_attached() {
         w.write(0, 0);
         w.granted(1, AdminCommand::Detach { volume: V0, force: true, intentional: false });
         w.wait("it is known", |w| w.device(0, 1).disk == DiskState::Diskless);
-        w.wait("it is released", |w| !w.nodes[1].drives[0].as_ref().unwrap().disk.busy());
+        w.wait_disk_free(1);
         // The question whether the disk may come is on its way, the generation comes back first.
         w.net.set_pace(1, 0, Pace { delay: (300_000_000, 300_000_000), ..Pace::default() });
         w.attach(1, 0);

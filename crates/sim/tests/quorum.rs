@@ -10,8 +10,7 @@ use vocab::{DiskState, ReplState, Role, VolumeNr};
 const WRITE: Op = Op::Write { fua: false };
 
 fn majority(diskful: usize, diskless: usize, on_no_quorum: OnNoQuorum) -> Plan {
-    let mut plan = Plan::quiet(diskful, diskless);
-    plan.resource.quorum = Quorum::Majority;
+    let mut plan = Plan::majority(diskful, diskless);
     plan.resource.on_no_quorum = on_no_quorum;
     plan
 }

@@ -7,7 +7,7 @@ use replication::io::AdminCommand;
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated, Quorum};
+use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated};
 use vocab::{DiskState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -262,16 +262,9 @@ fn what_a_primary_has_given_up_does_not_overtake_it() {
 }
 
 fn io_error_majority(diskful: usize, diskless: usize) -> Plan {
-    let mut plan = Plan::quiet(diskful, diskless);
-    plan.resource.quorum = Quorum::Majority;
+    let mut plan = Plan::majority(diskful, diskless);
     plan.resource.on_no_quorum = OnNoQuorum::IoError;
     plan
-}
-
-/// Takes the disk away as it is: its metadata go on saying what they said.
-fn tear_off(w: &mut World, node: usize) {
-    let volume = VolumeNr(0);
-    w.granted(node, AdminCommand::Detach { volume, force: true, intentional: false });
 }
 
 #[test]
@@ -310,7 +303,7 @@ fn a_node_without_its_disk_hears_of_a_generation_before_users_hear_of_its_writes
         w.write(0, 0);
         for node in [1, 2] {
             w.slow(0, node, 200 * MILLISECOND);
-            tear_off(w, node);
+            detach(w, node, true);
         }
         w.run_seconds(2);
         // The generation that n0 starts for the write gets no further.
@@ -346,7 +339,7 @@ fn what_a_node_votes_for_while_it_attaches_its_disk_counts_for_the_disk() {
         w.close(0, opener);
         w.wait_secondary(0);
         w.run_seconds(1);
-        tear_off(w, 2);
+        detach(w, 2, true);
         w.run_seconds(1);
         w.cut_off(1, [0, 2]);
         w.attach(2, 0);
