@@ -35,6 +35,8 @@ pub(crate) struct Backing {
     pub al: ActivityLog,
     /// What peers have said lately about ranges in which they are equal to this node.
     pub claims: VecDeque<Claim>,
+    /// Ranges that a node got from here, to be claimed when the application does not write them.
+    pub unclaimed: VecDeque<(NodeId, SectorRange)>,
     /// Ranges that this resync target was told to miss, and whose bits are not on disk yet; the first
     /// so many are being written.
     pub told: VecDeque<SectorRange>,
@@ -166,6 +168,7 @@ impl Backing {
             bitmap,
             al,
             claims: VecDeque::new(),
+            unclaimed: VecDeque::new(),
             told: VecDeque::new(),
             told_writing: 0,
             limits,

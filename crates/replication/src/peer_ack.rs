@@ -62,5 +62,6 @@ impl Resource {
                 self.send(peer, Packet::PeerAck(wire::PeerAck { mask, dagtag }));
             }
         }
+        self.claim_what_is_quiet();
     }
 }

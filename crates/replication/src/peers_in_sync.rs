@@ -6,6 +6,8 @@
 //! its source does: where source and third count nothing as different, nothing is different here.
 //! Without their word each of them would be resynced from the next one, round and round.
 
+use std::collections::VecDeque;
+
 use codec::disk::activity_log::EXTENT_SECTORS;
 use codec::wire::{Packet, PeerBlockDesc, feature};
 use vocab::{DiskState, Instant, NodeId, NodeMask, ReplState, SectorRange, VolumeNr};
@@ -15,6 +17,8 @@ use crate::state::{PeerIx, VolIx};
 
 /// So many claims are remembered; they are needed for a moment only.
 const MAX_CLAIMS: usize = 1024;
+/// So many ranges are remembered to be claimed later.
+const MAX_UNCLAIMED: usize = 8192;
 
 /// A peer has said that it is equal to others in a range.
 #[derive(Debug)]
@@ -32,6 +36,8 @@ impl Resource {
     /// All who have them are told: of the whole extent if this node counts nothing in it as
     /// different, and of these blocks where it does.
     pub(crate) fn became_in_sync(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+        // Who has not heard yet that a write is everywhere says nothing of its blocks.
+        self.flush_peer_acks();
         let size = self.vols[vol].size.0;
         let first = range.start.0 / EXTENT_SECTORS;
         let last = (range.end() - 1) / EXTENT_SECTORS;
@@ -55,12 +61,82 @@ impl Resource {
                 let equal = self.equal_among(&near, vol, piece);
                 let news = !equal.minus(told).without(node).is_empty();
                 if news && equal.contains(node) {
+                    let mut from = piece.start.0;
                     for quiet in self.quiet(vol, piece) {
+                        self.claim_later(vol, node, from, quiet.start.0);
                         self.claim_equal(vol, quiet, equal);
+                        from = quiet.end();
                     }
+                    self.claim_later(vol, node, from, piece.end());
                 }
             }
         }
+    }
+
+    /// The node got blocks from here that the application writes. What it got it counts as different
+    /// from all others, and the peer-ack of a write that it had received before does not change that.
+    fn claim_later(&mut self, vol: VolIx, node: NodeId, start: u64, end: u64) {
+        let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| start < end) else { return };
+        let range = SectorRange::new(start, end - start);
+        if backing.unclaimed.len() == MAX_UNCLAIMED {
+            backing.unclaimed.pop_front();
+        }
+        backing.unclaimed.push_back((node, range));
+    }
+
+    /// Writes have had their peer-ack: what could not be said because of them is said now.
+    pub(crate) fn claim_what_is_quiet(&mut self) {
+        for vol in 0..self.vols.len() {
+            let Some(backing) = self.vols[vol].backing.as_mut() else { continue };
+            if backing.unclaimed.is_empty() {
+                continue;
+            }
+            let all = std::mem::take(&mut backing.unclaimed);
+            let busy = self.busy_ranges(vol);
+            let is_busy = |range: SectorRange| {
+                let next = busy.partition_point(|b| b.end() <= range.start.0);
+                busy.get(next).is_some_and(|b| b.overlaps(range))
+            };
+            let (still, quiet): (VecDeque<_>, VecDeque<_>) =
+                all.into_iter().partition(|(_, range)| is_busy(*range));
+            let near: Vec<PeerIx> =
+                self.st.connected().filter(|p| self.is_comparable(*p, vol)).collect();
+            for (node, range) in quiet {
+                for piece in self.pieces(&near, vol, range) {
+                    let equal = self.equal_among(&near, vol, piece);
+                    if equal.contains(node) {
+                        self.claim_equal(vol, piece, equal);
+                    }
+                }
+            }
+            if let Some(backing) = self.vols[vol].backing.as_mut() {
+                backing.unclaimed = still;
+            }
+        }
+    }
+
+    /// The blocks that the application writes, in order and apart from each other.
+    fn busy_ranges(&self, vol: VolIx) -> Vec<SectorRange> {
+        let Some(backing) = &self.vols[vol].backing else { return Vec::new() };
+        let whole = |range| backing.bitmap.sectors_of(backing.bitmap.bits_touched(range));
+        let mut busy: Vec<SectorRange> = self.written(vol).map(whole).collect();
+        busy.sort_unstable_by_key(|range| range.start.0);
+        busy.dedup_by(|next, last| {
+            let joined = next.start.0 <= last.end();
+            if joined {
+                let end = last.end().max(next.end());
+                *last = SectorRange::new(last.start.0, end - last.start.0);
+            }
+            joined
+        });
+        busy
+    }
+
+    /// What the application writes and not every node is known to have.
+    fn written(&self, vol: VolIx) -> impl Iterator<Item = SectorRange> + '_ {
+        let sent = self.log.iter().filter(move |w| w.vol == vol).map(|w| w.range);
+        let unacked = self.peers.iter().flat_map(|p| p.recv.unacked.iter());
+        sent.chain(unacked.filter(move |u| u.vol == vol).map(|u| u.range))
     }
 
     /// Tells these nodes that they are equal to this one there.
@@ -99,10 +175,7 @@ impl Resource {
         if !extents.into_iter().any(in_use) {
             return left;
         }
-        let sent = self.log.iter().filter(|w| w.vol == vol).map(|w| w.range);
-        let unacked = self.peers.iter().flat_map(|p| p.recv.unacked.iter());
-        let received = unacked.filter(|u| u.vol == vol).map(|u| u.range);
-        for written in sent.chain(received).filter(|w| w.overlaps(range)) {
+        for written in self.written(vol).filter(|w| w.overlaps(range)) {
             let written = backing.bitmap.sectors_of(backing.bitmap.bits_touched(written));
             let without = |part: SectorRange| {
                 let before = part.end().min(written.start.0).saturating_sub(part.start.0);
@@ -302,6 +375,7 @@ impl Resource {
                 claim.others = claim.others.without(node);
             }
             backing.claims.retain(|c| c.from != node && !c.others.is_empty());
+            backing.unclaimed.retain(|(to, _)| *to != node);
         }
     }
 

@@ -656,6 +656,7 @@ impl Resource {
             recv.first_unacked += 1;
             self.settle_unacked(peer, &entry, ack.mask, true);
         }
+        self.claim_what_is_quiet();
         if self.vols.iter().any(|v| v.missed_at.contains(&now)) {
             // A resync may have brought it over meanwhile, and nobody says so any more.
             self.want_catch_up();
@@ -673,8 +674,9 @@ impl Resource {
         }
     }
 
-    /// Turns one received write into bits: towards each node but the sender, clear if it is in
-    /// `mask`, set otherwise.
+    /// Turns one received write into bits: set towards each node that is not in `mask`, but for the
+    /// sender. With `clear` those in `mask`, the sender among them, are known to have the same in
+    /// these blocks as this node.
     fn settle_unacked(&mut self, peer: PeerIx, entry: &Unacked, mask: NodeMask, clear: bool) {
         let sender = self.peers[peer].node;
         let failed = entry.ok != Some(true);
@@ -684,7 +686,7 @@ impl Resource {
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             for slot in 0..backing.bitmap.slots() {
                 let node = backing.node_of_slot(slot);
-                if node == Some(sender) {
+                if node == Some(sender) && (failed || !mask.contains(sender)) {
                     continue;
                 }
                 if !failed && node.is_some_and(|n| mask.contains(n)) {

@@ -1,5 +1,6 @@
 //! Hard cases 54 to 69 of semantics §14: resyncs among several nodes, and beside writes.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use replication::io::AdminCommand;
@@ -673,6 +674,41 @@ fn resyncs_among_three_nodes_end_under_load() {
                 });
             }
         }
+    });
+}
+
+/// Writes all over two extents for so long, with up to 32 writes in flight: each block is written
+/// up to twice a second.
+fn dense_load(w: &mut World, node: usize, milliseconds: u64) {
+    let mut random = w.now();
+    let mut in_flight = VecDeque::new();
+    for _ in 0..milliseconds * 4 {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        in_flight.push_back(w.start(node, WRITE, (random >> 40) % 2048 * 8, 8));
+        w.run_for(250_000);
+        in_flight.retain(|id| !w.is_answered(*id));
+        if in_flight.len() >= 32 {
+            w.wait("a write ends", |w| in_flight.iter().any(|id| w.is_answered(*id)));
+        }
+    }
+}
+
+/// Many of the blocks that a node copies are being written: nobody can say who has them. It is said
+/// once these writes have their peer-ack. Else each resync left as much for the next one, from node
+/// to node as long as the load went on.
+#[test]
+fn blocks_under_write_are_not_resynced_round_and_round() {
+    scenario(three(), |w| {
+        w.form();
+        w.open(0);
+        dense_load(w, 0, 300);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        dense_load(w, 0, 300);
+        w.start_node(1);
+        w.wait_disk(1, DiskState::UpToDate);
+        dense_load(w, 0, 5_000);
+        w.expect("there were a resync from each of two nodes at most", |w| w.stats.resyncs <= 2);
     });
 }
 
