@@ -13,13 +13,15 @@ use crate::state::{PeerIx, VolIx};
 
 impl Resource {
     /// The data of a source that hears a Primary which this node does not hear keeps changing:
-    /// such a resync can not make this disk UpToDate (semantics §4.10).
+    /// such a resync can not make this disk UpToDate (semantics §4.10). One that is connected and
+    /// has not said that it is Primary is not heard: its link may be dead without this node knowing.
     pub(crate) fn unstable_source(&self, peer: PeerIx, vol: VolIx, stable: bool) -> bool {
         let authoritative =
             self.peers[peer].devs[vol].uuids.as_ref().map_or(NodeMask::EMPTY, |u| u.node_mask);
+        let unheard = authoritative.minus(self.st.primary_peers());
         !stable
             && self.st.role != Role::Primary
-            && authoritative.and(self.st.connected_mask()).is_empty()
+            && (authoritative.is_empty() || !unheard.is_empty())
     }
 
     /// A Primary that this node hears goes on in a generation that the source does not have. It
