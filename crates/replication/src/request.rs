@@ -452,6 +452,11 @@ impl Resource {
         let dev = &self.st.peers[peer].devs[vol];
         match (dev.repl, dev.disk) {
             (ReplState::Off, _) => Decision::Nothing,
+            (ReplState::StartingSyncS | ReplState::WFBitMapS, disk)
+                if disk != DiskState::Outdated && self.is_unaware(peer, vol) =>
+            {
+                Decision::Data
+            }
             (ReplState::Ahead | ReplState::WFBitMapS, _) => Decision::OutOfSync,
             (_, DiskState::UpToDate | DiskState::Consistent) => Decision::Data,
             (repl, DiskState::Inconsistent)

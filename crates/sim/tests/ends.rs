@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use sim::plan::Plan;
+use replication::io::AdminCommand;
+use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::{ConnState, DiskState};
+use vocab::{ConnState, DiskState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -46,4 +47,58 @@ fn a_primary_that_is_taken_for_a_connected_secondary_is_not_heard() {
         w.close(2, opener);
         w.settle();
     });
+}
+
+/// Pauses or resumes what a node fetches from these peers.
+fn pause<const N: usize>(w: &mut World, node: usize, peers: [usize; N], pause: bool) {
+    for peer in peers {
+        let (peer, volume) = (node_id(peer), VolumeNr(0));
+        w.granted(node, AdminCommand::PauseSync { peer, volume, pause });
+    }
+}
+
+/// n0 is brought up to date by n1, and gets what the Primary n2 writes. When n2 is current itself,
+/// it finds that n0 is not, and begins a resync to it. The news of that takes long.
+fn a_primary_begins_a_resync_while_another_one_ends(order: [usize; 2]) {
+    let mut plan = Plan::quiet(3, 0);
+    plan.resource.peer_ack_delay = Duration::from_secs(10);
+    scenario(plan, |w| {
+        w.form();
+        pause(w, 0, [1], true);
+        pause(w, 2, [0, 1], true);
+        let opener = w.open(1);
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        w.write(1, 0);
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.write(1, 64);
+        w.close(1, opener);
+        w.wait_secondary(1);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.rejoin(2, [0, 1]);
+        w.wait_connected(0, 2);
+        w.wait_connected(1, 2);
+        let opener = w.open(2);
+        w.write(2, 128);
+        w.run_seconds(1);
+        w.slow(2, 0, 200_000_000);
+        for node in order {
+            pause(w, node, [1], false);
+            load(w, 2, 10);
+        }
+        load(w, 2, 500);
+        w.slow(2, 0, 100_000);
+        w.run_seconds(3);
+        pause(w, 2, [0], false);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_primary_sends_data_until_its_target_knows_of_the_resync() {
+    a_primary_begins_a_resync_while_another_one_ends([0, 2]);
+    a_primary_begins_a_resync_while_another_one_ends([2, 0]);
 }

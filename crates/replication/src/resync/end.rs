@@ -81,7 +81,8 @@ impl Resource {
     }
 
     /// Every other Primary that this node hears has said that it sends data for this disk. What it
-    /// counted as missed before, it has told on the same stream before.
+    /// counted as missed before, it has told on the same stream before. Once this node takes part in
+    /// a resync from there, it does not any more: what is missed, its bitmap and its next word tell.
     pub(super) fn is_mirrored(&self, source: PeerIx, vol: VolIx) -> bool {
         self.st.connected().filter(|p| *p != source).all(|p| {
             let word = self.peers[p].devs[vol].last_word.unwrap_or_default();
@@ -89,15 +90,18 @@ impl Resource {
             // While it waits for bitmaps it sends nothing but what is missed.
             let mirrors = word.pdsk() == Some(DiskState::Inconsistent)
                 && word.repl_state() != Some(ReplState::WFBitMapS);
-            self.st.peers[p].role != Role::Primary || !tells || mirrors
+            let mirrors = self.repl(p, vol) != ReplState::WFBitMapT && (mirrors || !tells);
+            self.st.peers[p].role != Role::Primary || mirrors
         })
     }
 
     /// There is a Primary, or about to be one, that was none when the end was prepared: it may
-    /// write through the source, and not know that this node is to be told.
+    /// write through the source, and not know that this node is to be told. Or one sends no data for
+    /// this disk any more.
     pub(super) fn end_is_in_doubt(&self, peer: PeerIx, vol: VolIx) -> bool {
         let asked = self.peers[peer].devs[vol].resync.as_ref().map_or(NodeMask::EMPTY, |r| r.asked);
-        self.promotion_is_prepared() || !self.st.primary_peers().minus(asked).is_empty()
+        let unasked = !self.st.primary_peers().minus(asked).is_empty();
+        self.promotion_is_prepared() || unasked || !self.is_mirrored(peer, vol)
     }
 
     /// A peer's states are new: a resync may have waited for them.

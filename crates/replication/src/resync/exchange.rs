@@ -122,6 +122,16 @@ impl Resource {
         resync.is_some_and(|r| r.received || r.receiver.is_some())
     }
 
+    /// A resync to the peer has begun here, and it has not said yet that it knows. Its disk may be
+    /// current as far as it knows, or become that by a resync from elsewhere that has no block left
+    /// to fetch. Until it is its word that it takes part, it gets what it got before.
+    pub(crate) fn is_unaware(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let word = self.peers[peer].devs[vol].last_word.unwrap_or_default();
+        let whole = word.disk().is_some_and(|disk| disk >= DiskState::Inconsistent);
+        let established = |repl: ReplState| repl >= ReplState::Established && !repl.is_target();
+        whole && word.repl_state().is_some_and(established)
+    }
+
     /// Source first, then target; with both maps exchanged the resync starts.
     pub(super) fn exchange_progress(&mut self, peer: PeerIx, vol: VolIx) {
         let Some(resync) = &self.peers[peer].devs[vol].resync else { return };
