@@ -290,11 +290,6 @@ impl Resource {
     }
 
     fn prepare(&mut self, vol: VolIx, preparations: &[Preparation]) {
-        // A disk that waits for the answers of all peers may have got the bits of one already.
-        let early: NodeMask = (0..self.peers.len())
-            .filter(|p| self.has_peer_bitmap(*p, vol))
-            .map(|p| self.peers[p].node)
-            .collect();
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let free_slot = (0..backing.bitmap.slots()).find(|s| backing.node_of_slot(*s).is_none());
         for preparation in preparations {
@@ -327,11 +322,6 @@ impl Resource {
                                 backing.set_all(to);
                             }
                         }
-                    }
-                }
-                Preparation::ClearSlot(node) => {
-                    if let Some(slot) = backing.slot_of(node).filter(|_| !early.contains(node)) {
-                        backing.bitmap.clear_all(slot);
                     }
                 }
                 Preparation::SetBitmapUuid(node, uuid) => {

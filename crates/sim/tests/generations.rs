@@ -181,3 +181,44 @@ fn a_second_source_of_a_primary_gets_what_is_under_way() {
         w.settle();
     });
 }
+
+/// n2 gets to the generation of n1 without n0 hearing of it, and is all that has the last write of a
+/// lost Primary. n0 goes on. What n2 lacks of that, the slot of n1 tells; what it has of its own only
+/// its own bits do.
+#[test]
+fn a_target_by_the_slot_of_another_keeps_the_bits_of_what_it_alone_has() {
+    let mut plan = Plan::quiet(3, 1);
+    plan.workload.nodes = vec![3];
+    scenario(plan, |w| {
+        w.form();
+        w.open(3);
+        w.write(3, 0);
+        w.kill(2);
+        w.wait_lost(3, 2);
+        w.write(3, 8);
+        w.cut_off(0, [1, 2]);
+        w.wait_lost_all(0, [1]);
+        w.start_node(2);
+        w.wait("n2 has caught up", |w| current(w, 2).same(current(w, 0)));
+        w.wait_connected(2, 3);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.cut_off(1, [2, 3]);
+        w.cut(0, 3);
+        w.start(3, WRITE, 16, 8);
+        w.run_for(20_000_000);
+        w.kill(3);
+        w.wait_lost(0, 3);
+        w.wait_lost(2, 3);
+        w.wait_lost(2, 1);
+        let opener = w.open(0);
+        w.write(0, 24);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.close(0, opener);
+        w.rejoin(1, [0, 2, 3]);
+        w.rejoin(0, [1, 2, 3]);
+        w.start_node(3);
+        w.settle();
+    });
+}

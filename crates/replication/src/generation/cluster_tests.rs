@@ -238,7 +238,6 @@ impl Cluster {
                     node.bits[to.index()] |= bits.expect("only configured nodes have slots");
                 }
                 Preparation::MergeUnallocated(to) => node.bits[to.index()] = u16::MAX,
-                Preparation::ClearSlot(to) => node.bits[to.index()] = 0,
                 Preparation::SetBitmapUuid(to, uuid) => {
                     node.gens.set_bitmap(to, uuid);
                 }

@@ -78,8 +78,6 @@ pub enum Preparation {
     },
     /// Add the bits of the unallocated slot to those of this slot.
     MergeUnallocated(NodeId),
-    /// Clear every bit of this node's slot.
-    ClearSlot(NodeId),
     /// SETBM: this slot starts at that generation from now on; none if nothing is owed.
     SetBitmapUuid(NodeId, GenUuid),
 }
@@ -670,10 +668,9 @@ impl Handshake<'_> {
                 }
             }
             Strategy::Full => self.preparations.push(Preparation::SetAll(peer)),
-            // A disk that is Inconsistent is not all at its generation: bits say where, keep them.
-            Strategy::CopySlot(_) if self.me.judged_disk() > DiskState::Inconsistent => {
-                self.preparations.push(Preparation::ClearSlot(peer));
-            }
+            // The reference clears its bits here: the source's copy counts from this generation. But
+            // within that this disk may differ from the one whose slot is copied, and only its own
+            // bits say where.
             Strategy::CopySlot(_) => {}
         }
     }

@@ -116,12 +116,6 @@ impl Resource {
         }
     }
 
-    /// Bits of the peer have arrived for a resync that has not begun here yet.
-    pub(crate) fn has_peer_bitmap(&self, peer: PeerIx, vol: VolIx) -> bool {
-        let resync = self.peers[peer].devs[vol].resync.as_ref();
-        resync.is_some_and(|r| r.received || r.receiver.is_some())
-    }
-
     /// A resync to the peer has begun here, and it has not said yet that it knows. Its disk may be
     /// current as far as it knows, or become that by a resync from elsewhere that has no block left
     /// to fetch. Until it is its word that it takes part, it gets what it got before.
