@@ -886,6 +886,9 @@ impl Resource {
         let client = role == Role::Primary && theirs == DiskState::Diskless;
         let behind = self.st.vols[vol].disk < DiskState::UpToDate || client;
         let ahead: Vec<PeerIx> = (0..self.peers.len()).filter(|p| *p == peer || behind).collect();
+        // What is told is newer than what was received before.
+        let nodes = ahead.iter().map(|p| self.peers[*p].node).collect();
+        self.outrun_unacked(vol, range, nodes);
         for p in ahead {
             let node = self.peers[p].node;
             if let Some(backing) = self.vols[vol].backing.as_mut() {

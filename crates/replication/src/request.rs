@@ -609,6 +609,8 @@ impl Resource {
             (Part::Acked, Part::Acked | Part::InSync) => *part = kind,
             // What was acknowledged is taken back if it can not be made stable.
             (Part::Sent | Part::Acked | Part::InSync, Part::Neg) => *part = Part::Neg,
+            // It was told meanwhile that it may miss the write.
+            (Part::OutOfSync, Part::Neg) => {}
             _ => return Err("an ack was not expected"),
         }
         let len = if first { write.range.len.0 } else { 0 };

@@ -4,7 +4,7 @@ use replication::io::AdminCommand;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::OnNoQuorum;
+use vocab::options::{OnNoDataAccessible, OnNoQuorum};
 use vocab::{DiskState, GenUuid, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -219,6 +219,39 @@ fn a_target_by_the_slot_of_another_keeps_the_bits_of_what_it_alone_has() {
         w.rejoin(1, [0, 2, 3]);
         w.rejoin(0, [1, 2, 3]);
         w.start_node(3);
+        w.settle();
+    });
+}
+
+/// n0 has a write that n1 has not got yet, gives its disk up and takes it back, and is resynced from
+/// n1. The Primary meets n1 again and sends it the write: n0 had it, and has fetched the block.
+#[test]
+fn what_a_source_gets_again_its_target_is_told_of_though_it_had_it_once() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.workload.nodes = vec![2];
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    let (peer, volume) = (node_id(1), VolumeNr(0));
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        for extent in 1..6 {
+            w.write(2, extent * 8192);
+        }
+        w.cut(1, 2);
+        let id = w.start(2, WRITE, 0, 8);
+        w.run_for(20_000_000);
+        w.detach(0);
+        w.wait_lost_all(1, [2]);
+        w.expect("the write is held", |w| !w.is_answered(id));
+        w.attach_again(0);
+        w.wait_disk(0, DiskState::Inconsistent);
+        w.run_for(8_000_000);
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.finish(id).expect("n1 has it");
+        w.close(2, opener);
         w.settle();
     });
 }

@@ -112,12 +112,20 @@ impl Resource {
     }
 
     /// A disk that came while the write was held is no party to it. It may have fetched the block
-    /// from the peer that only gets the write now.
+    /// from the peer that only gets the write now. So may one that is not current any more, whatever
+    /// it had acknowledged before, and one that was told already.
     fn tell_others_of_resent(&mut self, peer: PeerIx, seq: u64, write: &Write) {
+        let vol = write.vol;
+        let source = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
         for other in (0..self.peers.len()).filter(|p| *p != peer) {
             let node = self.peers[other].node;
-            let misses = write.is_missing_on(node);
-            if misses && self.st.has_disk(other, write.vol) {
+            let part = write.parts[node.index()];
+            let behind = self.st.peers[other].devs[vol].disk < DiskState::Consistent;
+            let fetched = match part {
+                Part::OutOfSync => behind || source,
+                part => part.counts_as_written() && behind && !self.repl(other, vol).is_source(),
+            };
+            if (fetched || write.is_missing_on(node)) && self.st.has_disk(other, vol) {
                 let part = self.send_out_of_sync(other, write);
                 self.log.get_mut(seq).expect("in range").parts[node.index()] = part;
             }
