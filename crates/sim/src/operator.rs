@@ -282,8 +282,17 @@ impl World {
             }
             let Some(view) = self.view(node) else { continue };
             for volume in 0..self.nodes[node].drives.len() {
-                if view.volumes[volume].disk == DiskState::Diskless {
-                    self.attach(node, volume);
+                if view.volumes[volume].disk != DiskState::Diskless {
+                    continue;
+                }
+                match self.refused_beside(node, &view, volume) {
+                    Some(peer) => {
+                        let command = AdminCommand::Disconnect { peer: node_id(peer), force: true };
+                        self.admin(node, command);
+                    }
+                    None => {
+                        self.attach(node, volume);
+                    }
                 }
             }
             for (peer, p) in view.peers.iter().enumerate() {
@@ -327,6 +336,31 @@ impl World {
         (good(&theirs), node) > (good(view), peer)
     }
 
+    /// The disk can not be attached while its node is connected to that peer: theirs were written
+    /// independently, which they may have been. Who gives in only a handshake can be told.
+    fn refused_beside(&self, node: usize, view: &View, volume: usize) -> Option<usize> {
+        if !self.plan.may_split() || self.now() - self.operator.since < PATIENCE {
+            return None;
+        }
+        let current = |node: usize| {
+            let superblock = Superblock::decode(self.nodes[node].drive(volume)?.disk.superblock());
+            superblock.ok().map(|s| s.current_uuid)
+        };
+        let mine = current(node)?;
+        (0..self.nodes.len()).filter(|peer| *peer != node).find(|peer| {
+            let together = view.peers[*peer].as_ref().is_some_and(|p| {
+                let disk = p.devices[volume].disk;
+                p.conn == ConnState::Connected && disk == DiskState::UpToDate
+            });
+            together
+                && current(*peer).is_some_and(|theirs| {
+                    !theirs.same(mine)
+                        && !self.succeeds(*peer, volume, mine)
+                        && !self.succeeds(node, volume, theirs)
+                })
+        })
+    }
+
     /// A frozen Primary whose peers went on without it: what it still holds can never complete,
     /// and with `on-suspended-primary-outdated disconnect` it waits for an operator to say so.
     fn is_left_behind(&self, node: usize, view: &View) -> bool {
@@ -367,8 +401,10 @@ impl World {
     fn succeeds(&self, node: usize, volume: usize, older: GenUuid) -> bool {
         let Some(drive) = self.nodes[node].drive(volume) else { return false };
         let Ok(superblock) = Superblock::decode(drive.disk.superblock()) else { return false };
+        // Its own slot names what it is on its way to.
+        let mut others = superblock.peers.iter().enumerate().filter(|(n, _)| *n != node);
         superblock.history.iter().any(|u| u.same(older))
-            || superblock.peers.iter().any(|p| p.bitmap_uuid.same(older))
+            || others.any(|(_, p)| p.bitmap_uuid.same(older))
     }
 
     /// What is not yet as it must be in the end, if anything.

@@ -374,6 +374,44 @@ fn a_split_brain_is_seen_by_both_and_resolved_by_hand() {
     });
 }
 
+/// A client wrote to n1 alone, and later to n0 alone, whose node was connected to that of n1 all the
+/// while. The disk of n1 is refused as often as it is attached; who gives in is said when connecting.
+#[test]
+fn a_split_brain_that_an_attach_finds_is_resolved_by_hand() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.workload.nodes = vec![2];
+    scenario(plan, |w| {
+        w.form();
+        w.kill(0);
+        w.wait_lost(2, 0);
+        w.open(2);
+        w.write(2, 0);
+        w.kill(2);
+        w.kill(1);
+        w.stall_disk(1, 60);
+        [0, 1, 2].into_iter().for_each(|node| w.start_node(node));
+        w.wait_connected(0, 1);
+        w.wait_connected(0, 2);
+        w.wait_connected(1, 2);
+        let opener = w.open(2);
+        w.write(2, 8);
+        w.close(2, opener);
+        w.wait_disk(1, DiskState::Diskless);
+        w.wait_disk_free(1);
+        w.attach(1, 0);
+        w.wait_disk(1, DiskState::Diskless);
+        w.wait_disk_free(1);
+        w.expect("they are connected", |w| w.connected(0, 1));
+        let peer = sim::plan::node_id(0);
+        w.granted(1, AdminCommand::Disconnect { peer, force: true });
+        w.attach_again(1);
+        w.granted(1, AdminCommand::Connect { peer, discard_my_data: true });
+        w.wait_disk(1, DiskState::UpToDate);
+        w.settle();
+        w.expect("n0 has won", |w| w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(0) == 0));
+    });
+}
+
 #[test]
 fn a_detached_node_serves_from_its_peer_and_is_resynced_when_attached() {
     scenario(Plan::quiet(2, 0), |w| {
