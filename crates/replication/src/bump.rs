@@ -474,17 +474,16 @@ impl Resource {
         is_generation(asked) && theirs.same(asked) && !self.presented(vol).same(asked)
     }
 
-    /// A peer that this node does not take for UpToDate although it says so may have named the
-    /// right generation by now.
+    /// A peer that this node does not take for what it says it is may have named the right generation
+    /// by now, or one that was left behind.
     pub(crate) fn review_shown_disk(&mut self, peer: PeerIx, vol: VolIx) {
         let Some(word) = self.peers[peer].devs[vol].last_word else { return };
         let shown = self.st.peers[peer].devs[vol].disk;
         let doubted = shown == DiskState::Consistent
             || shown == DiskState::Outdated && self.st.vols[vol].disk < DiskState::UpToDate;
-        if !doubted || word.disk() != Some(DiskState::UpToDate) {
-            return;
-        }
-        let disk = self.shown_peer_disk(peer, vol, DiskState::UpToDate, word);
+        let said = word.disk().filter(|disk| *disk >= DiskState::Consistent);
+        let Some(said) = said.filter(|_| doubted) else { return };
+        let disk = self.shown_peer_disk(peer, vol, said, word);
         if disk != shown {
             self.change_hard(|st| st.peers[peer].devs[vol].disk = disk);
         }

@@ -355,8 +355,8 @@ impl Resource {
         begun && !self.peers[peer].devs[vol].source_seen
     }
 
-    /// A node that works with the disks of others does not take a peer for UpToDate, because it
-    /// says so, if another disk has left its generation behind. One without disk shows a peer that
+    /// A node that works with the disks of others does not take a peer for UpToDate or Consistent,
+    /// because it says so, if another disk has left its generation behind. One without disk shows a peer that
     /// *turns* UpToDate with another generation than it has seen as Consistent only (A8). One that
     /// is UpToDate already follows this node's generations in the order of the stream, even if it
     /// has not said so yet.
@@ -378,16 +378,20 @@ impl Resource {
         ) {
             self.peers[peer].devs[vol].source_seen = true;
         }
-        if self.st.vols[vol].disk == DiskState::UpToDate
-            || disk != DiskState::UpToDate
-            || self.st.peers[peer].devs[vol].disk == DiskState::UpToDate
-        {
+        let known = disk == DiskState::UpToDate
+            && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        if self.st.vols[vol].disk == DiskState::UpToDate || disk < DiskState::Consistent || known {
             return disk;
         }
         let exposed = self.vols[vol].exposed;
         let client = self.vols[vol].backing.is_none();
         let uuids = self.peers[peer].devs[vol].uuids.as_ref();
         let same = uuids.is_none_or(|u| u.current.same(exposed) || exposed.is_none());
+        if disk == DiskState::Consistent {
+            // It would get writes, and follow this node into a generation.
+            let old = !(client && same) && self.is_ancestor(peer, vol);
+            return if old { DiskState::Outdated } else { disk };
+        }
         let overtakes = uuids
             .is_some_and(|u| u.succeeds(exposed) && !self.vols[vol].proposals.contains(u.current));
         if client && overtakes {

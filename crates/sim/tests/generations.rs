@@ -1,11 +1,11 @@
 //! Generations that a Primary without a current disk proposes, and what becomes of them.
 
-use replication::io::AdminCommand;
+use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum};
-use vocab::{DiskState, GenUuid, VolumeNr};
+use vocab::{DiskState, GenUuid, ReplState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -253,5 +253,44 @@ fn what_a_source_gets_again_its_target_is_told_of_though_it_had_it_once() {
         w.finish(id).expect("n1 has it");
         w.close(2, opener);
         w.settle();
+    });
+}
+
+/// n1 is to be resynced from both others. n0 goes on without n2, which hears of that late: it is
+/// Consistent, and behind, when n1 becomes Primary. What n1 starts then is not for n2 to follow.
+#[test]
+fn a_consistent_disk_that_was_left_behind_does_not_follow_a_primary_that_is_resynced() {
+    let volume = VolumeNr(0);
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.cut_off(1, [0, 2]);
+        let first = w.open(0);
+        w.write(0, 0);
+        for peer in [node_id(0), node_id(2)] {
+            w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        }
+        w.rejoin(1, [0, 2]);
+        w.wait("n1 is to be resynced", |w| {
+            let waits = |peer| w.device(1, peer).repl == ReplState::PausedSyncT;
+            w.connected(1, 0) && w.connected(1, 2) && waits(0) && waits(2)
+        });
+        w.cut(0, 2);
+        let loss = LinkLoss::Stalled;
+        w.input_of_scenario(0, Input::LinkDown { peer: node_id(2), loss });
+        w.write(0, 8);
+        w.input_of_scenario(2, Input::LinkDown { peer: node_id(0), loss });
+        w.wait_disk(2, DiskState::Consistent);
+        w.close(0, first);
+        let second = w.open(1);
+        w.run_for(5_000_000);
+        w.write(1, 16);
+        w.expect("n2 stays where it was", |w| !current(w, 2).same(current(w, 0)));
+        for peer in [node_id(2), node_id(0)] {
+            w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        }
+        w.wait_disk(1, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        w.read(1, 8);
+        w.close(1, second);
     });
 }
