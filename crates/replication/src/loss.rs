@@ -358,6 +358,7 @@ impl Resource {
         let Some(gone) = self.peer_ix(node) else { return Ok(()) };
         let work = Work::PeerDagtag(peer, packet.dagtag, node);
         if self.st.is_connected(gone) {
+            self.peers[peer].hs.their_loss = Some((node, packet.dagtag));
             self.ping_some(node.mask(), work);
         } else {
             self.work.push_back(work);
@@ -410,6 +411,12 @@ impl Resource {
     /// No block of any volume is counted as out of sync towards the peer.
     fn is_clean(&self, peer: PeerIx) -> bool {
         (0..self.vols.len()).all(|vol| self.out_of_sync(peer, vol).0 == 0)
+    }
+
+    /// How much of the stream of a Primary that the peer has lost it says that it has.
+    pub(crate) fn reported_position(&self, peer: PeerIx, lost: NodeId) -> Dagtag {
+        let reported = self.peers[peer].hs.their_loss.filter(|(node, _)| *node == lost);
+        reported.map_or(Dagtag(0), |(_, dagtag)| dagtag)
     }
 
     /// What this peer was told about a lost Primary.

@@ -139,6 +139,12 @@ impl Receiver {
         !self.draining && self.is_idle() && self.unacked.is_empty()
     }
 
+    /// A write to the range is on the disk, of those behind a position that have no peer-ack.
+    pub(crate) fn has_taken(&self, vol: VolIx, range: SectorRange, behind: Dagtag) -> bool {
+        let taken = |u: &Unacked| u.vol == vol && u.ok == Some(true) && u.dagtag > behind;
+        self.unacked.iter().any(|u| taken(u) && u.range.overlaps(range))
+    }
+
     /// Nothing received is left to execute.
     fn is_idle(&self) -> bool {
         self.held.is_empty()

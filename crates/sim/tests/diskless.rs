@@ -859,3 +859,49 @@ fn a_frozen_client_yields_to_newer_data_on_a_disk_that_is_attached() {
         w.settle();
     });
 }
+
+/// A client's write that n1 alone has, of three disks; n0 and n2 go on without the client.
+fn held_on_one_of_three(w: &mut World) -> (u64, u64) {
+    w.form();
+    let opener = w.open(3);
+    w.write(3, 0);
+    w.cut_off(3, [0, 2]);
+    w.cut_off(1, [0, 2]);
+    let held = w.start(3, WRITE, 0, 8);
+    w.wait_lost_all(3, [0, 2]);
+    w.wait_lost_all(1, [0, 2]);
+    w.wait_disk(2, DiskState::UpToDate);
+    (opener, held)
+}
+
+#[test]
+fn what_a_resync_takes_back_does_not_count_for_a_client_that_is_connected() {
+    scenario(with_quorum(3, 1), |w| {
+        let (opener, held) = held_on_one_of_three(w);
+        w.heal(1, 2);
+        w.finish(held).ok();
+        w.read(3, 0);
+        w.rejoin(3, [0, 2]);
+        w.heal(0, 1);
+        w.close(3, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn what_a_resync_takes_back_does_not_count_for_a_client_that_comes_back() {
+    scenario(with_quorum(3, 1), |w| {
+        let (opener, held) = held_on_one_of_three(w);
+        w.cut(1, 3);
+        w.wait_lost_all(1, [3]);
+        w.heal(1, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.heal(1, 3);
+        w.finish(held).ok();
+        w.read(3, 0);
+        w.rejoin(3, [0, 2]);
+        w.heal(0, 1);
+        w.close(3, opener);
+        w.settle();
+    });
+}

@@ -68,9 +68,10 @@ impl Resource {
         for seq in self.log.seqs() {
             let Some(write) = self.log.get_mut(seq) else { continue };
             let part = &mut write.parts[node.index()];
-            if matches!(*part, Part::Acked | Part::InSync) {
-                // The peer has run on since, so what it had written it still has.
-                *part = Part::Kept;
+            if matches!(*part, Part::Acked | Part::InSync | Part::Kept) {
+                // The peer has run on since, so what it had written it still has. Unless it was
+                // resynced from another one, which need not have what no user has been told of.
+                *part = if write.completed { Part::Kept } else { Part::Lost };
             }
             let (part, vol, epoch) = (*part, write.vol, write.epoch);
             let unanswered = matches!(part, Part::None | Part::Lost) && !write.completed;

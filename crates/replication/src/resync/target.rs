@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use codec::wire::{BlockAck, BlockId, DagtagDep, Data, Packet, RsReq, feature};
-use vocab::{Instant, NodeMask, ReplState, Role, SectorRange, Sectors, VolumeNr};
+use codec::wire::{BlockAck, BlockId, DagtagDep, Data, Packet, RsReq, UuidFlags, feature};
+use vocab::{
+    ConnState, Instant, NodeId, NodeMask, ReplState, Role, SectorRange, Sectors, VolumeNr,
+};
 
+use crate::handshake::AfterLoss;
 use crate::intervals::Slot;
-use crate::io::{BufId, DiskError, DiskOp, Output};
+use crate::io::{BufId, DiskError, DiskOp, LogLevel, Output};
 use crate::rate::{Controller, TURN, Turn};
 use crate::resource::{IdKind, Op, Owner, Resource, Work};
 use crate::state::{PeerIx, VolIx};
@@ -329,6 +332,7 @@ impl Resource {
         if !self.disk_in_use(vol) {
             return self.resync_block_ended(peer, vol, id, false);
         }
+        self.leave_outrun_primaries(peer, vol, range);
         let resync = self.peers[peer].devs[vol].resync.as_mut();
         if let Some(request) = resync.and_then(|r| r.requests.get_mut(&id)) {
             request.key = self.vols[vol].claim_as(request.key, Owner::ResyncWrite(peer));
@@ -351,6 +355,38 @@ impl Resource {
         }
         let op = self.op(Op::ResyncWrite(peer, vol, id));
         self.out.push_back(Output::Disk { volume: nr, op, io });
+    }
+
+    /// A block from a source that does not hear a Primary may bring back what was there before that
+    /// wrote to it. The Primary has the word of this disk for what it wrote, and would report it by
+    /// that once the disk is current: it hears that it is to begin anew.
+    fn leave_outrun_primaries(&mut self, source: PeerIx, vol: VolIx, range: SectorRange) {
+        let outrun = |p: &PeerIx| {
+            let st = &self.st.peers[*p];
+            let node = self.peers[*p].node;
+            let recv = &self.peers[*p].recv;
+            *p != source
+                && self.st.is_connected(*p)
+                && st.role == Role::Primary
+                && !self.hears_primary(source, vol, node)
+                && recv.has_taken(vol, range, self.reported_position(source, node))
+        };
+        let outrun: Vec<PeerIx> = (0..self.peers.len()).filter(outrun).collect();
+        for peer in outrun {
+            let text = format!(
+                "{}/{}: {} may lack what {} has written here; connecting anew",
+                self.name, self.vols[vol].nr, self.peers[source].name, self.peers[peer].name
+            );
+            self.log(LogLevel::Info, text);
+            self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
+        }
+    }
+
+    /// The peer has said last that it hears this Primary: what it answers with includes what the
+    /// Primary wrote before it was asked.
+    fn hears_primary(&self, peer: PeerIx, vol: VolIx, primary: NodeId) -> bool {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        uuids.is_some_and(|u| !u.flags.has(UuidFlags::STABLE) && u.node_mask.contains(primary))
     }
 
     /// The disk has a resync block, or failed to take it.
