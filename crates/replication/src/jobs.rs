@@ -484,6 +484,8 @@ impl Resource {
                     self.forget_parts(node, None);
                 }
             }
+            // Also what lacks nothing but an end: peers that are back may not take it any more.
+            self.advance_all();
         }
         if let Err(refusal) = self.tentative(|st| st.role = Role::Secondary) {
             if !force {

@@ -7,6 +7,7 @@ use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
+use vocab::options::OnNoDataAccessible;
 use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -612,6 +613,50 @@ fn what_a_demoted_primary_wrote_last_reaches_who_is_resynced_from_another_node()
             a.zip(b).is_some_and(|(a, b)| a.disk.first_difference(&b.disk, 0).is_none())
         });
         w.heal(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_client_that_was_left_behind_is_demoted_by_force_while_all_are_connected() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.cut_off(0, [1, 2]);
+        w.wait_lost_all(0, [1, 2]);
+        w.write(2, 8);
+        w.cut(1, 2);
+        let held = w.start(2, WRITE, 16, 8);
+        w.wait_lost_all(1, [2]);
+        // n1 goes on without the client, which meets n0 and knows that it is old.
+        let next = w.open(1);
+        w.write(1, 24);
+        w.close(1, next);
+        w.wait_secondary(1);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.heal(0, 1);
+        w.wait("n0 is where n1 is", |w| {
+            let device = w.device(1, 0);
+            w.connected(0, 1)
+                && device.repl == ReplState::Established
+                && device.disk == DiskState::UpToDate
+        });
+        // And n1 while it is being resynced from n0.
+        let (peer, volume) = (node_id(0), VolumeNr(0));
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: true });
+        w.granted(1, AdminCommand::Invalidate { volume, from: Some(peer) });
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.granted(1, AdminCommand::PauseSync { peer, volume, pause: false });
+        w.wait_disk(1, DiskState::UpToDate);
+        w.expect("the client waits", |w| w.is_primary(2) && !w.is_answered(held));
+        w.granted(2, AdminCommand::Secondary { force: true });
+        w.finish(held).ok();
+        w.close(2, opener);
         w.settle();
     });
 }
