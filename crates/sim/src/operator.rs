@@ -362,24 +362,28 @@ impl World {
     }
 
     /// A frozen Primary whose peers went on without it: what it still holds can never complete,
-    /// and with `on-suspended-primary-outdated disconnect` it waits for an operator to say so.
+    /// and with `on-suspended-primary-outdated disconnect` it waits for an operator to say so. They
+    /// may be connected again: with disks that were brought up to date while they were.
     fn is_left_behind(&self, node: usize, view: &View) -> bool {
         let frozen = view.suspended.quorum || view.suspended.no_data;
         if view.role != Role::Primary || !frozen || self.now() - self.operator.since < PATIENCE {
             return false;
         }
         (0..self.nodes.len()).filter(|peer| *peer != node).any(|peer| {
-            let apart = view.peers[peer].as_ref().is_some_and(|p| p.conn != ConnState::Connected);
+            let Some(p) = view.peers[peer].as_ref() else { return false };
             let Some(theirs) = self.view(peer) else { return false };
-            apart
-                && theirs.volumes.iter().zip(&view.volumes).enumerate().any(|(vol, (t, mine))| {
-                    // They may have lost their quorum since, or be told that they lack something
-                    // by a client that knows no more than this Primary.
-                    let current = t.disk == DiskState::UpToDate && t.quorum;
-                    t.disk >= DiskState::Outdated
-                        && !t.current.same(mine.current)
-                        && (current || self.succeeds(peer, vol, mine.current))
-                })
+            let apart = |vol: usize| {
+                p.conn != ConnState::Connected || p.devices[vol].disk < DiskState::UpToDate
+            };
+            theirs.volumes.iter().zip(&view.volumes).enumerate().any(|(vol, (t, mine))| {
+                // They may have lost their quorum since, or be told that they lack something
+                // by a client that knows no more than this Primary.
+                let current = t.disk == DiskState::UpToDate && t.quorum;
+                apart(vol)
+                    && t.disk >= DiskState::Outdated
+                    && !t.current.same(mine.current)
+                    && (current || self.succeeds(peer, vol, mine.current))
+            })
         })
     }
 
