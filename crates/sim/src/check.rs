@@ -303,7 +303,8 @@ impl World {
         peers.filter(|(_, p)| p.as_ref().is_some_and(current)).filter_map(|(n, _)| of(n)).collect()
     }
 
-    /// 3: what was acknowledged before a flush is stable where it is UpToDate.
+    /// 3: what was acknowledged before a flush is stable where it is UpToDate. Where disks may be
+    /// written independently, what was acknowledged before the node began to serve may be on another.
     pub(crate) fn check_flush(&mut self, node: usize, pending: &Pending) {
         if self.plan.failover_is_safe() && !self.plan.acks_are_replicated() {
             // What the others have not got they may have rolled back meanwhile.
@@ -328,7 +329,11 @@ impl World {
         let drives = locations
             .into_iter()
             .filter_map(|l| self.nodes[l].drive(volume).map(|drive| (l, &drive.disk)));
-        let before = |w: &&Write| w.acked && w.ended < covered;
+        let since = match self.plan.may_split() {
+            true => self.checks.known[node].serves_since,
+            false => 0,
+        };
+        let before = |w: &&Write| w.acked && w.ended >= since && w.ended < covered;
         let unstable = drives
             .flat_map(|(l, disk)| history.soft().filter(before).map(move |w| (l, disk, w)))
             .find_map(|(l, disk, write)| {

@@ -905,3 +905,28 @@ fn what_a_resync_takes_back_does_not_count_for_a_client_that_comes_back() {
         w.settle();
     });
 }
+
+#[test]
+fn without_quorum_a_flush_answers_for_what_its_client_has_been_told() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.workload.nodes = vec![2];
+    scenario(plan, |w| {
+        w.form();
+        w.wait("both serve", |w| {
+            [0, 1].into_iter().all(|n| w.device(2, n).disk == DiskState::UpToDate)
+        });
+        let first = w.open(2);
+        w.kill(1);
+        w.wait_lost(2, 1);
+        w.write(2, 0);
+        w.kill(2);
+        w.close(2, first);
+        w.kill(0);
+        // What n0 has, the client that is back and n1 know nothing of.
+        w.start_node(1);
+        w.start_node(2);
+        w.wait_connected(1, 2);
+        w.open(2);
+        w.flush(2);
+    });
+}
