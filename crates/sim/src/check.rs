@@ -256,11 +256,13 @@ impl World {
     /// itself. A node that did not run for a while may find the word of its peer that it has a
     /// write only after that peer has become Primary: it became it with this write on its disk, so
     /// the write comes before its own, whenever its client learns of it. A write that it does not
-    /// have could only be lost.
+    /// have could only be lost. One that does not run, and has not acknowledged anything since the
+    /// write began, need not have it.
     fn check_interleaving(&mut self, node: usize, volume: usize, write: &Write) {
         let primary = |n: &usize| {
             let known = &self.checks.known[*n];
-            known.role == Some(Role::Primary) && known.first_ack.is_some()
+            let acks = known.first_ack.is_some() && known.last_ack > write.began;
+            known.role == Some(Role::Primary) && acks
         };
         let holds = |n: usize| {
             let disks = self.disks_in_use(n, volume);

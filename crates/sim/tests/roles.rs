@@ -327,6 +327,48 @@ fn a_stopped_primary_completes_what_the_next_one_had_confirmed_before() {
 }
 
 #[test]
+fn of_two_stopped_primaries_the_first_one_says_nothing_about_the_second() {
+    scenario(Plan::majority(5, 0), |w| {
+        w.form();
+        let force = |peer| AdminCommand::Disconnect { peer: node_id(peer), force: true };
+        w.open(0);
+        w.write(0, 0);
+        w.pause(0, 6);
+        for node in 1..5 {
+            w.granted(node, force(0));
+        }
+        let second = w.open(1);
+        w.granted(4, force(1));
+        w.wait_lost(1, 4);
+        w.write(1, 8);
+        // n2 and n3 have it, and their answers are on their way.
+        let last = w.start(1, WRITE, 16, 8);
+        w.wait("n2 and n3 have the write", |w| {
+            [2, 3].into_iter().all(|n| w.nodes[n].drive(0).is_some_and(|d| d.disk.tag(16) != 0))
+        });
+        w.pause(1, 2);
+        w.run_for(20_000_000);
+        w.granted(2, force(1));
+        w.granted(3, force(1));
+        let opener = w.open(2);
+        w.write(2, 24);
+        w.run_seconds(3);
+        w.write(2, 32);
+        w.run_seconds(5);
+        for stopped in [0, 1] {
+            w.granted(stopped, AdminCommand::Secondary { force: true });
+        }
+        w.finish(last).ok();
+        w.close(1, second);
+        w.close(2, opener);
+        for (a, b) in (0..5).flat_map(|a| (0..5).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+            w.connect(a, b);
+        }
+        w.settle();
+    });
+}
+
+#[test]
 fn an_outdated_disk_is_current_beside_a_primary_only_if_that_agrees() {
     scenario(three(), |w| {
         w.form();
