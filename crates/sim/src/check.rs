@@ -636,7 +636,11 @@ impl World {
                 && d.disk == DiskState::UpToDate
                 && d.out_of_sync == 0;
             let theirs = self.checks.known[peer].disks[volume];
-            if !in_sync || theirs != Some(DiskState::UpToDate) {
+            // The source may have been resynced itself meanwhile, and its word of that be on its
+            // way: it is in another generation then, and has the difference on record.
+            let generation = view.volumes[volume].current;
+            let same = self.view(peer).is_some_and(|v| v.volumes[volume].current.same(generation));
+            if !in_sync || !same || theirs != Some(DiskState::UpToDate) {
                 continue;
             }
             if let Some(sector) = self.difference(node, peer, volume) {

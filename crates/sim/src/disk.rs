@@ -248,14 +248,15 @@ impl Disk {
         self.sectors
     }
 
-    /// What a read of the sector returns now.
+    /// What a read of the sector returns now; zero behind the end.
     pub fn tag(&self, sector: u64) -> Tag {
-        self.now.tag(sector)
+        if sector < self.sectors { self.now.tag(sector) } else { ZERO }
     }
 
     /// What the sector holds after a power loss that drops everything it may drop.
     pub fn stable_tag(&self, sector: u64) -> Tag {
-        self.stable.as_ref().unwrap_or(&self.now).tag(sector)
+        let stable = self.stable.as_ref().unwrap_or(&self.now);
+        if sector < self.sectors { stable.tag(sector) } else { ZERO }
     }
 
     /// The superblock as a reader finds it now.

@@ -15,6 +15,7 @@
 //!
 //! Every scenario runs with several seeds, so that delays and orders vary. All checkers watch.
 
+use codec::wire::Packet;
 use replication::io::{AdminCommand, Input, IoError, OpenError};
 use vocab::{ConnState, DiskState, Refusal, Role, SectorRange, VolumeNr};
 
@@ -25,7 +26,7 @@ use crate::rng::Rng;
 use crate::run;
 use crate::trace::Trace;
 use crate::view::{DeviceView, View};
-use crate::world::World;
+use crate::world::{Tap, World};
 
 /// Longest time anything in a scenario may take, in nanoseconds.
 const PATIENCE: u64 = 300 * SECOND;
@@ -102,9 +103,16 @@ impl World {
 
     /// Replaces the disk of a node that is down by a blank one.
     pub fn replace_disk(&mut self, node: usize) {
+        self.replace_disk_by(node, self.plan.sectors);
+    }
+
+    /// The same by a blank one of another size, no larger than the plan's.
+    pub fn replace_disk_by(&mut self, node: usize, sectors: u64) {
+        assert!(sectors <= self.plan.sectors, "the histories end with the plan's size");
+        let plan = Plan { sectors, ..self.plan.clone() };
         assert!(!self.nodes[node].up(), "disks are replaced while the node is down");
         for drive in self.nodes[node].drives.iter_mut().flatten() {
-            drive.disk = crate::blank::disk(&self.plan);
+            drive.disk = crate::blank::disk(&plan);
         }
     }
 
@@ -213,6 +221,13 @@ impl World {
         self.must(node, Op::Write { fua: false }, sector);
     }
 
+    /// Opens, writes 8 sectors, and closes again.
+    pub fn write_after_open(&mut self, node: usize, sector: u64) {
+        let opener = self.open(node);
+        self.write(node, sector);
+        self.close(node, opener);
+    }
+
     /// Reads 8 sectors, which must succeed; the checkers look at what is read.
     pub fn read(&mut self, node: usize, sector: u64) {
         self.must(node, Op::Read, sector);
@@ -251,6 +266,42 @@ impl World {
         others.into_iter().for_each(|b| self.heal(a, b));
     }
 
+    /// Cuts one direction: what is sent waits.
+    pub fn cut_one_way(&mut self, from: usize, to: usize) {
+        self.set_cut_of(from, to, true);
+    }
+
+    /// Heals one direction: what waits arrives, if the connection has lived on.
+    pub fn heal_one_way(&mut self, from: usize, to: usize) {
+        self.set_cut_of(from, to, false);
+    }
+
+    /// Counts from now on what one node sends another; see [`tapped`](Self::tapped).
+    pub fn tap(&mut self, from: usize, to: usize, counts: fn(&Packet) -> bool) -> usize {
+        self.taps.push(Tap { from, to, counts, seen: 0 });
+        self.taps.len() - 1
+    }
+
+    /// How many of such packets were sent since the tap was set.
+    pub fn tapped(&self, tap: usize) -> u64 {
+        self.taps[tap].seen
+    }
+
+    /// Waits until one node sends another a packet of a kind. It is still on its way then.
+    pub fn wait_sent(&mut self, from: usize, to: usize, what: &str, counts: fn(&Packet) -> bool) {
+        let tap = self.tap(from, to, counts);
+        self.wait(&format!("n{from} sends n{to} {what}"), |w| w.tapped(tap) > 0);
+    }
+
+    /// The connection breaks, and nothing arrives of what the first node has sent and the second
+    /// one has not received yet. Both directions are cut then.
+    pub fn lose_what_is_under_way(&mut self, from: usize, to: usize) {
+        self.cut(from, to);
+        self.reset(from, to);
+        self.wait_lost(from, to);
+        self.wait_lost(to, from);
+    }
+
     /// Breaks the connection between two nodes, which both notice soon.
     pub fn reset(&mut self, a: usize, b: usize) {
         let now = self.now();
@@ -260,11 +311,14 @@ impl World {
     }
 
     fn set_cut(&mut self, a: usize, b: usize, cut: bool) {
+        self.set_cut_of(a, b, cut);
+        self.set_cut_of(b, a, cut);
+    }
+
+    fn set_cut_of(&mut self, from: usize, to: usize, cut: bool) {
         let now = self.now();
-        for (from, to) in [(a, b), (b, a)] {
-            for (at, event) in self.net.set_cut(now, from, to, cut) {
-                self.queue.at(at, crate::world::Event::Net(event));
-            }
+        for (at, event) in self.net.set_cut(now, from, to, cut) {
+            self.queue.at(at, crate::world::Event::Net(event));
         }
     }
 

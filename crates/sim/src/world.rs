@@ -135,6 +135,14 @@ pub(crate) enum Event {
     Operator,
 }
 
+/// Packets that somebody counts: of one node to another, as they are handed to the network.
+pub(crate) struct Tap {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) counts: fn(&Packet) -> bool,
+    pub(crate) seen: u64,
+}
+
 /// A world.
 pub struct World {
     /// What was decided beforehand.
@@ -164,6 +172,8 @@ pub struct World {
     pub(crate) injector: Injector,
     pub(crate) operator: Operator,
     pub(crate) checks: Checks,
+    /// What a scenario counts.
+    pub(crate) taps: Vec<Tap>,
     pub(crate) trace: Trace,
 }
 
@@ -216,6 +226,7 @@ impl World {
             answers: BTreeMap::new(),
             answers_of_opens: BTreeMap::new(),
             answers_of_requests: BTreeMap::new(),
+            taps: Vec::new(),
             trace,
         };
         world.prepare_content();
@@ -580,6 +591,9 @@ impl World {
             Stream::Data => 0,
             Stream::Control => 1,
         };
+        for tap in self.taps.iter_mut().filter(|tap| (tap.from, tap.to) == (node, to)) {
+            tap.seen += u64::from((tap.counts)(&packet));
+        }
         let packet = match self.net.transcode(node, to, &packet) {
             Ok(packet) => packet,
             Err(message) => {
