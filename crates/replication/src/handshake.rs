@@ -363,19 +363,11 @@ impl Resource {
     /// This node's sizes (wire §4.2 "P_SIZES").
     pub(crate) fn sizes(&self, vol: VolIx) -> Sizes {
         let volume = &self.vols[vol];
-        let mut d_size = volume.backing.as_ref().map_or(0, |b| b.capacity.0);
-        for peer in &self.peers {
-            if let Some(s) = &peer.devs[vol].sizes {
-                if s.d_size.0 != 0 && (d_size == 0 || s.d_size.0 < d_size) {
-                    d_size = s.d_size.0;
-                }
-            }
-        }
         let limits = volume.backing.as_ref().map(|b| b.limits);
         let logical = limits.map_or(512, |l| l.logical_block_size);
         let discard = u8::from(limits.is_none_or(|l| l.discard_zeroes));
         Sizes {
-            d_size: Sectors(d_size),
+            d_size: Sectors(self.smallest_disk(vol, None)),
             u_size: Sectors(0),
             c_size: volume.size,
             max_bio_size: 1 << 20,
@@ -408,6 +400,9 @@ impl Resource {
         }
         self.peers[peer].devs[vol].sizes = Some(sizes);
         if self.st.is_connected(peer) {
+            if self.size_conflict(peer, vol).is_some() {
+                return Err("the peer's size does not fit the data that is here");
+            }
             self.settle_size(vol);
         }
         Ok(())
@@ -417,18 +412,24 @@ impl Resource {
     fn size_conflict(&self, peer: PeerIx, vol: VolIx) -> Option<String> {
         let sizes = self.peers[peer].devs[vol].sizes.as_ref()?;
         let volume = &self.vols[vol];
-        let new = self.agreed_size(vol);
+        let new = self.agreed_size(vol, Some(peer));
         let name = &self.peers[peer].name;
         let nr = volume.nr;
         if let Some(backing) = &volume.backing {
-            if sizes.c_size.0 > backing.capacity.0 {
+            // A disk that nothing was ever written to takes whatever size is left to it.
+            let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+            let fresh = uuids.is_some_and(|u| u.current.is_just_created());
+            if sizes.c_size.0 > backing.capacity.0 && !fresh {
                 return Some(format!(
                     "volume {nr}: the peer {name} has {} sectors, this disk only {}",
                     sizes.c_size.0, backing.capacity.0
                 ));
             }
-            let consistent = self.st.vols[vol].disk >= DiskState::Outdated
-                || (self.st.vols[vol].disk == DiskState::Negotiating && backing.md_consistent());
+            let disk = self.st.vols[vol].disk;
+            let there = |disk| disk >= DiskState::Outdated && disk != DiskState::DUnknown;
+            let consistent = there(disk)
+                || (disk == DiskState::Negotiating && backing.md_consistent())
+                || self.st.connected().any(|p| there(self.st.peers[p].devs[vol].disk));
             if consistent && volume.size.0 != 0 && new < volume.size {
                 return Some(format!(
                     "volume {nr}: connecting to {name} would shrink it from {} to {} sectors",
@@ -445,21 +446,25 @@ impl Resource {
         None
     }
 
-    /// The size that all known disks can offer; fixed once data exists, until a resize.
-    fn agreed_size(&self, vol: VolIx) -> Sectors {
+    /// Sizes of the peers that count: who was refused, or has gone, does not.
+    fn sizes_of(&self, vol: VolIx, also: Option<PeerIx>) -> impl Iterator<Item = &Sizes> {
+        let counts = move |p: &PeerIx| self.st.is_connected(*p) || Some(*p) == also;
+        let peers = (0..self.peers.len()).filter(counts);
+        peers.filter_map(move |p| self.peers[p].devs[vol].sizes.as_ref())
+    }
+
+    /// What the smallest disk can offer; 0 if none is known.
+    fn smallest_disk(&self, vol: VolIx, also: Option<PeerIx>) -> u64 {
+        let own = self.vols[vol].backing.as_ref().map(|b| b.capacity.0);
+        let peers = self.sizes_of(vol, also).map(|s| s.d_size.0);
+        own.into_iter().chain(peers).filter(|s| *s != 0).min().unwrap_or(0)
+    }
+
+    /// The size that all these disks can offer; fixed once data exists, until a resize.
+    fn agreed_size(&self, vol: VolIx, also: Option<PeerIx>) -> Sectors {
+        let smallest = self.smallest_disk(vol, also);
+        let current = self.sizes_of(vol, also).map(|s| s.c_size.0).filter(|s| *s != 0).min();
         let volume = &self.vols[vol];
-        let own = volume.backing.as_ref().map(|b| b.capacity.0);
-        let peers =
-            self.peers.iter().filter_map(|p| p.devs[vol].sizes.as_ref().map(|s| s.d_size.0));
-        let smallest = own.into_iter().chain(peers).filter(|s| *s != 0).min().unwrap_or(0);
-        let current = self
-            .peers
-            .iter()
-            .enumerate()
-            .filter(|(p, _)| self.peers[*p].link == Link::Up)
-            .filter_map(|(_, p)| p.devs[vol].sizes.as_ref().map(|s| s.c_size.0))
-            .filter(|s| *s != 0)
-            .min();
         let agreed = volume.backing.as_ref().map_or(0, |b| b.sb.effective_size.0);
         match (agreed, current) {
             (0, None) => Sectors(smallest),
@@ -470,7 +475,7 @@ impl Resource {
 
     /// Adopts the agreed size; a disk without data yet takes the peers'.
     pub(crate) fn settle_size(&mut self, vol: VolIx) {
-        let size = self.agreed_size(vol);
+        let size = self.agreed_size(vol, None);
         let volume = &mut self.vols[vol];
         if size.0 == 0 || volume.size == size {
             return;
@@ -485,6 +490,11 @@ impl Resource {
         let nr = volume.nr;
         self.md_changed_now(vol);
         self.out.push_back(Output::SizeChanged { volume: nr, size });
+        // Whoever is connected to this node only hears of it from here.
+        let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol)));
+        for peer in (0..self.peers.len()).filter(|p| self.st.is_connected(*p)).collect::<Vec<_>>() {
+            self.send(peer, sizes.clone());
+        }
     }
 
     /// P_STATE while exchanging: the last packet of a volume's set.
