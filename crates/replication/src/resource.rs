@@ -359,6 +359,8 @@ pub(crate) struct PeerDevice {
     pub verify_position: u64,
     /// Some of the bits are what a verify has found; an operator decides about them.
     pub verify_found: bool,
+    /// Generation of the peer for which it was last asked to compare again, see `ask_successor`.
+    pub asked_in: GenUuid,
     /// Neither disk was resynced since the peer's last verify began: what it finds is taken.
     pub verify_valid: bool,
     /// The last handshake asked for a resync again while one was running.
@@ -828,6 +830,7 @@ impl PeerDevice {
             bitmap_in: 0,
             verify_position: 0,
             verify_found: false,
+            asked_in: GenUuid::NONE,
             verify_valid: false,
             resync_again: false,
             recompared: false,

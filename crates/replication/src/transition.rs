@@ -486,6 +486,7 @@ impl Resource {
     /// - a disk that holds what a crashed Primary wrote last, which is the source.
     pub(crate) fn want_catch_up(&mut self) {
         for vol in 0..self.vols.len() {
+            self.ask_successor(vol);
             let Some(backing) = &self.vols[vol].backing else { continue };
             let unclean = self.vols[vol].crashed_secondary;
             let settled = (0..self.peers.len()).all(|p| backing.oos(self.peers[p].node) == 0);
@@ -518,6 +519,30 @@ impl Resource {
                     }
                 }
             }
+        }
+    }
+
+    /// A Primary without a disk has left this one behind, and goes on with that of a peer. It has
+    /// nothing to compare with itself, so the peer is asked, once for each of its generations.
+    fn ask_successor(&mut self, vol: VolIx) {
+        let client = |p: PeerIx| {
+            let peer = &self.st.peers[p];
+            peer.role == Role::Primary && peer.devs[vol].disk == DiskState::Diskless
+        };
+        if self.st.vols[vol].disk != DiskState::Outdated || !self.st.connected().any(client) {
+            return;
+        }
+        let Some(backing) = &self.vols[vol].backing else { return };
+        let current = backing.gens.current();
+        let successor = self.st.connected().find_map(|p| {
+            let (shown, dev) = (&self.st.peers[p].devs[vol], &self.peers[p].devs[vol]);
+            let theirs = dev.uuids.as_ref()?.current;
+            let idle = shown.disk == DiskState::UpToDate && shown.repl == ReplState::Established;
+            (idle && !theirs.same(current) && !theirs.same(dev.asked_in)).then_some((p, theirs))
+        });
+        if let Some((peer, generation)) = successor {
+            self.peers[peer].devs[vol].asked_in = generation;
+            self.ask_recompare(peer, vol);
         }
     }
 
