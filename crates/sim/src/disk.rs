@@ -144,7 +144,7 @@ pub enum Job {
 }
 
 /// A running operation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Running {
     job: Job,
     /// Writes completed up to this stamp are covered by a flush submitted now.
@@ -185,7 +185,7 @@ impl Default for Behaviour {
 }
 
 /// A disk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Disk {
     sectors: u64,
     /// What a read returns.

@@ -278,13 +278,18 @@ impl World {
 
     /// Counts from now on what one node sends another; see [`tapped`](Self::tapped).
     pub fn tap(&mut self, from: usize, to: usize, counts: fn(&Packet) -> bool) -> usize {
-        self.taps.push(Tap { from, to, counts, seen: 0 });
+        self.taps.push(Tap { from, to, counts, seen: 0, last: None });
         self.taps.len() - 1
     }
 
     /// How many of such packets were sent since the tap was set.
     pub fn tapped(&self, tap: usize) -> u64 {
         self.taps[tap].seen
+    }
+
+    /// The last of such packets.
+    pub fn tapped_last(&self, tap: usize) -> Option<Packet> {
+        self.taps[tap].last.clone()
     }
 
     /// Waits until one node sends another a packet of a kind. It is still on its way then.

@@ -141,6 +141,7 @@ pub(crate) struct Tap {
     pub(crate) to: usize,
     pub(crate) counts: fn(&Packet) -> bool,
     pub(crate) seen: u64,
+    pub(crate) last: Option<Packet>,
 }
 
 /// A world.
@@ -592,7 +593,10 @@ impl World {
             Stream::Control => 1,
         };
         for tap in self.taps.iter_mut().filter(|tap| (tap.from, tap.to) == (node, to)) {
-            tap.seen += u64::from((tap.counts)(&packet));
+            if (tap.counts)(&packet) {
+                tap.seen += 1;
+                tap.last = Some(packet.clone());
+            }
         }
         let packet = match self.net.transcode(node, to, &packet) {
             Ok(packet) => packet,

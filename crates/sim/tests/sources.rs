@@ -1,0 +1,408 @@
+//! Hard cases 13, 23, 24, 57, 62, 68, 69, 72 and 98 of semantics §14: who has what the others lack,
+//! and who only looks as if it had.
+
+use std::cell::Cell;
+
+use codec::wire::Packet;
+use replication::io::{AdminCommand, Input};
+use sim::plan::{MILLISECOND, Plan, node_id};
+use sim::scenario::scenario;
+use sim::{Op, World};
+use vocab::options::OnNoDataAccessible;
+use vocab::{DiskState, ReplState, VolumeNr};
+
+const WRITE: Op = Op::Write { fua: false };
+const EXTENT: u64 = 8192;
+const V0: VolumeNr = VolumeNr(0);
+
+fn tag(w: &World, node: usize, sector: u64) -> u64 {
+    w.nodes[node].drive(0).map_or(0, |d| d.disk.tag(sector))
+}
+
+fn equal(w: &World, a: usize, b: usize) -> bool {
+    let (a, b) = (w.nodes[a].drive(0), w.nodes[b].drive(0));
+    a.zip(b).is_some_and(|(a, b)| a.disk.first_difference(&b.disk, 0).is_none())
+}
+
+fn pause(w: &mut World, node: usize, peer: usize, pause: bool) {
+    let peer = node_id(peer);
+    w.granted(node, AdminCommand::PauseSync { peer, volume: V0, pause });
+}
+
+/// A node comes back with an older copy of its disk, metadata and all, as from a snapshot.
+fn comes_back_reverted(w: &mut World, node: usize, old: &sim::disk::Disk) {
+    w.kill(node);
+    w.nodes[node].drives[0].as_mut().expect("a disk").disk = old.clone();
+    w.start_node(node);
+}
+
+/// The disk has the generation that all began with, and nothing of what was written since.
+#[test]
+fn a_disk_that_is_provisioned_again_is_not_current_case_13() {
+    for primary in [true, false] {
+        scenario(Plan::quiet(2, 0), |w| {
+            w.form();
+            w.flush_disks();
+            let blank = w.nodes[1].drive(0).expect("a disk").disk.clone();
+            let opener = w.open(0);
+            for i in 0..6 {
+                w.write(0, i * EXTENT);
+            }
+            if !primary {
+                w.close(0, opener);
+                w.wait_secondary(0);
+            }
+            comes_back_reverted(w, 1, &blank);
+            w.expect("it has nothing", |w| tag(w, 1, 0) == 0);
+            w.wait_connected(0, 1);
+            w.wait("it has been brought up to date", |w| {
+                w.disk(1) == DiskState::UpToDate && w.device(1, 0).repl == ReplState::Established
+            });
+            w.expect("it has everything", |w| equal(w, 0, 1));
+            w.expect("nothing was taken from it", |w| tag(w, 0, 0) != 0);
+            if primary {
+                w.close(0, opener);
+            }
+            w.settle();
+        });
+    }
+}
+
+/// The disk is as it was two absences ago. What the other one knows is what it lacked at the last.
+#[test]
+fn a_disk_that_was_reverted_gets_all_that_it_lacks_case_72() {
+    for third in [false, true] {
+        scenario(Plan::majority(2 + usize::from(third), usize::from(!third)), |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.kill(1);
+            w.wait_lost(0, 1);
+            w.write(0, EXTENT);
+            w.start_node(1);
+            w.wait("n1 is back", |w| w.disk(1) == DiskState::UpToDate && w.connected(0, 1));
+            w.kill(1);
+            let old = w.nodes[1].drive(0).expect("a disk").disk.clone();
+            w.wait_lost(0, 1);
+            for i in 2..6 {
+                w.write(0, i * EXTENT);
+            }
+            w.start_node(1);
+            w.wait("n1 is back", |w| {
+                w.disk(1) == DiskState::UpToDate
+                    && w.connected(0, 1)
+                    && w.device(0, 1).repl == ReplState::Established
+            });
+            w.write(0, 0);
+            comes_back_reverted(w, 1, &old);
+            w.wait_connected(0, 1);
+            w.wait("n1 is back", |w| {
+                w.disk(1) == DiskState::UpToDate && w.device(1, 0).repl == ReplState::Established
+            });
+            w.expect("it has everything", |w| equal(w, 0, 1));
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}
+
+/// n0 is Primary, its disk is a mixture, and it has lost the only node with data. n1 is not to be
+/// outdated by a Primary that can not write; only one that has not noticed yet counts as able to.
+#[test]
+fn a_primary_without_data_outdates_nobody_case_23() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    let noticed = Cell::new(0);
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(1);
+        w.cut(0, 1);
+        w.cut(0, 2);
+        w.wait_lost_all(0, [1, 2]);
+        for i in 0..6 {
+            w.write(1, i * EXTENT);
+        }
+        w.close(1, opener);
+        w.wait_secondary(1);
+        pause(w, 1, 0, true);
+        w.heal(0, 1);
+        w.heal(0, 2);
+        w.wait_disk(0, DiskState::Inconsistent);
+        w.wait_connected(0, 2);
+        let opener = w.open(0);
+        w.read(0, 0);
+        w.cut(0, 1);
+        w.wait("one of the two has noticed", |w| !w.connected(0, 1));
+        let first = w.seen(0).suspended.no_data;
+        w.wait_lost_all(0, [1]);
+        let id = w.start(0, WRITE, 8, 8);
+        w.run_seconds(20);
+        w.expect("n1 is not outdated", |w| !first || w.disk(1) == DiskState::UpToDate);
+        w.expect("nothing was written", |w| !w.is_answered(id));
+        noticed.set(noticed.get() + u32::from(first));
+        w.heal(0, 1);
+        w.finish(id).ok();
+        pause(w, 1, 0, false);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+    assert!(noticed.get() > 0 || std::env::var("SIM_SEED").is_ok(), "the Primary was never first");
+}
+
+/// n0 is Primary and has lost n2, then n1, which brings n2 up to date. n0 meets n2 again, and n1 is
+/// far from it now. The case would have n1 go on as current: here it is outdated before n0 goes on
+/// (case 22), since it gets none of what n0 writes from then on, and it loses nothing by that.
+#[test]
+fn who_is_far_from_a_primary_that_goes_on_is_current_only_with_its_writes_case_24() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 2);
+        w.wait_lost_all(0, [2]);
+        w.write(0, EXTENT);
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.wait("n1 has brought n2 up to date", |w| {
+            w.disk(2) == DiskState::UpToDate && w.disk(1) == DiskState::UpToDate
+        });
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.write(0, 2 * EXTENT);
+        w.run_seconds(5);
+        w.expect("n1 has the write or is not current", |w| {
+            tag(w, 1, 2 * EXTENT) != 0 || w.disk(1) != DiskState::UpToDate
+        });
+        w.refused(1, AdminCommand::Primary { force: false });
+        w.heal(0, 1);
+        w.wait("n1 is back", |w| w.connected(0, 1) && w.disk(1) == DiskState::UpToDate);
+        w.read(0, 2 * EXTENT);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+/// Three disks of three generations meet in every order.
+#[test]
+fn three_disks_of_three_generations_all_get_to_the_newest_case_57() {
+    let orders = [
+        [(1, 2), (0, 1), (0, 2)],
+        [(1, 2), (0, 2), (0, 1)],
+        [(0, 1), (1, 2), (0, 2)],
+        [(0, 2), (1, 2), (0, 1)],
+        [(0, 1), (0, 2), (1, 2)],
+        [(0, 2), (0, 1), (1, 2)],
+    ];
+    for (number, order) in orders.into_iter().enumerate() {
+        for gap in [0, 40] {
+            scenario(Plan::quiet(3, 0), |w| {
+                w.form();
+                let opener = w.open(0);
+                w.cut_off(2, [0, 1]);
+                w.wait_lost_all(2, [0, 1]);
+                for i in 0..4 {
+                    w.write(0, i * EXTENT);
+                }
+                w.cut(0, 1);
+                w.wait_lost_all(0, [1]);
+                for i in 2..8 {
+                    w.write(0, i * EXTENT + number as u64);
+                }
+                w.close(0, opener);
+                w.wait_secondary(0);
+                for (a, b) in order {
+                    w.heal(a, b);
+                    if gap > 0 {
+                        w.wait_connected(a, b);
+                        w.run_for(gap * MILLISECOND);
+                    }
+                }
+                w.settle();
+            });
+        }
+    }
+}
+
+/// The resync is of one block, and writes go on at the very place. Until the last of them is known
+/// to be missing or sent, the resync does not end.
+#[test]
+fn writes_that_race_with_a_very_short_resync_are_not_forgotten_case_62() {
+    for nodes in [2, 3] {
+        let mut plan = Plan::quiet(nodes, 0);
+        plan.disk.al_extents = 67;
+        let missed = Cell::new(0);
+        scenario(plan, |w| {
+            w.form();
+            let opener = w.open(0);
+            let sent = w.tap(0, 1, |packet| matches!(packet, Packet::OutOfSync(..)));
+            for round in 0..6 {
+                w.disconnect(0, 1);
+                w.write(0, 0);
+                w.connect(0, 1);
+                w.connect(1, 0);
+                let mut ids = Vec::new();
+                for i in 0..200 {
+                    let sector = [0, 4, 8, EXTENT][i % 4];
+                    ids.push(w.start(0, WRITE, sector, 8));
+                    w.run_for(MILLISECOND / (1 + round));
+                    if w.connected(0, 1) && w.device(0, 1).repl == ReplState::Established {
+                        break;
+                    }
+                }
+                w.wait("the resync is over", |w| {
+                    w.connected(0, 1)
+                        && w.device(1, 0).repl == ReplState::Established
+                        && w.disk(1) == DiskState::UpToDate
+                });
+                for id in ids {
+                    w.finish(id).ok();
+                }
+                w.run_seconds(3);
+                w.expect("both have the same", |w| equal(w, 0, 1));
+            }
+            missed.set(missed.get() + w.tapped(sent));
+            w.close(0, opener);
+            w.settle();
+        });
+        assert!(missed.get() > 0 || std::env::var("SIM_SEED").is_ok(), "nothing was missed");
+    }
+}
+
+/// n1 does not reach the Primary, a client, and is resynced by n0, which the client goes on
+/// writing to: its data are those of a moment. It becomes current when the client is gone, or is
+/// there.
+#[test]
+fn a_resync_from_a_source_that_is_written_to_ends_when_that_is_stable_case_68() {
+    for primary_dies in [true, false] {
+        scenario(Plan::majority(3, 1), |w| {
+            w.form();
+            let opener = w.open(3);
+            w.cut(1, 3);
+            w.cut(1, 0);
+            w.cut(1, 2);
+            w.wait_lost_all(1, [0, 2, 3]);
+            for i in 0..6 {
+                w.write(3, i * EXTENT);
+            }
+            w.heal(0, 1);
+            w.wait_connected(0, 1);
+            for i in 0..20 {
+                w.write(3, i % 6 * EXTENT + i);
+                w.expect("n1 is current only with all of it", |w| {
+                    w.disk(1) != DiskState::UpToDate || equal(w, 0, 1)
+                });
+            }
+            if primary_dies {
+                w.kill(3);
+                w.wait_lost(0, 3);
+                w.wait("n1 is current", |w| w.disk(1) == DiskState::UpToDate);
+                w.expect("it has all of it", |w| equal(w, 0, 1));
+                w.heal(1, 3);
+                w.heal(1, 2);
+                w.start_node(3);
+            } else {
+                w.heal(1, 3);
+                w.wait_connected(1, 3);
+                w.wait_disk(1, DiskState::UpToDate);
+                w.write(3, 0);
+                w.heal(1, 2);
+                w.close(3, opener);
+            }
+            w.settle();
+        });
+    }
+}
+
+/// n1 is resynced from n2 when the Primary n0 loses n2: what n2 has is old from then on. n1 gets
+/// the rest from n0.
+#[test]
+fn a_resync_from_a_source_that_falls_behind_is_given_up_case_69() {
+    scenario(Plan::majority(4, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        for i in 0..12 {
+            w.write(0, i * EXTENT);
+        }
+        pause(w, 1, 2, true);
+        w.granted(1, AdminCommand::Invalidate { volume: V0, from: Some(node_id(2)) });
+        w.wait("n1 is a target", |w| w.device(1, 2).repl == ReplState::PausedSyncT);
+        w.cut(0, 2);
+        w.wait_lost_all(0, [2]);
+        for i in 0..12 {
+            w.write(0, i * EXTENT + 4);
+        }
+        pause(w, 1, 2, false);
+        w.wait("n1 is current", |w| w.disk(1) == DiskState::UpToDate);
+        w.expect("it has everything", |w| {
+            (0..12).all(|i| tag(w, 1, i * EXTENT + 4) == tag(w, 0, i * EXTENT + 4))
+        });
+        w.heal(0, 2);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+/// A confirmation of writes that were not sent so, of another number, or twice. Whatever it may
+/// mean, nothing is completed by it, and the connection ends.
+#[test]
+fn a_wrong_barrier_ack_confirms_nothing_case_98() {
+    let wrong: [fn(u32, u32) -> (u32, u32); 4] = [
+        |epoch, writes| (epoch, writes + 1),
+        |epoch, writes| (epoch, writes - 1),
+        |epoch, writes| (epoch + 1, writes),
+        |epoch, writes| (epoch - 1, writes),
+    ];
+    for change in wrong {
+        scenario(Plan::quiet(2, 0), |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.run_seconds(2);
+            // What n1 has to say stays away, and something else comes.
+            w.cut_one_way(1, 0);
+            let barriers = w.tap(0, 1, |packet| matches!(packet, Packet::Barrier(..)));
+            let id = w.start(0, WRITE, 8, 8);
+            let flush = w.start(0, Op::Flush, 0, 0);
+            w.wait("the epoch is closed", |w| w.tapped(barriers) > 0);
+            let Some(Packet::Barrier(epoch)) = w.tapped_last(barriers) else {
+                return w.violate("wait", "no barrier was seen");
+            };
+            let (epoch, writes) = change(epoch, 1);
+            let packet = Packet::BarrierAck(epoch, writes);
+            w.input_of_scenario(0, Input::Packet { peer: node_id(1), packet, payload: None });
+            w.expect("the connection has ended", |w| !w.connected(0, 1));
+            w.heal(0, 1);
+            w.finish(id).ok();
+            w.finish(flush).ok();
+            w.wait_connected(0, 1);
+            w.wait_disk(1, DiskState::UpToDate);
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}
+
+/// The right one, and then the same again.
+#[test]
+fn a_barrier_ack_that_comes_twice_ends_the_connection_case_98() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        let acks = w.tap(1, 0, |packet| matches!(packet, Packet::BarrierAck(..)));
+        w.write(0, 0);
+        w.flush(0);
+        w.run_seconds(2);
+        let Some(packet @ Packet::BarrierAck(..)) = w.tapped_last(acks) else {
+            return w.violate("wait", "no barrier ack was seen");
+        };
+        w.expect("they are connected", |w| w.connected(0, 1));
+        w.input_of_scenario(0, Input::Packet { peer: node_id(1), packet, payload: None });
+        w.expect("the connection has ended", |w| !w.connected(0, 1));
+        w.write(0, 8);
+        w.wait_connected(0, 1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
