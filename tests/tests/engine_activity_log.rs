@@ -28,7 +28,7 @@ fn places(round: u64) -> Vec<u64> {
 }
 
 #[test]
-fn writes_over_more_extents_than_the_log_holds_go_on() {
+fn writes_over_more_extents_than_the_log_holds_go_on_case_105() {
     let cluster = cluster();
     // With a disk of its own the Primary's log limits it, without one only the peers' do.
     for node in [0, 2] {

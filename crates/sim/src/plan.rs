@@ -179,6 +179,8 @@ pub struct NodePlan {
     pub diskful: bool,
     /// Parts per million by which its clock is fast, or slow if negative.
     pub clock_ppm: i64,
+    /// It may break a tie, if it has no disk.
+    pub tiebreaker: bool,
 }
 
 /// What the clients do.
@@ -241,7 +243,7 @@ impl Plan {
     /// A cluster of so many diskful nodes and no faults, for scenarios.
     pub fn quiet(diskful: usize, diskless: usize) -> Plan {
         let nodes = (0..diskful + diskless)
-            .map(|i| NodePlan { diskful: i < diskful, clock_ppm: 0 })
+            .map(|i| NodePlan { diskful: i < diskful, clock_ppm: 0, tiebreaker: true })
             .collect();
         let net = NetOptions { verify_alg: "crc32c".to_owned(), ..NetOptions::default() };
         Plan {
@@ -463,7 +465,9 @@ impl Plan {
             devices: (0..self.volumes)
                 .map(|nr| {
                     let bitmap = self.nodes[peer].diskful;
-                    let options = PeerDeviceOptions { bitmap, ..self.peer_device.clone() };
+                    let peer_tiebreaker = self.nodes[peer].tiebreaker;
+                    let options = self.peer_device.clone();
+                    let options = PeerDeviceOptions { bitmap, peer_tiebreaker, ..options };
                     (VolumeNr(nr), options)
                 })
                 .collect(),

@@ -367,6 +367,21 @@ impl World {
         }
     }
 
+    /// Removes a StandAlone peer, trying again while its loss is being dealt with.
+    pub fn remove_peer(&mut self, node: usize, peer: usize) {
+        let limit = self.now() + PATIENCE;
+        while let Err(refusal) = self.ask(node, AdminCommand::DelPeer(node_id(peer))) {
+            if self.violation.is_some() {
+                return;
+            }
+            if self.now() > limit {
+                let what = self.describe(&format!("n{node} does not remove n{peer}: {refusal}"));
+                return self.violate("wait", what);
+            }
+            self.run_for(SECOND / 10);
+        }
+    }
+
     /// Detaches the disk of volume 0.
     pub fn detach(&mut self, node: usize) {
         let volume = VolumeNr(0);

@@ -325,7 +325,7 @@ fn a_verify_beside_writes_reports_nothing() {
 }
 
 #[test]
-fn a_verify_uses_an_algorithm_that_was_set_while_connected() {
+fn a_verify_uses_an_algorithm_that_was_set_while_connected_case_103() {
     let mut plan = Plan::quiet(2, 0);
     plan.net.verify_alg = String::new();
     let net = NetOptions { verify_alg: "crc32c".to_owned(), ..plan.net.clone() };
@@ -345,7 +345,7 @@ fn a_verify_uses_an_algorithm_that_was_set_while_connected() {
 }
 
 #[test]
-fn a_split_brain_is_seen_by_both_and_resolved_by_hand() {
+fn a_split_brain_is_seen_by_both_and_resolved_by_hand_case_73() {
     let mut plan = Plan::quiet(2, 0);
     plan.workload.nodes.clear(); // One side's writes are to be thrown away.
     scenario(plan, |w| {
@@ -510,7 +510,7 @@ fn a_primary_that_dies_alone_serves_its_writes_after_it_restarts() {
 }
 
 #[test]
-fn suspended_io_leaves_all_replicas_equal() {
+fn suspended_io_leaves_all_replicas_equal_case_96() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
         let opener = w.open(0);
@@ -549,7 +549,7 @@ fn an_invalidated_secondary_is_resynced_completely() {
 }
 
 #[test]
-fn writes_to_more_extents_than_the_activity_log_holds_go_through() {
+fn writes_to_more_extents_than_the_activity_log_holds_go_through_case_105() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
         let opener = w.open(0);
@@ -659,7 +659,7 @@ fn at_home(node: usize, protocol: Protocol) -> Plan {
 }
 
 #[test]
-fn a_write_that_a_lost_peer_may_lack_belongs_to_a_new_generation_although_it_is_reported() {
+fn a_write_that_a_lost_peer_may_lack_belongs_to_a_new_generation_although_it_is_reported_case_99() {
     scenario(at_home(1, Protocol::A), |w| {
         w.form();
         let opener = w.open(1);
@@ -773,6 +773,134 @@ fn a_flush_on_the_next_primary_covers_what_the_one_before_had_in_its_cache() {
         w.promote(1);
         w.flush(1);
         w.demote(1);
+        w.settle();
+    });
+}
+
+/// Two wishes to suspend and two to resume cross each other. No write stays behind.
+#[test]
+fn suspends_and_resumes_that_race_leave_no_write_behind_case_96() {
+    for nodes in [2, 3] {
+        scenario(Plan::quiet(nodes, 0), |w| {
+            w.form();
+            let opener = w.open(0);
+            for round in 0..4 {
+                let mut ids = Vec::new();
+                let mut wishes = Vec::new();
+                for (i, command) in [
+                    AdminCommand::SuspendIo,
+                    AdminCommand::ResumeIo,
+                    AdminCommand::SuspendIo,
+                    AdminCommand::SuspendIo,
+                    AdminCommand::ResumeIo,
+                    AdminCommand::ResumeIo,
+                ]
+                .into_iter()
+                .enumerate()
+                {
+                    ids.push(w.start(0, Op::Write { fua: false }, (i as u64 + round) * 64, 8));
+                    wishes.push(w.admin(0, command));
+                    w.run_for(round * 300_000);
+                }
+                w.wait("all wishes are answered", |w| wishes.iter().all(|id| w.has_answer(*id)));
+                w.wait("nothing is suspended", |w| !w.seen(0).suspended.any());
+                for id in ids {
+                    w.finish(id).ok();
+                }
+            }
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}
+
+/// With `rr-conflict retry-connect` the two go on trying, and nothing is thrown away meanwhile.
+#[test]
+fn a_split_brain_with_retry_connect_loses_nothing_case_73() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.net.rr_conflict = vocab::options::RrConflict::RetryConnect;
+    plan.workload.nodes.clear(); // One side's writes are to be thrown away.
+    scenario(plan, |w| {
+        w.form();
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        for node in [0, 1] {
+            w.write_after_open(node, 8 * node as u64);
+        }
+        let mine = [0, 1].map(|n| w.nodes[n].drive(0).map_or(0, |d| d.disk.tag(8 * n as u64)));
+        w.heal(0, 1);
+        w.run_seconds(60);
+        w.expect("they are not connected", |w| !w.connected(0, 1));
+        w.expect("each has what it wrote, and not more", |w| {
+            [0, 1].iter().all(|n| {
+                let disk = &w.nodes[*n].drive(0).expect("a disk").disk;
+                disk.tag(8 * *n as u64) == mine[*n] && disk.tag(8 * (1 - *n) as u64) == 0
+            })
+        });
+        for (a, b) in [(0, 1), (1, 0)] {
+            let peer = sim::plan::node_id(b);
+            w.ask(a, AdminCommand::Disconnect { peer, force: true }).ok();
+        }
+        let discard = AdminCommand::Connect { peer: sim::plan::node_id(0), discard_my_data: true };
+        w.granted(1, discard);
+        w.connect(0, 1);
+        w.wait("n1 follows", |w| w.connected(0, 1) && w.disk(1) == DiskState::UpToDate);
+        w.settle();
+        w.expect("n0 has won", |w| w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(8) == 0));
+    });
+}
+
+/// Under protocol A a Primary dies with more than its peer has got, and in the same generation.
+#[test]
+fn a_crashed_primary_of_protocol_a_brings_what_the_other_lacks_case_71() {
+    for power in [false, true] {
+        scenario(at_home(0, Protocol::A), |w| {
+            w.form();
+            w.open(0);
+            w.write(0, 0);
+            w.slow(0, 1, 50_000_000);
+            for i in 0..8 {
+                w.start(0, Op::Write { fua: false }, i * 8, 8);
+            }
+            w.run_for(2_000_000);
+            if power {
+                w.power_loss(0);
+            } else {
+                w.kill(0);
+            }
+            w.wait_lost(1, 0);
+            w.start_node(0);
+            w.wait_connected(0, 1);
+            w.settle();
+        });
+    }
+}
+
+/// The node id is that of n1, and the disk is n2's.
+#[test]
+fn a_disk_of_another_node_is_not_attached_case_101() {
+    scenario(with_quorum(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        w.write(0, 8);
+        w.run_seconds(2);
+        let other = w.nodes[2].drive(0).expect("a disk").disk.clone();
+        let drive = w.nodes[1].drives[0].as_mut().expect("a disk");
+        let own = std::mem::replace(&mut drive.disk, other);
+        w.start_node(1);
+        w.wait_connected(0, 1);
+        w.run_seconds(10);
+        w.expect("the disk is not used", |w| w.disk(1) == DiskState::Diskless);
+        w.write(0, 16);
+        w.kill(1);
+        w.nodes[1].drives[0].as_mut().expect("a disk").disk = own;
+        w.wait_lost(0, 1);
+        w.start_node(1);
+        w.wait("n1 is back", |w| w.connected(0, 1) && w.disk(1) == DiskState::UpToDate);
+        w.close(0, opener);
         w.settle();
     });
 }

@@ -256,7 +256,7 @@ fn a_newer_disk_is_not_old_because_its_node_has_met_an_older_one() {
 }
 
 #[test]
-fn the_only_current_disk_does_not_doubt_itself_beside_its_resync_target() {
+fn the_only_current_disk_does_not_doubt_itself_beside_its_resync_target_case_20() {
     scenario(plan(2, 1), |w| {
         w.form();
         w.open(0);

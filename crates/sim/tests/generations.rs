@@ -117,6 +117,44 @@ fn a_disk_with_a_proposal_that_was_given_up_is_not_the_newer_one() {
 /// n0 is Primary, and its disk is being resynced. What it has just written waits for quorum, and the
 /// others are let in once that disk has got to where its users are.
 #[test]
+fn a_resync_does_not_wait_for_writes_that_wait_for_quorum_case_66() {
+    scenario(Plan::majority(4, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        let volume = VolumeNr(0);
+        w.granted(0, AdminCommand::Detach { volume, force: true, intentional: false });
+        let id = w.start(0, WRITE, 0, 512);
+        w.finish(id).ok();
+        for peer in [1, 2, 3] {
+            let peer = node_id(peer);
+            w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
+        }
+        w.attach_again(0);
+        w.kill(3);
+        w.wait_lost(0, 3);
+        // n2 takes the generation that the write starts, n1 does not.
+        w.stall_disk(1, 300);
+        let id = w.start(0, WRITE, 4, 8);
+        w.run_for(100_000_000);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        w.release_disk(1);
+        for peer in [1, 2, 3] {
+            let peer = node_id(peer);
+            w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
+        }
+        w.start_node(1);
+        w.start_node(3);
+        w.finish(id).ok();
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+/// n0 is Primary, and its disk is being resynced. What it has just written waits for quorum, and the
+/// others are let in once that disk has got to where its users are.
+#[test]
 fn a_resync_does_not_wait_for_writes_that_wait_for_quorum() {
     scenario(Plan::majority(4, 0), |w| {
         w.form();
@@ -178,6 +216,48 @@ fn a_second_source_of_a_primary_gets_what_is_under_way() {
         w.finish(id).ok();
         w.close(2, opener);
         w.heal(0, 1);
+        w.settle();
+    });
+}
+
+/// Blocks that are resynced are under writes that wait for quorum, and the connection comes and
+/// goes. Whatever waits for what, each loss of the connection is dealt with at once.
+#[test]
+fn a_connection_that_flaps_under_frozen_writes_and_a_resync_is_torn_down_case_66() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        for i in 0..64 {
+            let id = w.start(0, WRITE, i * 512, 512);
+            w.finish(id).ok();
+        }
+        w.start_node(1);
+        w.wait("the resync runs", |w| {
+            w.nodes[1].up() && w.device(1, 0).repl == ReplState::SyncTarget
+        });
+        // n2 is gone from here on: what is written waits, and n1 is not current yet.
+        w.kill(2);
+        let mut ids = Vec::new();
+        for round in 0..6 {
+            for i in 0..8 {
+                ids.push(w.start(0, WRITE, (i * 7 + round) * 512, 64));
+            }
+            w.run_for(3_000_000 * (round + 1));
+            w.reset(0, 1);
+            let limit = w.now() + 30_000_000_000;
+            w.wait_lost(0, 1);
+            w.wait_lost(1, 0);
+            w.wait_connected(0, 1);
+            w.expect("it did not take long", |w| w.now() < limit);
+        }
+        w.start_node(2);
+        for id in ids {
+            w.finish(id).ok();
+        }
+        w.wait("n1 is current", |w| w.disk(1) == DiskState::UpToDate);
+        w.close(0, opener);
         w.settle();
     });
 }

@@ -239,7 +239,7 @@ fn a_far_node_is_outdated_before_its_neighbours_primary_goes_on_case_22() {
 }
 
 #[test]
-fn all_nodes_dying_at_once_come_back_with_everything_case_50() {
+fn all_nodes_dying_at_once_come_back_with_everything() {
     let mut plan = three();
     plan.volatile_cache = false;
     scenario(plan, |w| {

@@ -375,7 +375,7 @@ fn concurrent_attaches_end_case_75() {
 }
 
 #[test]
-fn a_disk_replaced_by_a_blank_one_gets_a_full_sync() {
+fn a_disk_replaced_by_a_blank_one_gets_a_full_sync_case_101() {
     scenario(Plan::quiet(2, 0), |w| {
         w.form();
         let opener = w.open(0);

@@ -1,5 +1,6 @@
 //! Online verify beside everything else that goes on.
 
+use codec::wire::Packet;
 use replication::io::AdminCommand;
 use sim::disk::Behaviour;
 use sim::net::Pace;
@@ -13,6 +14,10 @@ const WRITE: Op = Op::Write { fua: false };
 
 fn behave(w: &mut World, node: usize, behaviour: Behaviour) {
     w.nodes[node].drives[0].as_mut().expect("a disk").disk.behaviour = behaviour;
+}
+
+fn is_request(packet: &Packet) -> bool {
+    matches!(packet, Packet::OvRequest(..) | Packet::OvDagtagReq(..))
 }
 
 fn verify(peer: usize, start: u64, stop: u64) -> AdminCommand {
@@ -68,7 +73,7 @@ fn what_a_verify_found_before_a_disk_was_resynced_means_nothing_afterwards() {
 /// A verify between survivors must not keep them from settling what a lost Primary had sent to one
 /// of them only.
 #[test]
-fn a_verify_gives_way_to_the_settlement_of_a_lost_primary() {
+fn a_verify_gives_way_to_the_settlement_of_a_lost_primary_case_90() {
     scenario(Plan::majority(3, 0), |w| {
         w.form();
         w.open(0);
@@ -96,7 +101,7 @@ fn a_verify_gives_way_to_the_settlement_of_a_lost_primary() {
 
 /// A disk that is left behind while it is being verified is nobody's business until that is over.
 #[test]
-fn a_disk_left_behind_during_a_verify_is_resynced_after_it() {
+fn a_disk_left_behind_during_a_verify_is_resynced_after_it_case_90() {
     scenario(Plan::majority(3, 0), |w| {
         w.form();
         let opener = w.open(2);
@@ -115,4 +120,55 @@ fn a_disk_left_behind_during_a_verify_is_resynced_after_it() {
         w.heal(0, 2);
         w.settle();
     });
+}
+
+/// The connection breaks, or the target gives up its disk, with requests of the verify on their
+/// way. It ends on both, and the next one goes on where it was.
+#[test]
+fn a_verify_that_is_interrupted_ends_on_both_and_goes_on_case_90() {
+    for detach in [false, true] {
+        scenario(Plan::quiet(2, 0), |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            for node in [0, 1] {
+                let latency = (2_000_000, 4_000_000);
+                behave(w, node, Behaviour { latency, ..Behaviour::default() });
+            }
+            let requests = [w.tap(0, 1, is_request), w.tap(1, 0, is_request)];
+            w.granted(0, verify(1, 0, u64::MAX));
+            w.wait("a part of it is done", |w| requests.iter().any(|t| w.tapped(*t) > 20));
+            w.expect("the verify runs", |w| w.device(0, 1).repl == ReplState::VerifyS);
+            if detach {
+                let command = AdminCommand::Detach { volume: V0, force: true, intentional: false };
+                w.granted(1, command);
+                w.wait_disk(1, DiskState::Diskless);
+            } else {
+                w.reset(0, 1);
+                w.wait_lost(0, 1);
+                w.wait_lost(1, 0);
+            }
+            w.write(0, 8);
+            for node in [0, 1] {
+                behave(w, node, Behaviour::default());
+            }
+            if detach {
+                w.attach_again(1);
+            }
+            w.wait("it has ended on both", |w| {
+                w.connected(0, 1)
+                    && w.disk(1) == DiskState::UpToDate
+                    && w.device(0, 1).repl == ReplState::Established
+                    && w.device(1, 0).repl == ReplState::Established
+            });
+            let again = [w.tap(0, 1, is_request), w.tap(1, 0, is_request)];
+            let on = AdminCommand::Verify { peer: node_id(1), volume: V0, start: None, stop: None };
+            w.granted(0, on);
+            w.wait("the verify ends", |w| w.device(0, 1).repl == ReplState::Established);
+            w.expect("it has done something", |w| again.iter().any(|t| w.tapped(*t) > 0));
+            w.expect("nothing differs", |w| w.device(0, 1).out_of_sync == 0);
+            w.close(0, opener);
+            w.settle();
+        });
+    }
 }

@@ -366,3 +366,113 @@ fn what_a_node_votes_for_while_it_attaches_its_disk_counts_for_the_disk() {
         w.settle();
     });
 }
+
+/// n0 is cut off, and the tie-breaker leaves. It leaves for good, and n0 is known to have no quorum.
+#[test]
+fn a_tie_breaker_that_leaves_gracefully_takes_no_quorum_with_it_case_31() {
+    for primary in [false, true] {
+        scenario(io_error_majority(2, 1), |w| {
+            w.form();
+            let opener = primary.then(|| w.open(1));
+            w.cut_off(0, [1, 2]);
+            w.wait_lost_all(0, [1, 2]);
+            w.expect("n1 has quorum", |w| quorate(w, 1));
+            w.disconnect(2, 1);
+            w.wait_lost_all(1, [2]);
+            w.run_seconds(2);
+            w.expect("n1 keeps quorum", |w| quorate(w, 1));
+            w.expect("n0 has none", |w| !quorate(w, 0));
+            let opener = opener.unwrap_or_else(|| w.open(1));
+            w.write(1, 0);
+            w.connect(2, 1);
+            w.connect(1, 2);
+            w.rejoin(0, [1, 2]);
+            w.close(1, opener);
+            w.settle();
+        });
+    }
+}
+
+/// Site 1 is n0 and the client n3. If n3 may break a tie, its loss costs n1 half of the tie-breakers
+/// and with them quorum; if it may not, n2 alone decides.
+#[test]
+fn a_client_that_may_not_break_ties_costs_nothing_with_its_site_case_35() {
+    for tiebreaker in [false, true] {
+        let mut plan = io_error_majority(2, 2);
+        plan.nodes[3].tiebreaker = tiebreaker;
+        scenario(plan, |w| {
+            w.form();
+            let opener = w.open(1);
+            w.write(1, 0);
+            for site_1 in [0, 3] {
+                w.cut_off(site_1, [1, 2]);
+            }
+            for site_1 in [0, 3] {
+                w.wait_lost_all(site_1, [1, 2]);
+            }
+            w.run_seconds(5);
+            w.expect("site 1 has no quorum", |w| !quorate(w, 0));
+            if tiebreaker {
+                w.expect("n1 has lost quorum", |w| !quorate(w, 1));
+            } else {
+                w.expect("n1 keeps quorum", |w| quorate(w, 1));
+                w.write(1, 8);
+            }
+            for site_1 in [0, 3] {
+                w.rejoin(site_1, [1, 2]);
+            }
+            w.wait_connected(0, 1);
+            w.close(1, opener);
+            w.settle();
+        });
+    }
+}
+
+/// n2 is forgotten for good. It had been left behind, so n0 may go on without the others' word.
+#[test]
+fn a_peer_that_is_forgotten_counts_no_more_case_100() {
+    scenario(io_error_majority(3, 0), |w| {
+        w.form();
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        let peer = node_id(2);
+        for node in [0, 1] {
+            w.refused(node, AdminCommand::ForgetPeer { peer });
+            w.granted(node, AdminCommand::Disconnect { peer, force: true });
+            w.remove_peer(node, 2);
+            w.granted(node, AdminCommand::ForgetPeer { peer });
+        }
+        w.expect("both have quorum", |w| quorate(w, 0) && quorate(w, 1));
+        // Two of two are left: one that leaves gracefully is no loss, one that is cut off is.
+        let opener = w.open(0);
+        w.disconnect(1, 0);
+        w.wait_lost_all(0, [1]);
+        w.expect("n0 keeps quorum", |w| quorate(w, 0));
+        w.write(0, 8);
+        w.refused(1, AdminCommand::Primary { force: false });
+        w.connect(1, 0);
+        w.connect(0, 1);
+        w.wait_connected(0, 1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.write(0, 16);
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.expect("neither has quorum", |w| !quorate(w, 0) && !quorate(w, 1));
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.close(0, opener);
+        // Added again, with its old disk, it gets all that it lacks.
+        for node in [0, 1] {
+            let config = w.plan.config(node).peers.pop().expect("n2 is the last one");
+            w.granted(node, AdminCommand::NewPeer(config));
+            w.connect(node, 2);
+        }
+        w.start_node(2);
+        w.settle();
+    });
+}

@@ -239,7 +239,7 @@ fn nodes_of_the_sparse_vector_are_crossed_correctly() {
 }
 
 #[test]
-fn memory_follows_what_is_dirty() {
+fn memory_follows_what_is_dirty_case_77() {
     let tib16 = Sectors((16 << 40) / 512);
     let mut bitmap = Bitmap::new(3, tib16, 4096);
     assert!(bitmap.memory() < 20_000, "{}", bitmap.memory());

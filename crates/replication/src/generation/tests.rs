@@ -695,7 +695,7 @@ fn learning_needs_an_honest_speaker() {
 }
 
 #[test]
-fn a_forgotten_node_id_is_at_day_0_again() {
+fn a_forgotten_node_id_is_at_day_0_again_case_100() {
     let s = situation(0, false, [UpToDate, UpToDate, UpToDate]);
     let mut a = gens(0x10, [0, 0x40, 0, 0x90], &[]);
     a.forget(n(1), &s);
@@ -706,7 +706,7 @@ fn a_forgotten_node_id_is_at_day_0_again() {
 }
 
 #[test]
-fn new_current_zeroes_the_slots_of_nodes_that_left() {
+fn new_current_zeroes_the_slots_of_nodes_that_left_case_14() {
     // Hard case 14: a stale slot must not let a node join with nothing to resync.
     let mut a = gens(0x10, [0, 0x40, 0x50, 0x90], &[]);
     let mut s = situation(0, false, [UpToDate, DUnknown, DUnknown]);

@@ -134,7 +134,7 @@ fn rows_5_and_7_the_bits_start_at_the_other_ends_generation() {
 }
 
 #[test]
-fn rows_6_and_8_bits_kept_for_another_node_serve() {
+fn rows_6_and_8_bits_kept_for_another_node_serve_case_3() {
     let (ahead, behind) = (side(0, 0x20).owes(3, 0x10, 0), side(1, 0x11));
     check(CONNECTING, &behind, &ahead, Rule::BitmapPeerOther, Target(CopySlot(n(3))));
     check(CONNECTING, &ahead, &behind, Rule::BitmapSelfOther, Source(CopySlot(n(3))));

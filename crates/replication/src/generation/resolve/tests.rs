@@ -274,7 +274,7 @@ fn an_outdated_disk_is_quorate_by_those_that_outdated_it() {
 }
 
 #[test]
-fn discard_my_data_solves_what_policies_do_not() {
+fn discard_my_data_solves_what_policies_do_not_case_74() {
     for (auto, strategy) in [(true, Bitmap), (false, Full)] {
         let (a, b) = split(auto);
         let b = b.flag(DISCARD);
@@ -435,7 +435,7 @@ fn a_primary_with_good_data_is_not_made_target() {
 }
 
 #[test]
-fn auto_discard_keeps_the_running_primary_over_the_crashed_one() {
+fn auto_discard_keeps_the_running_primary_over_the_crashed_one_case_71() {
     let context = Context { protocol: Protocol::A, ..CONNECTING };
     let policies = Policies { rr_conflict: RrConflict::AutoDiscard, ..DEFAULTS };
     let crashed = side(0, 0x10).flag(CP).dirty(3);
