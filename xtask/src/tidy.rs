@@ -4,6 +4,7 @@
 //! the line where there is one, and what to do.
 
 mod arrows;
+mod cases;
 mod dependencies;
 mod licence;
 mod options;
@@ -128,6 +129,7 @@ const RULES: &[(&str, Rule)] = &[
     ("links in Markdown lead somewhere", text::links),
     ("COMPAT.md lists every option", compat_tables),
     ("options that take effect are read", options::read),
+    ("every hard case is tested or explained", cases::check),
 ];
 
 /// The command.
