@@ -31,7 +31,8 @@ pub const BUF_MIN: usize = 4096;
 /// Largest buffer in bytes: DRBD's maximum I/O payload of one packet (wire §2).
 pub const BUF_MAX: usize = 1 << 20;
 
-const SLAB: usize = BUF_MAX;
+/// Pieces of one size class lie in a slab; see the module.
+pub(crate) const SLAB: usize = BUF_MAX;
 const CLASSES: usize = (BUF_MAX / BUF_MIN).ilog2() as usize + 1;
 const PIECES_MAX: usize = SLAB / BUF_MIN;
 const _: () = assert!(PIECES_MAX == 256 && CLASSES == 9);

@@ -9,6 +9,7 @@
 //!   submitted; their completions come with the next turn like all others.
 //! * Reads and writes at an offset are complete: a short transfer is continued until the whole
 //!   length is done, the file ends (reads only) or an error occurs. Socket transfers are not.
+//! * Transfers of one buffer use registered memory once a pool is registered (see `fixed`).
 //! * Memory and descriptors belong to the ring's table from submission to completion, so they
 //!   outlive whatever the caller drops. A late completion is harmless: the caller meets a token
 //!   it no longer knows and drops the event.
@@ -23,11 +24,13 @@
 //! writes, the table holds the only reference to the buffer (see [`crate::buf`]).
 
 mod at_once;
+mod fixed;
 mod offload;
 mod op;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use fixed::FixedStats;
 pub(crate) use op::Segment;
 pub use op::{Completed, Fd, OpId, Payload, Token, Vectored};
 
@@ -45,6 +48,7 @@ use socket2::SockAddr;
 use vocab::Instant;
 
 use crate::{Buf, BufPool, Errno, clock};
+use fixed::Fixed;
 use offload::{Job, Offload};
 use op::{Kind, Memory, Op, OpTable, Zeroing};
 
@@ -57,10 +61,6 @@ const USER_OFFLOAD: u64 = u64::MAX - 1;
 
 const ENTER_GETEVENTS: u32 = 1;
 const ENTER_EXT_ARG: u32 = 8;
-
-/// A registered buffer is at most 1 GiB. Pieces never straddle it: they are aligned to their
-/// size, which divides 1 GiB.
-const FIXED_BUFFER_MAX: usize = 1 << 30;
 
 /// How often a transfer interrupted without progress is repeated before its error counts.
 const RETRIES_MAX: u8 = 64;
@@ -106,7 +106,9 @@ pub struct Ring {
     backlog: VecDeque<squeue::Entry>,
     /// Completion entries of one turn: `user_data` and result.
     reaped: Vec<(u64, i32)>,
-    registered: Option<BufPool>,
+    fixed: Option<Fixed>,
+    /// Why there is none, if one was wanted; not told yet.
+    unfixed: Option<Errno>,
     offload: Option<Offload>,
     /// Results that did not come from the kernel, for the next turn.
     outcomes: Vec<offload::Outcome>,
@@ -179,7 +181,8 @@ impl Ring {
             ops: ManuallyDrop::new(OpTable::default()),
             backlog: VecDeque::new(),
             reaped: Vec::new(),
-            registered: None,
+            fixed: None,
+            unfixed: None,
             offload: None,
             outcomes: Vec::new(),
             now: clock::now(),
@@ -196,29 +199,36 @@ impl Ring {
         self.ops.len()
     }
 
-    /// Registers a pool's memory, which saves the kernel pinning pages for each operation. It
-    /// pins all of it at once, so the limit of locked memory applies to unprivileged users.
+    /// Uses a pool's memory as registered buffers from here on, which saves the kernel pinning
+    /// pages for each transfer. Nothing is pinned yet: each MiB of the pool is when it first takes
+    /// part in a transfer, and stays so.
     ///
     /// # Errors
     /// The kernel's error number; the ring works as before then. `EBUSY` if a pool is
     /// registered already.
     pub fn register_pool(&mut self, pool: &BufPool) -> Result<(), Errno> {
-        if self.registered.is_some() {
+        if self.fixed.is_some() {
             return Err(Errno::EBUSY);
         }
-        let (base, len) = pool.arena();
-        let buffers: Vec<libc::iovec> = (0..len)
-            .step_by(FIXED_BUFFER_MAX)
-            .map(|at| libc::iovec {
-                iov_base: base.wrapping_add(at).cast(),
-                iov_len: (len - at).min(FIXED_BUFFER_MAX),
-            })
-            .collect();
-        // SAFETY: the iovecs cover the pool's mapping, which stays mapped for as long as the
-        // ring lives because the ring holds a handle to the pool.
-        unsafe { self.uring.submitter().register_buffers(&buffers) }?;
-        self.registered = Some(pool.clone());
+        match Fixed::new(&self.uring, pool) {
+            Ok(fixed) => self.fixed = Some(fixed),
+            Err(errno) => {
+                self.unfixed = Some(errno);
+                return Err(errno);
+            }
+        }
         Ok(())
+    }
+
+    /// How much of the registered pool is in use, and what for.
+    pub fn fixed_stats(&self) -> FixedStats {
+        self.fixed.as_ref().map_or_else(FixedStats::default, Fixed::stats)
+    }
+
+    /// The error by which the kernel refused to register a pool, or to pin more of it (`ENOMEM`:
+    /// the limit of locked memory), told once. Transfers of what is not pinned go on without.
+    pub fn take_pin_refusal(&mut self) -> Option<Errno> {
+        self.unfixed.take().or_else(|| self.fixed.as_mut()?.take_refusal())
     }
 
     // ---- operations on files -------------------------------------------------------------
@@ -512,13 +522,16 @@ impl Ring {
 
     /// Queues the next step of an operation in the table.
     fn submit_step(&mut self, id: OpId) {
-        let registered = self.registered.as_ref().map(BufPool::arena);
         let op = self.ops.get_mut(id).expect("the operation is in the table");
         if let Some(result) = at_once::step(op) {
             self.outcomes.push((id, result));
             return;
         }
-        let entry = entry(op, registered).user_data(user_data(id));
+        let fixed = match (&op.kind, &op.memory, &mut self.fixed) {
+            (Kind::Transfer { .. }, Memory::Buf(buf), Some(fixed)) => fixed.of(&self.uring, buf),
+            _ => None,
+        };
+        let entry = entry(op, fixed).user_data(user_data(id));
         self.enqueue(entry);
     }
 
@@ -678,17 +691,14 @@ struct Zeroes([u8; 64 << 10]);
 static ZEROES: Zeroes = Zeroes([0; 64 << 10]);
 
 /// The submission entry of an operation's next step. Every pointer in it leads into memory that
-/// `op` owns and that does not move with `op`, or into a static.
-fn entry(op: &mut Op, registered: Option<(*mut u8, usize)>) -> squeue::Entry {
+/// `op` owns and that does not move with `op`, or into a static. `fixed` is the registered buffer
+/// that the memory of a transfer lies in.
+fn entry(op: &mut Op, fixed: Option<u16>) -> squeue::Entry {
     let fd = RingFd(op.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
     match (&op.kind, &mut op.memory) {
         (Kind::Transfer { write, offset, done, rw_flags, .. }, Memory::Buf(buf)) => {
             let at = buf.as_ptr().wrapping_add(*done as usize);
             let (len, offset) = (buf.len() as u32 - done, offset + u64::from(*done));
-            let fixed = registered.and_then(|(base, size)| {
-                let within = (at as usize).checked_sub(base as usize)?;
-                (within < size).then_some((within / FIXED_BUFFER_MAX) as u16)
-            });
             match (write, fixed) {
                 (false, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
                 (false, Some(nr)) => opcode::ReadFixed::new(fd, at, len, nr).offset(offset).build(),

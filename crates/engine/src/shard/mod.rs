@@ -264,7 +264,7 @@ impl Shard {
 
 /// The main function of a shard's thread.
 pub(crate) fn run(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) {
-    match serve(worker, hub) {
+    match serve(worker, nr, hub) {
         Ok(()) => {}
         Err(errno) => {
             log!(Level::Error, "engine", "thread {nr} can not go on: {errno}; the engine ends");
@@ -274,7 +274,7 @@ pub(crate) fn run(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) {
     }
 }
 
-fn serve(worker: Worker<Message>, hub: Arc<Hub>) -> Result<(), Errno> {
+fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno> {
     let Worker { ring, pool, inbox, .. } = worker;
     let mut shard = Shard::new(Io::new(ring, pool)?, hub);
     let mut mailbox = Mailbox::new(inbox, MAILBOX)?;
@@ -302,6 +302,14 @@ fn serve(worker: Worker<Message>, hub: Arc<Hub>) -> Result<(), Errno> {
         shard.timeouts();
         shard.converse();
         shard.end_turn();
+        if let Some(errno) = shard.io.ring.take_pin_refusal() {
+            log!(
+                Level::Warn,
+                "engine",
+                "thread {nr} can not pin more of its buffers: {errno}; the disks work, and cost a \
+                 little more CPU time. Raise the limit of locked memory (LimitMEMLOCK, ulimit -l)."
+            );
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 
 use super::*;
 use crate::BUF_MAX;
@@ -115,6 +116,85 @@ fn registered_memory_gives_the_same_result() {
         let done = wait_for(&mut ring, Token(2));
         assert_eq!(done.result, Ok(4000));
         assert!(buf_of(done)[..4000].iter().all(|b| *b == 5));
+        // Files in memory are not the kernel's ring's business.
+        let transfers = if fd.is_in_memory() { 0 } else { 2 };
+        assert_eq!(ring.fixed_stats().transfers, transfers);
+    }
+}
+
+#[test]
+fn slabs_are_registered_as_they_come_into_use_and_only_those_of_the_pool() {
+    let (mut ring, pool, other) = (ring(), BufPool::new(8 << 20).unwrap(), pool());
+    ring.register_pool(&pool).unwrap();
+    let fd = temp();
+    // Two slabs: one of small pieces, one of a big piece.
+    let bufs = [4096, 4096, BUF_MAX].map(|len| pool.copy_from(&vec![3; len]).unwrap());
+    for (n, buf) in bufs.into_iter().enumerate() {
+        let len = buf.len() as u32;
+        ring.write(Token(1), &fd, 4096 * n as u64, buf, false);
+        assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(len));
+    }
+    let stats = FixedStats { bytes: 2 << 20, transfers: 3 };
+    assert_eq!(ring.fixed_stats(), stats);
+    ring.read(Token(2), &fd, 0, other.alloc(8192).unwrap());
+    let done = wait_for(&mut ring, Token(2));
+    assert!(buf_of(done).iter().all(|b| *b == 3));
+    assert_eq!(ring.fixed_stats(), stats);
+}
+
+/// In a process of its own, because the limit is for the whole of it.
+#[test]
+fn where_the_kernel_pins_no_memory_transfers_go_on_and_the_reason_is_told_once() {
+    const CHILD: &str = "ASHLAR_TEST_WITHOUT_LOCKED_MEMORY";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "ring::tests::where_the_kernel_pins_no_memory_transfers_go_on_and_the_reason_is_\
+                    told_once";
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+        let output = test.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    // Before there is a ring: that is when the kernel looks.
+    lock_little();
+    let Ok(mut ring) = Ring::new() else {
+        println!("skipped: other processes of this user have locked what there is for the ring");
+        return;
+    };
+    let (pool, fd) = (pool(), temp());
+    ring.register_pool(&pool).unwrap();
+    for token in [Token(1), Token(2)] {
+        ring.write(token, &fd, 0, pool.copy_from(&[9; 8192]).unwrap(), false);
+        assert_eq!(wait_for(&mut ring, token).result, Ok(8192));
+    }
+    assert_eq!(ring.fixed_stats(), FixedStats::default());
+    assert_eq!(ring.take_pin_refusal(), Some(Errno::ENOMEM));
+    assert_eq!(ring.take_pin_refusal(), None);
+    ring.read(Token(3), &fd, 0, pool.alloc(8192).unwrap());
+    assert!(buf_of(wait_for(&mut ring, Token(3))).iter().all(|b| *b == 9));
+}
+
+/// From here on this thread can lock memory for a ring and for no slab, and has no right to
+/// ignore the limit.
+fn lock_little() {
+    const CAP_IPC_LOCK: u32 = 14;
+    let little = libc::rlimit { rlim_cur: 512 << 10, rlim_max: 512 << 10 };
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    let header = Header { version: 0x2008_0522, pid: 0 };
+    // Effective, permitted, inheritable; the low and the high 32.
+    let mut sets = [[0u32; 3]; 2];
+    // SAFETY: the calls read or write the structures given, which have the sizes that version 3
+    // of the capability calls asks for.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &little), 0);
+        assert_eq!(libc::syscall(libc::SYS_capget, &header, &mut sets), 0);
+        sets[0][0] &= !(1 << CAP_IPC_LOCK);
+        assert_eq!(libc::syscall(libc::SYS_capset, &header, &sets), 0);
     }
 }
 
