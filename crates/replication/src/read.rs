@@ -105,27 +105,27 @@ impl Resource {
 
     /// The best peer to read from: protocol C before B before A, taking turns among equals.
     fn remote_source(&mut self, vol: VolIx, failed: vocab::NodeMask) -> Option<PeerIx> {
-        let rank = |p: &PeerIx| match self.peers[*p].net.protocol {
+        let rank = |p: PeerIx| match self.peers[p].net.protocol {
             Protocol::C => 0,
             Protocol::B => 1,
             Protocol::A => 2,
         };
-        let usable: Vec<PeerIx> = self
-            .st
-            .connected()
-            .filter(|p| {
+        // Looked through more than once: a list would be an allocation for each read.
+        let usable = || {
+            self.st.connected().filter(|p| {
                 let dev = &self.st.peers[*p].devs[vol];
                 dev.disk == DiskState::UpToDate
                     && dev.repl != ReplState::Ahead
                     && self.peers[*p].net.allow_remote_read
                     && !failed.contains(self.peers[*p].node)
             })
-            .collect();
-        let best = usable.iter().map(rank).min()?;
-        let equals: Vec<PeerIx> = usable.iter().copied().filter(|p| rank(p) == best).collect();
+        };
+        let best = usable().map(rank).min()?;
+        let equals = || usable().filter(|p| rank(*p) == best);
         let turn = self.vols[vol].round_robin;
+        let source = equals().nth(turn as usize % equals().count());
         self.vols[vol].round_robin = turn.wrapping_add(1);
-        Some(equals[turn as usize % equals.len()])
+        source
     }
 
     /// Both ways are open: which one (option read-balancing)?

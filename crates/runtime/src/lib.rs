@@ -10,9 +10,11 @@
 //! * [`net`] and [`disk`]: sockets and backing devices on a ring.
 //! * [`timer`], [`clock`], [`mailbox`], [`thread`]: deadlines, time, messages between threads,
 //!   and the threads themselves.
+//! * [`counting`]: for tests that show where nothing is allocated.
 
 pub mod buf;
 pub mod clock;
+pub mod counting;
 pub mod disk;
 mod errno;
 pub mod mailbox;

@@ -3,45 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends with the first surprise")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use runtime::counting::{Counting, allocations};
 use runtime::{
     BufPool, Completed, Conn, DiskFile, DiskOptions, Payload, Received, Ring, Timers, Token, clock,
 };
 use vocab::Sector;
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-// SAFETY: every call is passed on to the system's allocator; counting touches a thread-local
-// that needs no allocation itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's promise is the system allocator's demand.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as in `alloc`.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: as in `alloc`.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-}
 
 const RX: Token = Token(1);
 const TX: Token = Token(2);
@@ -137,17 +109,17 @@ fn the_io_path_does_not_allocate() {
             rig.round(payload);
         }
     }
-    assert!(ALLOCATIONS.with(Cell::get) > 0, "the counter counts");
+    assert!(allocations() > 0, "the counter counts");
     // A batch longer than every one before makes a queue grow, once; timing decides when it
     // comes. What allocates per packet or block does so in every pass.
     let passes = std::array::from_fn::<u64, 5, _>(|_| {
-        let before = ALLOCATIONS.with(Cell::get);
+        let before = allocations();
         for payload in [4096, 512, 65536] {
             for _ in 0..30 {
                 rig.round(payload);
             }
         }
-        ALLOCATIONS.with(Cell::get) - before
+        allocations() - before
     });
     assert!(passes.contains(&0) && passes.iter().sum::<u64>() < 8, "{passes:?}");
 }
