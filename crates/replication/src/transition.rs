@@ -479,7 +479,7 @@ impl Resource {
     ///
     /// - a disk that is not current, next to a stable UpToDate one that counts blocks as out of
     ///   sync (a Primary without quorum wrote without starting a generation), or one next to a
-    ///   Primary that sends it nothing;
+    ///   Primary that sends it nothing, though that one may have no disk itself;
     /// - a mixture that is the target of nobody any more: the last source it waited for was lost;
     /// - a disk that stopped while its Primary wrote, where nobody has written since: the blocks
     ///   that were under write then may differ. A Primary is the source, else the other disk;
@@ -553,11 +553,15 @@ impl Resource {
         let own = backing.oos(self.peers[peer].node);
         let behind = self.st.vols[vol].disk < DiskState::UpToDate;
         let mixture = self.st.vols[vol].disk == DiskState::Inconsistent;
+        // A Primary without disk sends an Outdated one nothing, and is nobody to resync from.
+        let sent_nothing = self.st.vols[vol].disk == DiskState::Outdated
+            && !self.st.primary_peers().is_empty()
+            && self.far_primaries.minus(self.st.connected_mask()).is_empty();
         dev.disk == DiskState::UpToDate
             && dev.repl == ReplState::Established
             && self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {
                 let primary_there = self.st.peers[peer].role == Role::Primary;
-                let owed = u.dirty_bits != 0 || primary_there || mixture;
+                let owed = u.dirty_bits != 0 || primary_there || mixture || sent_nothing;
                 let bits = own != 0 || behind && owed;
                 let stable = !self.unstable_source(peer, vol, u.flags.has(UuidFlags::STABLE));
                 u.current.same(backing.gens.current()) && stable && bits
