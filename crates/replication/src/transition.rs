@@ -529,7 +529,8 @@ impl Resource {
             let peer = &self.st.peers[p];
             peer.role == Role::Primary && peer.devs[vol].disk == DiskState::Diskless
         };
-        if self.st.vols[vol].disk != DiskState::Outdated || !self.st.connected().any(client) {
+        let behind = matches!(self.st.vols[vol].disk, DiskState::Outdated | DiskState::Consistent);
+        if !behind || !self.st.connected().any(client) {
             return;
         }
         let Some(backing) = &self.vols[vol].backing else { return };
