@@ -256,7 +256,8 @@ fn a_disk_that_is_too_small_is_kept_out_case_82() {
     });
 }
 
-/// The smallest disk decides for all, also at the end of a chain, and no connection is lost over it.
+/// The smallest disk decides for all, also at the end of a chain, and no connection is lost over
+/// it.
 #[test]
 fn the_smallest_of_fresh_disks_decides_for_all_case_82() {
     let plan = three();

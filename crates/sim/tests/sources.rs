@@ -1,5 +1,5 @@
-//! Hard cases 13, 23, 24, 57, 62, 68, 69, 72 and 98 of semantics §14: who has what the others lack,
-//! and who only looks as if it had.
+//! Hard cases 13, 14, 23, 24, 57, 62, 68, 69, 72 and 98 of semantics §14: who has what the others
+//! lack, and who only looks as if it had.
 
 use std::cell::Cell;
 
@@ -398,6 +398,41 @@ fn a_barrier_ack_that_comes_twice_ends_the_connection_case_98() {
         w.wait_connected(0, 1);
         w.wait_disk(1, DiskState::UpToDate);
         w.close(0, opener);
+        w.settle();
+    });
+}
+
+/// n0 starts over by hand while n2 is no part of it, and its slot still says what n2 lacked. When
+/// n2 is back with its old disk, it gets all that it lacks, before and after.
+#[test]
+fn a_node_that_left_before_a_fresh_start_gets_everything_case_14() {
+    scenario(Plan::quiet(3, 0), |w| {
+        w.form();
+        w.write_after_open(0, 0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.wait_lost(1, 2);
+        w.write_after_open(0, EXTENT);
+        w.wait_secondary(0);
+        w.run_seconds(2);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        let peer = node_id(2);
+        w.granted(0, AdminCommand::Disconnect { peer, force: true });
+        w.remove_peer(0, 2);
+        w.granted(0, AdminCommand::NewCurrentUuid { volume: V0, clear_bitmap: false });
+        w.write_after_open(0, 2 * EXTENT);
+        w.wait_secondary(0);
+        let config = w.plan.config(0).peers.pop().expect("n2 is the last one");
+        w.granted(0, AdminCommand::NewPeer(config));
+        w.connect(0, 2);
+        w.start_node(2);
+        w.wait_connected(0, 2);
+        w.wait("n2 is current", |w| {
+            w.disk(2) == DiskState::UpToDate && w.device(2, 0).repl == ReplState::Established
+        });
+        w.expect("it has everything", |w| equal(w, 0, 2) && tag(w, 2, EXTENT) != 0);
+        w.start_node(1);
         w.settle();
     });
 }

@@ -367,7 +367,8 @@ fn what_a_node_votes_for_while_it_attaches_its_disk_counts_for_the_disk() {
     });
 }
 
-/// n0 is cut off, and the tie-breaker leaves. It leaves for good, and n0 is known to have no quorum.
+/// n0 is cut off, and the tie-breaker leaves. It leaves for good, and n0 is known to have no
+/// quorum.
 #[test]
 fn a_tie_breaker_that_leaves_gracefully_takes_no_quorum_with_it_case_31() {
     for primary in [false, true] {
@@ -393,8 +394,8 @@ fn a_tie_breaker_that_leaves_gracefully_takes_no_quorum_with_it_case_31() {
     }
 }
 
-/// Site 1 is n0 and the client n3. If n3 may break a tie, its loss costs n1 half of the tie-breakers
-/// and with them quorum; if it may not, n2 alone decides.
+/// Site 1 is n0 and the client n3. If n3 may break a tie, its loss costs n1 half of the tie-
+/// breakers and with them quorum; if it may not, n2 alone decides.
 #[test]
 fn a_client_that_may_not_break_ties_costs_nothing_with_its_site_case_35() {
     for tiebreaker in [false, true] {
