@@ -410,6 +410,7 @@ impl Resource {
         let current = new.current;
         let weak = new.node_mask;
         self.peers[peer].devs[vol].name(new);
+        self.review_verify(peer, vol);
         self.peers[peer].devs[vol].uuids_fresh = self.knows_attach(peer, vol);
         self.note_bound(peer, vol);
         if !self.st.is_connected(peer) {

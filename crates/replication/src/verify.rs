@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, OvResult, Packet, RsReq};
 use vocab::{
-    ConfigError, DiskState, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr,
+    ConfigError, DiskState, GenUuid, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr,
 };
 
+use crate::generation::is_generation;
 use crate::intervals::Slot;
 use crate::io::{DiskData, DiskError, DiskOp, LogLevel, Output};
 use crate::resource::{IdKind, Op, Owner, Resource};
@@ -344,6 +345,27 @@ impl Resource {
         verify.skipped += request.range.len.0;
         self.verify_more(peer, vol);
         Ok(())
+    }
+
+    /// A verify does not go on once one of the disks has left the other behind, which may not know
+    /// it and take itself for current. They differ, that much is known, and as long as it runs they
+    /// are not compared for a resync.
+    pub(crate) fn review_verify(&mut self, peer: PeerIx, vol: VolIx) {
+        let verifies = matches!(self.repl(peer, vol), ReplState::VerifyS | ReplState::VerifyT);
+        if verifies && self.leaves_behind(peer, vol) {
+            self.change_hard(|st| st.peers[peer].devs[vol].repl = ReplState::Established);
+        }
+    }
+
+    /// One of the two disks names the generation from which on the other one counts what it misses.
+    fn leaves_behind(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        self.vols[vol].shown_generations().zip(uuids).is_some_and(|(gens, theirs)| {
+            let (own, other) = (gens.current(), theirs.current);
+            let counts = |base: GenUuid, from: GenUuid| is_generation(base) && base.same(from);
+            let behind = counts(gens.bitmap(self.peers[peer].node).uuid, other);
+            !own.same(other) && (behind || counts(theirs.bitmap_of(self.me), own))
+        })
     }
 
     /// The verify is over, for whatever reason.

@@ -7,6 +7,7 @@ use sim::net::Pace;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
+use vocab::options::ReadBalancing;
 use vocab::{DiskState, ReplState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -66,6 +67,40 @@ fn what_a_verify_found_before_a_disk_was_resynced_means_nothing_afterwards() {
         w.heal(0, 2);
         w.wait_disk(0, DiskState::UpToDate);
         w.close(2, opener);
+        w.settle();
+    });
+}
+
+/// n2 goes on without n1, which has not noticed: it takes itself for current, and n3 verifies its
+/// disk. What a user writes and reads through n3 next has nothing to do with that disk.
+#[test]
+fn a_disk_left_behind_during_a_verify_serves_nobody() {
+    let mut plan = Plan::majority(5, 0);
+    plan.disk.read_balancing = ReadBalancing::PreferRemote;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.run_seconds(1);
+        behave(w, 1, Behaviour { latency: (20_000_000, 30_000_000), ..Behaviour::default() });
+        w.granted(3, verify(1, 0, u64::MAX));
+        w.cut_off(1, [0, 2, 4]);
+        w.kill(0);
+        w.wait_lost(2, 1);
+        w.write(2, 0);
+        w.close(2, opener);
+        w.wait_secondary(2);
+        let opener = w.open(3);
+        for _ in 0..4 {
+            w.read(3, 0);
+        }
+        w.write(3, 8);
+        for _ in 0..4 {
+            w.read(3, 8);
+        }
+        w.close(3, opener);
+        w.start_node(0);
+        w.rejoin(1, [0, 2, 4]);
         w.settle();
     });
 }
@@ -171,4 +206,28 @@ fn a_verify_that_is_interrupted_ends_on_both_and_goes_on_case_90() {
             w.settle();
         });
     }
+}
+
+/// That two disks differ of which one has left the other behind is known without a verify.
+#[test]
+fn a_disk_left_behind_during_a_verify_is_resynced_at_once() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.cut(0, 2);
+        w.wait_lost(2, 0);
+        w.wait_lost(0, 2);
+        // The verify would take its time.
+        behave(w, 0, Behaviour { latency: (20_000_000, 30_000_000), ..Behaviour::default() });
+        w.granted(1, verify(0, 0, u64::MAX));
+        w.expect("the verify runs", |w| w.device(1, 0).repl == ReplState::VerifyS);
+        w.write(2, 64);
+        w.close(2, opener);
+        w.wait_secondary(2);
+        w.run_seconds(1);
+        w.expect("it has ended", |w| w.device(1, 0).repl != ReplState::VerifyS);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.heal(0, 2);
+        w.settle();
+    });
 }
