@@ -306,6 +306,9 @@ impl Generations {
             } else if known.is_none() && !self.current.same(start) {
                 // Settled at the end of another resync, which brought this disk here.
                 self.current
+            } else if is_generation(known) && start.same(source.current) {
+                // A resync within a generation changes nothing about what others have left behind.
+                known
             } else if is_generation(start) {
                 start
             } else {

@@ -669,6 +669,16 @@ fn a_fresh_target_without_a_base_stays_just_created_until_done() {
 }
 
 #[test]
+fn a_resync_within_a_generation_leaves_where_others_count_from() {
+    let s = situation(0, false, [Inconsistent, UpToDate, DUnknown]);
+    let mut a = gens(0x400, [0, 0, 0x200, 0], &[0x100]);
+    let start = a.start_target(&s, GenUuid::NONE, fresh(&[])).start;
+    let bitmap = sent([0, 0, 0x300, 0]);
+    a.finish_target(&s, start, &source(1, 0x400, &bitmap, &[]), &NOTHING, NodeMask::EMPTY);
+    assert_eq!(a.bitmap(n(2)).uuid, g(0x200), "that disk has never been at 0x400");
+}
+
+#[test]
 fn learning_needs_an_honest_speaker() {
     let s = situation(0, false, [UpToDate, UpToDate, DUnknown]);
     let mut a = gens(0x10, [0, 0, 0x40, 0x90], &[]);
