@@ -304,9 +304,12 @@ impl Resource {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
             self.st.peers[p].role == Role::Primary && uuids.is_some_and(|u| u.current.same(exposed))
         });
-        // A disk without quorum may be of those that the others went on without.
+        // A disk without quorum may be of those that the others went on without. So it is if it holds
+        // what the disk of this node had left behind before it was given up.
         let word = self.peers[peer].devs[vol].last_word;
-        let left_behind = self.is_majority(vol) && word.is_some_and(|word| !word.quorum());
+        let past = self.vols[vol].released.as_ref().is_some_and(|g| g.has_passed(uuids.current));
+        let left_behind =
+            (past || self.is_majority(vol)) && word.is_some_and(|word| !word.quorum());
         match (successor, primary) {
             (true, true) => {
                 self.yield_to_newer_data();

@@ -612,6 +612,7 @@ impl Resource {
         let leaving = self.is_leaving(vol);
         let Some(backing) = self.vols[vol].backing.take() else { return };
         self.vols[vol].detached = Some(backing.content());
+        self.vols[vol].released = Some(Box::new(backing.gens.clone()));
         if let Some(previous) = backing.durable_before {
             // Lost with the disk, before anybody was told that it has it.
             self.vols[vol].expose(previous);

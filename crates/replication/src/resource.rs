@@ -142,6 +142,8 @@ pub(crate) struct Volume {
     pub lost_quorum: bool,
     /// The disk that was given up last, in good order or not: it has lost nothing that was written.
     pub detached: Option<Content>,
+    /// Its generations when it was given up: those that this node has seen it leave behind.
+    pub released: Option<Box<Generations>>,
     /// The disk that this Primary gave up when it was current.
     pub given_up: Option<Content>,
     /// When a write was last recorded as missing on a node.
@@ -651,6 +653,7 @@ impl Resource {
             met_at: Instant(0),
             lost_quorum: false,
             detached: None,
+            released: None,
             given_up: None,
             missed_at: [Instant::default(); MAX_NODES],
             unconfirmed: None,

@@ -367,6 +367,38 @@ fn what_a_node_votes_for_while_it_attaches_its_disk_counts_for_the_disk() {
     });
 }
 
+/// Only n2 has the last write, and gives up its disk. n1, which lacks it, comes back with n0, whose
+/// disk was away longer and is brought up to date by n1.
+#[test]
+fn a_node_without_its_disk_votes_for_nothing_that_the_disk_had_left_behind() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.detach(0);
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.run_seconds(1);
+        w.cut_off(1, [0, 2]);
+        w.wait_lost_all(1, [0, 2]);
+        w.write(0, 64);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        w.run_seconds(1);
+        w.detach(2);
+        w.attach_again(0);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.run_seconds(3);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.run_seconds(3);
+        if w.try_open(1).is_ok() {
+            w.read(1, 64);
+        }
+        w.attach_again(2);
+        w.settle();
+    });
+}
+
 /// n0 is cut off, and the tie-breaker leaves. It leaves for good, and n0 is known to have no
 /// quorum.
 #[test]
