@@ -226,6 +226,12 @@ impl Resource {
             JobKind::Tell { vol, generation } if !self.tells(vol, generation) => {
                 Start::Done(Ok(()))
             }
+            // Not once something is settled: a resync from here, which that may be, waits for the
+            // writes that wait for this.
+            JobKind::Tell { .. } if self.st.connected().next().is_some() => {
+                self.start_twopc(id, Operation::Empty, None, None);
+                Start::Running
+            }
             JobKind::LostPeer | JobKind::Vouch { .. } | JobKind::Tell { .. } => {
                 self.start_empty(id)
             }

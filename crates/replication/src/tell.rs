@@ -1,14 +1,15 @@
 //! The votes of nodes that get no data: they hear of a generation before users hear of its writes.
 //!
 //! A disk that is sent the writes of a generation holds it before it acknowledges one. But others
-//! have a vote, too: a tie-breaker, a node whose disk is detached, a disk that was left behind. One
+//! have a vote, too: a tie-breaker, a node whose disk is detached, a disk that was left behind; one
+//! that is being resynced, as long as a write from before the generation is under way. One
 //! that has not heard of the generation when its Primary falls silent may help a disk to quorum that
 //! lacks it, and what was acknowledged in it would be gone (invariants 5, 32 and 35). So where
 //! quorum depends on such votes, a transaction asks for them behind the news, and no write is
 //! reported before it has been answered. (The reference reports it at once.)
 
 use vocab::options::Quorum;
-use vocab::{GenUuid, Role};
+use vocab::{DiskState, GenUuid, Role};
 
 use crate::generation::is_generation;
 use crate::jobs::JobKind;
@@ -29,7 +30,13 @@ impl Resource {
 
     /// Peers have been sent the news of a generation of this Primary.
     pub(crate) fn tell_voters(&mut self, vol: VolIx, generation: GenUuid) {
-        let data = |p: PeerIx| self.decide(p, vol) == Decision::Data;
+        // What is under way since before may be reported without a word of a disk that is being
+        // resynced: it was not sent the write, or may get an older block from the next source.
+        let open = self.log.iter().any(|w| w.vol == vol && !w.completed);
+        let data = |p: PeerIx| {
+            let keeps = self.st.peers[p].devs[vol].disk >= DiskState::Consistent;
+            self.decide(p, vol) == Decision::Data && (keeps || !open)
+        };
         let due = self.st.role == Role::Primary
             && self.st.connected().any(|p| !data(p))
             && self.relies_on_others(vol, data);

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use replication::io::AdminCommand;
+use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated};
-use vocab::{DiskState, VolumeNr};
+use vocab::{DiskState, ReplState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -364,6 +364,50 @@ fn what_a_node_votes_for_while_it_attaches_its_disk_counts_for_the_disk() {
         w.close(1, other);
         w.close(0, opener);
         w.settle();
+    });
+}
+
+/// n1 loses n2 with a write on its way there, and has quorum with n0, whose disk is being resynced and
+/// was not sent the write. n0 does not hear of the generation that n1 starts without n2.
+#[test]
+fn a_resync_target_hears_of_a_generation_before_users_hear_of_writes_of_before() {
+    scenario(io_error_majority(3, 0), |w| {
+        w.form();
+        let first = w.open(1);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.write(1, 0);
+        w.cut_off(0, [1, 2]);
+        w.start_node(0);
+        for peer in [1, 2] {
+            pause_sync(w, 0, peer, true);
+        }
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.run_seconds(2);
+        w.slow(1, 2, 10_000 * MILLISECOND);
+        let write = w.start(1, WRITE, 8, 8);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.wait("n0 is to be resynced", |w| w.device(1, 0).repl == ReplState::PausedSyncS);
+        w.cut(1, 2);
+        w.slow(1, 0, 200 * MILLISECOND);
+        let before = w.seen(1).volumes[0].current;
+        let loss = LinkLoss::Stalled;
+        w.input_of_scenario(1, Input::LinkDown { peer: node_id(2), loss });
+        w.wait("a generation starts", |w| !w.seen(1).volumes[0].current.same(before));
+        w.run_for(50 * MILLISECOND);
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        let _ = w.finish(write);
+        w.close(1, first);
+        w.input_of_scenario(2, Input::LinkDown { peer: node_id(1), loss });
+        pause_sync(w, 0, 2, false);
+        w.run_seconds(5);
+        // n0 and n2 have quorum, and go on.
+        let second = w.open(2);
+        w.read(2, 8);
+        w.close(2, second);
     });
 }
 
