@@ -334,9 +334,11 @@ impl Resource {
         }
         self.leave_outrun_primaries(peer, vol, range);
         let resync = self.peers[peer].devs[vol].resync.as_mut();
-        if let Some(request) = resync.and_then(|r| r.requests.get_mut(&id)) {
-            request.key = self.vols[vol].claim_as(request.key, Owner::ResyncWrite(peer));
-        }
+        let Some(request) = resync.and_then(|r| r.requests.get_mut(&id)) else {
+            // The resync has ended with that Primary, and its buffers are free.
+            return;
+        };
+        request.key = self.vols[vol].claim_as(request.key, Owner::ResyncWrite(peer));
         // Until it is known who else has this version, everyone else may lack it (semantics §9.3).
         let source = self.peers[peer].node;
         self.outrun_unacked(vol, range, NodeMask::ALL.without(source));
