@@ -125,7 +125,7 @@ impl Resource {
             Packet::TwoPcPrepare(nr, request) => self.twopc_prepare(peer, nr, request),
             Packet::TwoPcPrepRsz(nr, request) => self.refuse_resize(peer, nr, request),
             Packet::TwoPcCommit(_, request) => self.twopc_commit(peer, request),
-            Packet::TwoPcAbort(_, request) => self.twopc_abort(request),
+            Packet::TwoPcAbort(_, request) => self.twopc_abort(peer, request),
             Packet::TwoPcYes(_, reply) => {
                 self.twopc_reply(peer, reply, Answer::Yes);
                 Ok(())

@@ -11,8 +11,8 @@ mod record;
 mod tests;
 
 use codec::wire::{
-    Operation, Outdates, Packet, ReqState, TWOPC_HAS_REACHABLE, TWOPC_PRI_INCAPABLE, TwoPc,
-    TwoPcReply, feature,
+    Operation, Outdates, Packet, ReqState, TWOPC_END_UNKNOWN, TWOPC_HAS_REACHABLE,
+    TWOPC_PRI_INCAPABLE, TwoPc, TwoPcReply, feature,
 };
 use vocab::{
     ConfigError, ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState,
@@ -149,7 +149,12 @@ impl Resource {
                     self.send(peer, Packet::TwoPcPrepare(nr, twopc));
                     self.ping(peer);
                 }
-                PrepareOrEnd::Abort => self.send(peer, Packet::TwoPcAbort(nr, twopc)),
+                PrepareOrEnd::Abort | PrepareOrEnd::Unknown => {
+                    if matches!(what, PrepareOrEnd::Unknown) && self.is_ours(peer) {
+                        twopc.flags |= TWOPC_END_UNKNOWN;
+                    }
+                    self.send(peer, Packet::TwoPcAbort(nr, twopc));
+                }
                 PrepareOrEnd::Commit(info) => {
                     twopc.word20 = info.primary.0;
                     if let Some(reachable) = info.reachable {
@@ -831,11 +836,13 @@ impl Resource {
     }
 
     /// P_TWOPC_ABORT.
-    pub(crate) fn twopc_abort(&mut self, request: TwoPc) -> Result<(), &'static str> {
+    pub(crate) fn twopc_abort(&mut self, peer: PeerIx, request: TwoPc) -> Result<(), &'static str> {
         let (initiator, _) = parties(&request)?;
         let known =
             |h: &mut Held| h.tid == request.tid && h.initiator == initiator && h.job.is_none();
-        if let Some(held) = self.twopc.held.take_if(known) {
+        if request.flags & TWOPC_END_UNKNOWN != 0 && self.is_ours(peer) {
+            self.lose_parent(peer, known);
+        } else if let Some(held) = self.twopc.held.take_if(known) {
             self.forward(&held, PrepareOrEnd::Abort);
             self.transaction_dropped(&held);
         }
@@ -911,17 +918,12 @@ impl Resource {
         }
         // Its next connection knows nothing of this transaction.
         held.children.remove(node);
-        held.parents.retain(|p| *p != peer);
-        if held.parents.is_empty() {
-            let held = self.twopc.held.take().expect("looked at above");
-            self.forward(&held, PrepareOrEnd::Abort);
-            self.end_unknown(&held);
-            self.transaction_dropped(&held);
-        } else if held.waiting.contains(node) {
+        if held.waiting.contains(node) {
             held.waiting.remove(node);
             held.retry = true;
-            self.twopc_progress();
         }
+        self.lose_parent(peer, |_| true);
+        self.twopc_progress();
     }
 
     /// A transaction that took too long is dropped.
@@ -930,11 +932,7 @@ impl Resource {
         let Some(held) = self.twopc.held.take_if(due) else { return };
         match held.job {
             Some(_) => self.end_own(&held, StateError::Timeout.into()),
-            None => {
-                self.forward(&held, PrepareOrEnd::Abort);
-                self.end_unknown(&held);
-                self.transaction_dropped(&held);
-            }
+            None => self.end_unknown(&held),
         }
     }
 
@@ -949,6 +947,8 @@ impl Resource {
 enum PrepareOrEnd {
     Prepare,
     Abort,
+    /// Who asked is lost, and may have committed.
+    Unknown,
     Commit(CommitInfo),
 }
 

@@ -604,6 +604,30 @@ fn a_node_that_a_new_primary_does_not_reach_is_outdated_even_if_it_stops_at_once
 }
 
 #[test]
+fn a_node_that_a_new_primary_does_not_reach_is_outdated_though_the_one_between_hears_no_end() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.run_seconds(1);
+        w.admin(1, AdminCommand::Primary { force: false });
+        w.wait("n1 is Primary", |w| w.is_primary(1));
+        w.cut(1, 2);
+        w.wait_lost_all(1, [2]);
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.run_seconds(5);
+        if w.try_open(0).is_ok() {
+            w.violate("expect", "n0 was promoted with old data".to_owned());
+        }
+        w.close(1, opener);
+        w.demote(1);
+        w.rejoin(1, [0, 2]);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_node_that_disconnects_says_so_on_its_disk_first() {
     scenario(three(), |w| {
         w.form();

@@ -332,7 +332,8 @@ pub struct ReqState {
 pub struct TwoPc {
     /// Transaction id, random and non-zero.
     pub tid: u32,
-    /// [`TWOPC_HAS_REACHABLE`], [`TWOPC_PRI_INCAPABLE`]; 0x80000000 is part of the new layout.
+    /// [`TWOPC_HAS_REACHABLE`], [`TWOPC_PRI_INCAPABLE`], [`TWOPC_END_UNKNOWN`]; 0x80000000 is part
+    /// of the new layout.
     pub flags: u32,
     /// True if the layout is that of feature 2PC_V2.
     pub v2: bool,
@@ -353,6 +354,9 @@ pub struct TwoPc {
 pub const TWOPC_HAS_REACHABLE: u32 = 0x4000_0000;
 /// `TwoPc::flags` of a COMMIT: a Primary exists but has no access to good data.
 pub const TWOPC_PRI_INCAPABLE: u32 = 0x2000_0000;
+/// `TwoPc::flags` of an ABORT between nodes that agree on [`feature::BITS_OF_EQUALS`]: the sender
+/// passed on the PREPARE, has answered, and lost those who asked. They may have committed.
+pub const TWOPC_END_UNKNOWN: u32 = 0x1000_0000;
 /// `TwoPc::flags`: marks the layout of feature 2PC_V2.
 pub const TWOPC_V2: u32 = 0x8000_0000;
 

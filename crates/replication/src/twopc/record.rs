@@ -11,8 +11,9 @@
 use codec::wire::{Operation, Outdates};
 use vocab::{DiskState, Role};
 
-use super::{Answer, CommitInfo, Held};
+use super::{Answer, CommitInfo, Held, PrepareOrEnd};
 use crate::resource::{Resource, Work};
+use crate::state::PeerIx;
 
 impl Resource {
     /// The transaction that is held, once committed, outdates this participant.
@@ -91,20 +92,36 @@ impl Resource {
         }
     }
 
-    /// This participant does not hear how the transaction ends.
-    pub(super) fn end_unknown(&mut self, held: &Held) {
-        let agreed = held.replied && held.answer == Answer::Yes;
-        if !agreed || !held.outdates {
+    /// Nobody tells this participant by way of that peer how the transaction ends.
+    pub(super) fn lose_parent(&mut self, peer: PeerIx, known: impl Fn(&mut Held) -> bool) {
+        let Some(held) = self.twopc.held.as_mut() else { return };
+        if !known(held) {
             return;
         }
-        if matches!(held.op, Operation::Promote { .. }) {
-            // It may write, and no neighbour's word is worth anything before a transaction tells.
-            self.far_primaries.insert(held.initiator);
+        held.parents.retain(|p| *p != peer);
+        if let Some(held) = self.twopc.held.take_if(|h| h.parents.is_empty()) {
+            self.end_unknown(&held);
         }
-        self.change_hard(|st| {
-            for vol in st.vols.iter_mut().filter(|v| v.disk > DiskState::Outdated) {
-                vol.disk = DiskState::Outdated;
+    }
+
+    /// This participant does not hear how the transaction ends, nor do those that it has passed it
+    /// on to: what its own answer stood for was theirs.
+    pub(super) fn end_unknown(&mut self, held: &Held) {
+        let agreed = held.replied && held.answer == Answer::Yes;
+        let end = if agreed { PrepareOrEnd::Unknown } else { PrepareOrEnd::Abort };
+        self.forward(held, end);
+        if agreed && held.outdates {
+            if matches!(held.op, Operation::Promote { .. }) {
+                // It may write, and no neighbour's word is worth anything before a transaction
+                // tells.
+                self.far_primaries.insert(held.initiator);
             }
-        });
+            self.change_hard(|st| {
+                for vol in st.vols.iter_mut().filter(|v| v.disk > DiskState::Outdated) {
+                    vol.disk = DiskState::Outdated;
+                }
+            });
+        }
+        self.transaction_dropped(held);
     }
 }
