@@ -287,7 +287,7 @@ impl Resource {
             || peer_disk < DiskState::Consistent
         {
             if self.st.role == Role::Primary
-                && self.has_frozen_parts(self.peers[peer].node)
+                && self.has_frozen_parts(self.peers[peer].node, vol)
                 && peer_disk == DiskState::Consistent
             {
                 // It rebooted: what it had acknowledged it may have lost. Resync first.

@@ -611,7 +611,7 @@ impl Resource {
     /// is resynced: the next handshake finds the bits.
     fn decide_equal(&mut self, peer: PeerIx, vol: VolIx, start: Start) -> Decided {
         let node = self.peers[peer].node;
-        if !self.has_frozen_parts(node) || self.has_stayed(peer, vol) {
+        if !self.has_frozen_parts(node, vol) || self.has_stayed(peer, vol) {
             return Decided::Start(start);
         }
         self.mark_unfinished(vol, node);

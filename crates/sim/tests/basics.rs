@@ -777,6 +777,33 @@ fn a_flush_on_the_next_primary_covers_what_the_one_before_had_in_its_cache() {
     });
 }
 
+#[test]
+fn what_is_held_on_one_volume_does_not_keep_a_peer_out_for_another() {
+    let mut plan = Plan::majority(2, 0);
+    plan.volumes = 2;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        let held = w.start(0, Op::Write { fua: false }, 8, 8);
+        w.wait_lost_all(0, [1]);
+        // The second volume is attached anew, and has forgotten that it lost its quorum.
+        let volume = VolumeNr(1);
+        w.granted(0, AdminCommand::Detach { volume, force: true, intentional: false });
+        w.run_seconds(1);
+        w.attach(0, 1);
+        w.wait("it is attached", |w| w.seen(0).volumes[1].disk >= DiskState::Consistent);
+        w.kill(1);
+        w.start_node(1);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.finish(held).expect("n1 is back");
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
 /// Two wishes to suspend and two to resume cross each other. No write stays behind.
 #[test]
 fn suspends_and_resumes_that_race_leave_no_write_behind_case_96() {

@@ -51,10 +51,11 @@ impl Resource {
         }
     }
 
-    /// True if writes are held for a peer that is gone.
-    pub(crate) fn has_frozen_parts(&self, node: NodeId) -> bool {
+    /// True if writes to the volume are held for a peer that is gone.
+    pub(crate) fn has_frozen_parts(&self, node: NodeId, vol: VolIx) -> bool {
         let owed = |p: Part| matches!(p, Part::Pending | Part::Acked | Part::InSync);
-        self.log.iter().any(|w| w.op != RequestOp::Flush && owed(w.parts[node.index()]))
+        let held = |w: &Write| w.vol == vol && w.op != RequestOp::Flush;
+        self.log.iter().any(|w| held(w) && owed(w.parts[node.index()]))
     }
 
     /// The peer is back in the same generation: send what it did not acknowledge, in the
