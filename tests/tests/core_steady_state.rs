@@ -4,6 +4,8 @@
 //! counting allocator sees nothing once every queue is as long as it gets. Only the steady state
 //! counts: extents are active, nobody comes or goes. A metadata write allocates its blocks; so do
 //! state changes.
+//!
+//! Few metadata writes: also on a machine that has other things to do, in its own time.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
 
@@ -411,4 +413,66 @@ fn writes_and_reads_do_not_allocate() {
     assert_eq!(pair.held, 0, "every buffer was given back");
     // Few, and none of them for the requests that count.
     assert!(pair.metadata_writes < 100, "{}", pair.metadata_writes);
+}
+
+/// Writes to random extents, so many at a time, until so many are done. A client's next request
+/// comes when it has the CPU.
+fn write_at_random(pair: &mut Pair, depth: u64, writes: u64) {
+    let (mut sent, mut state) = (0, 1u64);
+    let begin = pair.completed;
+    loop {
+        let done = pair.completed - begin;
+        if done == writes {
+            return;
+        }
+        let client = pair.machine.runs(NODES, pair.now) == pair.now;
+        while client && sent < writes && sent - done < depth {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let block = (state >> 33) % (EXTENTS * EXTENT / 4096);
+            let op = RequestOp::Write { buf: pair.buf(), fua: false };
+            let request =
+                Request { volume: NR, id: sent, op, range: SectorRange::new(block * 8, 8) };
+            pair.after(pair.machine.network, 0, Input::Request(request));
+            sent += 1;
+        }
+        pair.pass_time(Duration::from_micros(50));
+    }
+}
+
+#[test]
+fn a_transaction_gathers_what_comes_on_an_idle_machine_and_on_a_busy_one() {
+    let micros = Duration::from_micros;
+    let idle = Machine {
+        network: micros(60),
+        disk: micros(300),
+        metadata: micros(1000),
+        slice: Duration::ZERO,
+        others: 0,
+    };
+    let busy = |slice, others| Machine { slice: micros(slice), others, ..idle };
+    for (what, machine) in [
+        ("idle", idle),
+        ("busy", busy(3000, 5)),
+        ("busier", busy(3000, 11)),
+        ("busy, for short", busy(500, 20)),
+    ] {
+        let mut pair = Pair::new();
+        pair.machine = machine;
+        write_at_random(&mut pair, 64, 2_000);
+        let counts = |pair: &Pair| {
+            pair.cores.each_ref().map(|core| {
+                let device = &core.status().devices[0];
+                device.al_writes + device.bm_writes + device.sb_writes.unwrap()
+            })
+        };
+        let (before, begun) = (counts(&pair), pair.now);
+        let writes = 20_000;
+        write_at_random(&mut pair, 64, writes);
+        let after = counts(&pair);
+        let ratios: Vec<f64> =
+            after.iter().zip(before).map(|(a, b)| writes as f64 / (a - b) as f64).collect();
+        let rate = writes as f64 / pair.now.since(begun).as_secs_f64();
+        println!("{what}: {ratios:.1?} writes for one of metadata, {rate:.0} writes/s");
+        assert!(ratios.iter().all(|ratio| *ratio >= 60.0), "{what}: {ratios:.1?}");
+    }
 }

@@ -233,6 +233,11 @@ impl Backing {
         self.gens.bitmap(node).uuid
     }
 
+    /// A user's write is complete, so long after it went to the disks.
+    pub(crate) fn write_done(&mut self, took: std::time::Duration) {
+        self.meta.gather.write_done(took);
+    }
+
     /// After a crash now, the activity log would be applied: writes may start.
     pub(crate) const fn may_write(&self) -> bool {
         self.primary_ind_durable && self.held_writes == 0 && self.unbound == 0
@@ -362,8 +367,9 @@ impl Resource {
     fn write_superblock(&mut self, vol: VolIx) {
         let content = Box::new(self.superblock(vol));
         self.recording(vol, &content);
-        let backing = self.vols[vol].backing.as_mut().expect("checked by the caller");
         let block = MetaBlock { place: MetaPlace::Superblock, bytes: content.encode() };
+        self.vols[vol].stats.sb_writes += 1;
+        let backing = self.vols[vol].backing.as_mut().expect("checked by the caller");
         let written = Written { change: backing.meta.changed, content };
         self.start_meta(vol, Some(block), Some(written), false, Vec::new());
     }

@@ -722,6 +722,10 @@ impl Resource {
         let write = self.log.get_mut(seq).expect("looked at above");
         write.completed = true;
         let interval = write.interval.take();
+        let took = self.now.since(write.since);
+        if let (Some(backing), false) = (&mut self.vols[vol].backing, flush) {
+            backing.write_done(took);
+        }
         self.out.push_back(Output::Complete { volume, id, result });
         self.free(buf);
         if let Some(key) = interval {

@@ -191,6 +191,7 @@ pub(crate) struct VolumeStats {
     pub read_sectors: u64,
     pub written_sectors: u64,
     pub bm_writes: u64,
+    pub sb_writes: u64,
 }
 
 /// Someone holds the volume open.

@@ -63,6 +63,7 @@ impl Resource {
             written: kib(volume.stats.written_sectors),
             al_writes: volume.backing.as_ref().map_or(0, |b| b.al.stats().writes),
             bm_writes: volume.stats.bm_writes,
+            sb_writes: Some(volume.stats.sb_writes),
             upper_pending: (writes + waiting) as u64 + u64::from(volume.reads_in_flight),
             lower_pending: u64::from(volume.reads_in_flight) + writes as u64,
             al_suspended: false,

@@ -80,6 +80,9 @@ pub struct DeviceStatus {
     pub al_writes: u64,
     /// Bitmap blocks written.
     pub bm_writes: u64,
+    /// Superblocks written; `None` if not known. DRBD does not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sb_writes: Option<u64>,
     /// Application requests accepted and not completed.
     pub upper_pending: u64,
     /// Requests in the backing device.

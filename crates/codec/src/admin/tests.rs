@@ -162,6 +162,7 @@ fn status() -> ResourceStatus {
             written: 3,
             al_writes: 4,
             bm_writes: 5,
+            sb_writes: Some(8),
             upper_pending: 6,
             lower_pending: 7,
             al_suspended: true,
