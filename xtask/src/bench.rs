@@ -58,7 +58,8 @@ cargo xtask bench [table] [OPTION...]
     --quick              less than a minute, after the build: shows that it works; no figures
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
                        [--volumes V]
-    activity-log         metadata writes per data write: cold, then hot
+    activity-log         metadata writes per data write: cold, then hot; fails where they are more
+                         than one for 60 at depth 64, or any at all while extents are hot
     writes               CPU time of the whole machine per 4 KiB write
     idle                 memory and CPU time of engines with V connected volumes that nobody uses
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight

@@ -59,6 +59,24 @@ pub struct Counters {
     pub activity_log: u64,
     /// Bitmap blocks.
     pub bitmap: u64,
+    /// Superblocks.
+    pub superblock: u64,
+}
+
+impl Counters {
+    /// What was written since.
+    pub fn since(self, before: Counters) -> Counters {
+        Counters {
+            activity_log: self.activity_log - before.activity_log,
+            bitmap: self.bitmap - before.bitmap,
+            superblock: self.superblock - before.superblock,
+        }
+    }
+
+    /// All of them.
+    pub fn all(self) -> u64 {
+        self.activity_log + self.bitmap + self.superblock
+    }
 }
 
 impl Shape {
@@ -148,6 +166,14 @@ impl Cluster {
         }
         self.engines.push(Daemon::start(engine, directory.join("log"))?);
         self.command(node, &["info", "--wait-engine", "30"])?;
+        Ok(())
+    }
+
+    /// The first node is Primary from here on, also while nobody has a volume open.
+    pub fn promote(&self) -> Result<()> {
+        for volume in 0..self.shape.volumes {
+            self.command(0, &["primary", &format!("r{volume}")])?;
+        }
         Ok(())
     }
 
@@ -255,7 +281,11 @@ impl Cluster {
         let status = self.status(node)?;
         let device = &status[0]["devices"][0];
         let count = |name: &str| device[name].as_u64().with_context(|| format!("no {name}"));
-        Ok(Counters { activity_log: count("al-writes")?, bitmap: count("bm-writes")? })
+        Ok(Counters {
+            activity_log: count("al-writes")?,
+            bitmap: count("bm-writes")?,
+            superblock: count("sb-writes")?,
+        })
     }
 }
 
