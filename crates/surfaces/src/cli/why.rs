@@ -178,13 +178,25 @@ fn peer_device(c: &ConnectionStatus, p: &PeerDeviceStatus, all: &mut Vec<Finding
 
 fn no_promotion(r: &ResourceStatus) -> Finding {
     let primary = r.connections.iter().find(|c| c.peer_role == Role::Primary);
-    let reason = match primary {
-        Some(peer) => format!("{} is Primary", peer.name),
-        None if r.devices.is_empty() => "it has no volume".to_owned(),
-        None if r.devices.iter().any(|d| !d.quorum) => "there is no quorum".to_owned(),
-        None => "not every volume has UpToDate data in reach".to_owned(),
+    let (reason, next) = match primary {
+        Some(peer) => (
+            format!("{} is Primary", peer.name),
+            "nothing while it is used there; to move it here, close its clients there, or run \
+             `ashlar secondary` there",
+        ),
+        None if r.devices.is_empty() => {
+            ("it has no volume".to_owned(), "configure one, then `ashlar adjust`")
+        }
+        None if r.devices.iter().any(|d| !d.quorum) => {
+            ("there is no quorum".to_owned(), "bring enough of the missing nodes back")
+        }
+        None => (
+            "not every volume has UpToDate data in reach".to_owned(),
+            "attach the disk or connect a node with UpToDate data; `ashlar primary --force` gives \
+             newer data elsewhere up",
+        ),
     };
-    finding(r.name.as_str(), "it could not become Primary now".to_owned(), reason, "")
+    finding(r.name.as_str(), "it could not become Primary now".to_owned(), reason, next)
 }
 
 /// The explanation as text.

@@ -284,6 +284,22 @@ What happened:
 }
 
 #[test]
+fn whoever_can_not_become_primary_is_told_what_to_do() {
+    let next = |change: fn(&mut ResourceStatus)| {
+        let mut status = calm();
+        status.may_promote = false;
+        change(&mut status);
+        let findings = why::explain(&status);
+        let finding = findings.iter().find(|f| f.fact.contains("could not become Primary"));
+        finding.expect("it is explained").next.clone()
+    };
+    assert!(next(|s| s.connections[0].peer_role = Role::Primary).contains("ashlar secondary"));
+    assert!(next(|s| s.devices.clear()).contains("ashlar adjust"));
+    assert!(next(|s| s.devices[0].quorum = false).contains("missing nodes"));
+    assert!(next(|_| {}).contains("connect a node with UpToDate data"));
+}
+
+#[test]
 fn every_recorded_state_can_be_explained() {
     for recording in recordings() {
         let status = recording.status();
