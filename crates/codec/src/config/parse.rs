@@ -436,28 +436,43 @@ impl Parser<'_, '_, '_> {
             return self.error(at, Cause::Duplicate { what, first });
         }
         self.config.global_at = Some(at.clone());
+        let (mut unused, mut timeouts) = (Vec::new(), Vec::new());
         self.section(|p, word, at| {
             match word {
-                "usage-count" => {
-                    let (token, at) = p.next()?;
-                    let word = matches!(&token, Token::Word(w) if ["yes", "no", "ask"].contains(&w.as_str()));
-                    if !word {
-                        return p.unexpected(&token, &at, "yes, no or ask");
+                "usage-count" => match p.next()? {
+                    // What `no` asks for is so: nothing is reported to anybody.
+                    (Token::Word(word), _) if word == "no" => {}
+                    (Token::Word(value), _) if ["yes", "ask"].contains(&value.as_str()) => {
+                        unused.push(format!("`usage-count {value}`"));
                     }
-                }
+                    (token, at) => return p.unexpected(&token, &at, "yes, no or ask"),
+                },
                 "disable-ip-verification" => p.config.disable_ip_verification = true,
-                "udev-always-use-vnr" => {}
-                "minor-count" => drop(p.number("minor count", 1, 255)?),
-                "dialog-refresh" => drop(p.number("number of seconds", 0, 600)?),
+                "udev-always-use-vnr" => unused.push(format!("`{word}`")),
+                "minor-count" => {
+                    p.number("minor count", 1, 255)?;
+                    unused.push(format!("`{word}`"));
+                }
+                "dialog-refresh" => {
+                    p.number("number of seconds", 0, 600)?;
+                    unused.push(format!("`{word}`"));
+                }
                 "cmd-timeout-short" | "cmd-timeout-medium" | "cmd-timeout-long" => {
                     p.number("number of seconds", 0, 900)?;
-                    let text = format!("`{word}` has no effect: use --timeout");
-                    p.config.warnings.push((at.clone(), text));
+                    timeouts.push(format!("`{word}`"));
                 }
                 _ => return p.unknown(word, at, "global"),
             }
             p.end()
-        })
+        })?;
+        let why = "there is no usage counter, kernel module, dialog or /dev/drbd link here";
+        for (words, why) in [(unused, why), (timeouts, "use --timeout")] {
+            if !words.is_empty() {
+                let text = format!("without effect: {}: {why}", words.join(", "));
+                self.config.warnings.push((at.clone(), text));
+            }
+        }
+        Ok(())
     }
 
     fn common(&mut self, at: &Place) -> Parsed {

@@ -357,6 +357,24 @@ fn statements_without_effect_are_reported() {
 }
 
 #[test]
+fn global_settings_without_effect_are_reported_once_per_cause() {
+    let warnings = |global: &str| -> Vec<String> {
+        let text = format!("global {{ {global} }} {}", pair(""));
+        parse_with(&text, &[]).unwrap().warnings.into_iter().map(|(_, text)| text).collect()
+    };
+    assert_eq!(warnings("usage-count no; disable-ip-verification;"), [""; 0]);
+    let stock = "usage-count yes; minor-count 32; dialog-refresh 1; udev-always-use-vnr;";
+    let stock = warnings(stock);
+    assert_eq!(stock.len(), 1, "{stock:?}");
+    for word in ["usage-count yes", "minor-count", "dialog-refresh", "udev-always-use-vnr"] {
+        assert!(stock[0].contains(&format!("`{word}`")), "{stock:?}");
+    }
+    let timeouts = warnings("cmd-timeout-short 9; cmd-timeout-long 9; usage-count ask;");
+    assert_eq!(timeouts.len(), 2, "{timeouts:?}");
+    assert!(timeouts[1].contains("`cmd-timeout-short`, `cmd-timeout-long`: use --timeout"));
+}
+
+#[test]
 fn damaged_text_never_panics() {
     let whole = EXAMPLE.replace("disk none", "disk none; tiebreaker no") + CAPTURES;
     let files = [("example-template.res", TEMPLATE)];
