@@ -227,7 +227,7 @@ options! {
         "socket-check-timeout" socket_check_timeout: Duration = "0", num(0, 300, Unit::DeciSeconds), Honoured::DefaultOnly("a new connection is checked for ping-timeout");
         /// What a Primary does about a lost peer.
         "fencing" fencing: Fencing = "dont-care", Kind::Choice(Fencing::WORDS), Honoured::DefaultOnly(NO_HANDLERS);
-        /// Buffers of the receiver, and the resync's limit.
+        /// Resync data that is asked for and not on the target's disk yet, at most.
         "max-buffers" max_buffers: u32 = "2048", num(32, 131_072, Unit::Pages);
         /// May be read from, and counts as access to UpToDate data and for quorum.
         "allow-remote-read" allow_remote_read: bool = "yes", YES_NO;
@@ -284,8 +284,8 @@ options! {
         "c-min-rate" c_min_rate: KibPerSecond = "250k", num(0, 4_194_304, Unit::KibPerSecond), Honoured::DefaultOnly("a resync does not slow down for I/O of users; limit it with c-max-rate");
         /// Keep a bitmap slot for the peer; `no` if it is diskless by intent.
         "bitmap" bitmap: bool = "yes", YES_NO;
-        /// Resync although the peer is not replicated to; needs a feature this program does not negotiate.
-        "resync-without-replication" resync_without_replication: bool = "yes", YES_NO, Honoured::DefaultOnly("the feature is not negotiated, so there is nothing to turn off");
+        /// Writes of users reach a resync's target by the resync alone, until it is nearly done.
+        "resync-without-replication" resync_without_replication: bool = "yes", YES_NO, Honoured::Only(&["no"], "the feature is not negotiated: writes are replicated during a resync, as with `no`");
         /// A diskless peer may break ties of quorum.
         "peer-tiebreaker" peer_tiebreaker: bool = "yes", YES_NO;
     }
