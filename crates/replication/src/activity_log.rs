@@ -137,7 +137,7 @@ impl ActivityLog {
     ///
     /// `extents` is brought within [`MIN_EXTENTS`] and what the ring can carry.
     pub fn new(extents: u16, al: AlStriping) -> ActivityLog {
-        let extents = extents.clamp(MIN_EXTENTS, al.max_extents());
+        let extents = ActivityLog::slots_for(extents.into(), al);
         let slot = Slot { committed: FREE, extent: FREE, users: 0, older: NIL, newer: NIL };
         ActivityLog {
             al,
@@ -156,6 +156,30 @@ impl ActivityLog {
             context_start: 0,
             stats: AlStats::default(),
         }
+    }
+
+    /// How many slots a log has that is asked for `extents`.
+    pub fn slots_for(extents: u32, al: AlStriping) -> u16 {
+        let extents = u16::try_from(extents).unwrap_or(u16::MAX);
+        extents.clamp(MIN_EXTENTS, al.max_extents())
+    }
+
+    /// Adds free slots until there are `extents`, at any time. Nothing is to be written: what the
+    /// ring says of the others stays true, and it is silent about slots that hold nothing.
+    ///
+    /// There is no way back while the log is in use. Slots that are given up would stay active in
+    /// the ring, with bits that nobody wrote before (metadata §3.5).
+    pub fn grow(&mut self, extents: u16) {
+        let (old, new) = (self.extents(), extents.min(self.al.max_extents()));
+        if new <= old {
+            return;
+        }
+        let slot = Slot { committed: FREE, extent: FREE, users: 0, older: NIL, newer: NIL };
+        self.slots.resize(usize::from(new), slot);
+        // Those that were free before are used before the new ones.
+        let known = std::mem::take(&mut self.free);
+        self.free = (old..new).rev().chain(known).collect();
+        self.starving = false;
     }
 
     /// Takes the extents that `range` touches for one write; see the module's contract.

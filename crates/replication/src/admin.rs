@@ -6,6 +6,7 @@ use vocab::{
     VolumeNr,
 };
 
+use crate::activity_log::ActivityLog;
 use crate::io::{AdminCommand, Output};
 use crate::jobs::JobKind;
 use crate::resource::{Resource, Work};
@@ -149,6 +150,7 @@ impl Resource {
             }
             AdminCommand::DiskOptions(nr, options) => {
                 let vol = self.known_volume(nr)?;
+                self.change_al_extents(vol, options.al_extents)?;
                 self.vols[vol].disk_opts = *options;
                 Ok(Answer::Now)
             }
@@ -159,6 +161,27 @@ impl Resource {
                 Ok(Answer::Now)
             }
         }
+    }
+
+    /// The activity log of an attached disk grows at once, and does not shrink.
+    fn change_al_extents(&mut self, vol: VolIx, wanted: u32) -> Result<(), Refusal> {
+        let Some(backing) = self.vols[vol].backing.as_mut() else { return Ok(()) };
+        let (has, slots) = (backing.al.extents(), ActivityLog::slots_for(wanted, backing.sb.al));
+        if slots < has {
+            let detail = format!(
+                "al-extents can not become {wanted} while the disk is attached with {has}: what \
+                 the log on disk says of the others could not be taken back; detach the disk and \
+                 attach it again"
+            );
+            return Err(Refusal::config(ConfigError::InvalidRequest, detail));
+        }
+        if slots > has {
+            backing.al.grow(slots);
+            backing.sb.al_nr_extents = u32::from(slots);
+            self.md_changed(vol);
+            self.retry_al(vol);
+        }
+        Ok(())
     }
 
     fn known_peer(&self, node: NodeId) -> Result<PeerIx, Refusal> {
@@ -337,11 +360,14 @@ impl Resource {
     }
 
     fn forget_peer(&mut self, id: u64, node: NodeId) -> Granted {
+        if node == self.me {
+            let detail = format!("{node} is this node");
+            return Err(Refusal::config(ConfigError::InvalidPeerNodeId, detail));
+        }
         if self.peer_ix(node).is_some() {
             let detail = format!("remove the connection to node {node} first");
             return Err(Refusal::config(ConfigError::NetConfigured, detail));
         }
-        let mut last = None;
         for vol in 0..self.vols.len() {
             let situation = self.situation(vol);
             let Some(backing) = self.vols[vol].backing.as_mut() else { continue };
@@ -359,18 +385,18 @@ impl Resource {
                     }
                 }
             }
-            last = Some(vol);
         }
         self.members.remove(node);
-        for vol in 0..self.vols.len() {
-            if Some(vol) == last {
-                self.persist_with_bitmap(vol, Work::Answer(id));
-            } else if self.vols[vol].backing.is_some() {
-                self.write_bitmap(vol);
-                self.md_changed_now(vol);
-            }
+        self.record_forgotten(id, 0);
+        Ok(Answer::Later)
+    }
+
+    /// Writes what was forgotten down, on one disk after another, and then answers.
+    pub(crate) fn record_forgotten(&mut self, id: u64, from: VolIx) {
+        match (from..self.vols.len()).find(|vol| self.vols[*vol].backing.is_some()) {
+            Some(vol) => self.persist_with_bitmap(vol, Work::Forgotten(id, vol + 1)),
+            None => self.admin_ok(id),
         }
-        Ok(if last.is_some() { Answer::Later } else { Answer::Now })
     }
 
     fn del_volume(&mut self, nr: VolumeNr) -> Granted {
@@ -467,5 +493,79 @@ impl Resource {
         for id in std::mem::take(&mut self.drain_waiters) {
             self.admin_ok(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Wishes that end on a disk.
+
+    use vocab::options::{DiskOptions, ResourceOptions};
+    use vocab::{Instant, RefusalCode};
+
+    use super::*;
+    use crate::io::Input;
+    use crate::testing::attached;
+
+    fn node(id: u8) -> NodeId {
+        NodeId::new(id).unwrap()
+    }
+
+    /// Asks for something, and says yes to every write of metadata that it takes. Returns how many
+    /// there were until the answer, and the answer.
+    fn ask(resource: &mut Resource, command: AdminCommand) -> (usize, Result<(), RefusalCode>) {
+        resource.handle(Instant(3), Input::Admin { id: 9, command });
+        let mut writes = 0;
+        while let Some(output) = resource.poll() {
+            match output {
+                Output::AdminDone { id: 9, result } => {
+                    return (writes, result.map_err(|refusal| refusal.code));
+                }
+                Output::MetaWrite { op, .. } => {
+                    writes += 1;
+                    resource.handle(Instant(4), Input::MetaDone { op, result: Ok(()) });
+                }
+                _ => {}
+            }
+        }
+        panic!("no answer");
+    }
+
+    #[test]
+    fn a_forgotten_peer_leaves_a_slot_that_vouches_for_nothing() {
+        let mut resource = attached(ResourceOptions::default(), |_| {});
+        let refused = |code: ConfigError| Err(RefusalCode::Config(code));
+        let forget = |peer| AdminCommand::ForgetPeer { peer: node(peer) };
+        assert_eq!(ask(&mut resource, forget(1)).1, refused(ConfigError::NetConfigured));
+        assert_eq!(ask(&mut resource, forget(0)).1, refused(ConfigError::InvalidPeerNodeId));
+        assert_eq!(ask(&mut resource, AdminCommand::DelPeer(node(1))).1, Ok(()));
+        let slot = resource.vols[0].backing.as_ref().unwrap().slot_of(node(1)).unwrap();
+        resource.vols[0].backing.as_mut().unwrap().bitmap.clear_all(slot);
+        let (writes, answer) = ask(&mut resource, forget(1));
+        assert_eq!(answer, Ok(()));
+        assert!(writes > 0, "it is on disk before it is said");
+        let backing = resource.vols[0].backing.as_ref().unwrap();
+        assert_eq!((backing.slot_of(node(1)), backing.node_of_slot(slot)), (None, None));
+        assert_eq!(backing.bitmap.out_of_sync(slot), resource.vols[0].size);
+    }
+
+    #[test]
+    fn the_activity_log_of_an_attached_disk_grows_and_does_not_shrink() {
+        let mut resource = attached(ResourceOptions::default(), |_| {});
+        let mut change = |al_extents| {
+            let options = DiskOptions { al_extents, ..DiskOptions::default() };
+            let command = AdminCommand::DiskOptions(VolumeNr(0), Box::new(options));
+            let answer = ask(&mut resource, command).1;
+            let backing = resource.vols[0].backing.as_ref().unwrap();
+            assert_eq!(backing.sb.al_nr_extents, u32::from(backing.al.extents()));
+            (answer, backing.al.extents(), resource.vols[0].disk_opts.al_extents)
+        };
+        assert_eq!(change(1237), (Ok(()), 1237, 1237));
+        assert_eq!(change(3000), (Ok(()), 3000, 3000));
+        let refused = Err(RefusalCode::Config(ConfigError::InvalidRequest));
+        assert_eq!(change(2999), (refused, 3000, 3000));
+        // The ring carries no more than 6433, whatever is asked for.
+        assert_eq!(change(65_534), (Ok(()), 6433, 65_534));
+        assert_eq!(change(7000), (Ok(()), 6433, 7000));
     }
 }

@@ -195,8 +195,7 @@ impl Resource {
         slots[self.me.index()] = BitmapUuid::default();
         let gens = Generations::from_metadata(sb.current_uuid, slots, sb.history);
         let opts: &DiskOptions = &self.vols[vol].disk_opts;
-        let extents = u16::try_from(opts.al_extents).unwrap_or(u16::MAX);
-        let al = ActivityLog::new(extents, sb.al);
+        let al = ActivityLog::new(ActivityLog::slots_for(opts.al_extents, sb.al), sb.al);
         sb.al_nr_extents = u32::from(al.extents());
         let restore = sb.flags.contains(MdFlags::HAVE_QUORUM)
             && sb.flags.contains(MdFlags::WAS_UP_TO_DATE)

@@ -477,6 +477,8 @@ pub(crate) enum Work {
     ResyncRecorded(PeerIx, VolIx),
     /// Answer an operator.
     Answer(u64),
+    /// A forgotten peer is off the disks before that one.
+    Forgotten(u64, VolIx),
     /// A cluster-wide change goes on (transaction id of the job).
     Job(u64),
     /// What this node is to have on record before it answers in that transaction, is.
@@ -612,6 +614,7 @@ impl Resource {
             Work::ResyncRecord(peer, vol) => self.resync_record(peer, vol),
             Work::ResyncRecorded(peer, vol) => self.resync_recorded(peer, vol),
             Work::Answer(id) => self.admin_ok(id),
+            Work::Forgotten(id, next) => self.record_forgotten(id, next),
             Work::Job(id) => self.job_continue(id),
             Work::Answerable(tid) => self.transaction_recorded(tid),
             Work::BitmapReady(peer, vol) => self.bitmap_ready(peer, vol),

@@ -189,6 +189,29 @@ fn the_number_of_slots_fits_the_ring() {
     assert_eq!(ActivityLog::new(u16::MAX, large).extents(), 65534);
 }
 
+#[test]
+fn a_log_that_grows_takes_those_that_waited_for_room() {
+    let mut log = log(67);
+    for n in 0..67 {
+        if log.begin(extent(n)) == Begin::Wait {
+            let _ = commit(&mut log);
+            assert_eq!(log.begin(extent(n)), Begin::Queued);
+        }
+    }
+    let _ = commit(&mut log);
+    assert_eq!(log.begin(extent(67)), Begin::Wait);
+    assert!(log.is_starving());
+    log.grow(60);
+    assert_eq!(log.extents(), 67, "it does not shrink");
+    log.grow(100);
+    log.check();
+    assert_eq!(log.extents(), 100);
+    assert_eq!(log.begin(extent(67)), Begin::Queued);
+    assert!(commit(&mut log).is_empty(), "nothing had to give its slot away");
+    log.grow(u16::MAX);
+    assert_eq!(log.extents(), 6433, "the ring carries no more");
+}
+
 fn store(area: &mut [u8], write: &AlWrite) {
     let start = write.block_index as usize * BLOCK_SIZE;
     area[start..start + BLOCK_SIZE].copy_from_slice(write.block.as_slice());
@@ -268,19 +291,23 @@ impl Machine {
         self.log.check();
     }
 
+    fn write_bits_of(&mut self, evicted: u32) {
+        let blocks = self.bitmap.blocks_of_extent(evicted);
+        let mut taken = Vec::new();
+        self.bitmap.take_dirty(blocks, Changed::Must, usize::MAX, &mut taken);
+        for block in taken {
+            self.bitmap.encode_block(block, &mut self.bitmap_disk[block as usize]);
+            self.bitmap.block_written(block, true);
+        }
+        assert!(self.bitmap.is_extent_written(evicted));
+    }
+
     /// Crashes at every point of one transaction, then completes it.
     fn transaction(&mut self) {
         let Some(write) = self.log.start_transaction() else { return };
         self.ask();
         for evicted in &write.evicted {
-            let blocks = self.bitmap.blocks_of_extent(*evicted);
-            let mut taken = Vec::new();
-            self.bitmap.take_dirty(blocks, Changed::Must, usize::MAX, &mut taken);
-            for block in taken {
-                self.bitmap.encode_block(block, &mut self.bitmap_disk[block as usize]);
-                self.bitmap.block_written(block, true);
-            }
-            assert!(self.bitmap.is_extent_written(*evicted));
+            self.write_bits_of(*evicted);
         }
         self.crash();
         let before = self.area.clone();
@@ -361,6 +388,40 @@ fn recovery_covers_every_write_and_every_bit_at_every_crash_point() {
             machine.step();
         }
         assert!(machine.log.number < 2000, "numbers wrapped");
+    }
+}
+
+#[test]
+fn recovery_covers_everything_while_the_log_grows() {
+    for seed in 1..40 {
+        let al = if seed % 2 == 0 { AlStriping::default() } else { AlStriping::new(3, 3).unwrap() };
+        let mut machine = Machine::new(seed * 0x51, al, 67, 3000);
+        let mut extents = 67;
+        for step in 0..400 {
+            machine.step();
+            if step % 50 == 49 {
+                // Also while a transaction is on its way to the disk.
+                let write = machine.log.start_transaction();
+                extents += machine.rng.below(900) as u16;
+                machine.log.grow(extents);
+                machine.ask();
+                machine.crash();
+                if let Some(write) = write {
+                    for evicted in &write.evicted {
+                        machine.write_bits_of(*evicted);
+                    }
+                    store(&mut machine.area, &write);
+                    machine.log.transaction_done();
+                    machine.submitted.append(&mut machine.queued);
+                }
+                machine.crash();
+                for n in 0..60 {
+                    machine.waiting.push_back(extent(u64::from(extents) + n * 7));
+                }
+                machine.ask();
+            }
+        }
+        assert_eq!(machine.log.extents(), extents.min(al.max_extents()));
     }
 }
 
