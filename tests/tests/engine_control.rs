@@ -233,3 +233,72 @@ fn subscribers_hear_of_changes_as_they_happen() {
     events.kill().unwrap();
     events.wait().unwrap();
 }
+
+#[test]
+fn an_activity_log_grows_under_a_live_disk_and_shrinks_with_the_next_one() {
+    let setup = Setup { sections: "disk { al-extents 100; }".to_owned(), ..two() };
+    let cluster = Cluster::up(&setup);
+    let alpha = &cluster.nodes[0];
+    let extents = |n: u32| {
+        let change = |text: String| {
+            let (before, rest) = text.split_once("al-extents ").unwrap();
+            let (_, after) = rest.split_once(';').unwrap();
+            format!("{before}al-extents {n};{after}")
+        };
+        cluster.reconfigure(change);
+    };
+    extents(200);
+    alpha.ok(&["adjust", "r0"]);
+    assert_eq!(alpha.ok(&["adjust", "r0", "--dry-run", "--json"]).trim(), "[]");
+    extents(150);
+    let (status, why) = alpha.fails(&["adjust", "r0"]);
+    assert_eq!(status, 10, "{why}");
+    assert!(why.contains("detach the disk and attach it again"), "{why}");
+    alpha.ok(&["detach", "r0/0"]);
+    alpha.ok(&["attach", "r0/0"]);
+    assert_eq!(alpha.ok(&["adjust", "r0", "--dry-run", "--json"]).trim(), "[]");
+}
+
+#[test]
+fn a_node_that_is_gone_for_good_is_forgotten() {
+    let mut cluster = Cluster::up(&Setup::default());
+    cluster.nodes[2].kill();
+    let forget = ["forget-peer", "r0", "2"];
+    let (status, why) = cluster.nodes[0].fails(&forget);
+    assert_eq!(status, 10, "{why}");
+    assert!(why.contains("125"), "{why}");
+    // It stays in the configuration, and nobody connects to it any more.
+    cluster.reconfigure(|text| text.replace("hosts alpha bravo charlie", "hosts alpha bravo"));
+    for node in &cluster.nodes[..2] {
+        node.ok(&["adjust", "r0"]);
+        node.ok(&forget);
+        node.ok(&forget);
+        assert_eq!(list(&node.status()["connections"]).len(), 1);
+    }
+    let (_, why) = cluster.nodes[0].fails(&["forget-peer", "r0", "0"]);
+    assert!(why.contains("171"), "{why}");
+}
+
+#[test]
+fn a_read_only_export_can_not_be_written_to() {
+    let cluster = Cluster::up(&two());
+    let alpha = &cluster.nodes[0];
+    let socket = alpha.directory.join("ro");
+    let listen = socket.display().to_string();
+    alpha.ok(&["export", "r0/0", "--name", "ro", "--read-only", "--listen", &listen]);
+    let (_, why) = alpha.fails(&["export", "r0/0", "--name", "ro", "--listen", &listen]);
+    assert!(why.contains("read-only"), "{why}");
+    let exports: serde_json::Value =
+        serde_json::from_str(&alpha.ok(&["exports", "--json"])).unwrap();
+    assert_eq!(list(&exports)[0]["read-only"], true);
+    let mut writer = Client::open(&alpha.export(), "r0/0").unwrap();
+    writer.write(0, &pattern(1, 4096)).unwrap();
+    let mut reader = Client::open(&socket, "ro").unwrap();
+    assert_eq!(reader.read(0, 4096).unwrap(), pattern(1, 4096));
+    assert!(reader.write(0, &pattern(2, 4096)).is_err());
+    assert_eq!(reader.read(0, 4096).unwrap(), pattern(1, 4096));
+    writer.close();
+    // Who only reads keeps nobody Primary.
+    cluster.wait("the last writer is gone", |c| c.nodes[1].peer("alpha").1 == "Secondary");
+    reader.close();
+}

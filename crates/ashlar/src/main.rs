@@ -50,31 +50,36 @@ enum Command {
     },
 }
 
-/// The common options that a command honours that is not the operator's.
-fn honoured(command: &Command) -> Option<&'static [&'static str]> {
+/// The common options that a command honours.
+fn honoured(command: &Command) -> Vec<&'static str> {
     match command {
-        Command::Operator(_) => None,
-        Command::Engine(_) => Some(&["config", "socket", "node"]),
-        Command::Demo(_) => Some(&["json"]),
-        Command::Man { .. } | Command::Completions { .. } => Some(&[]),
+        Command::Operator(command) => command.uses(),
+        Command::Engine(_) => vec!["config", "socket", "node"],
+        Command::Demo(_) => vec!["json"],
+        Command::Man { .. } | Command::Completions { .. } => Vec::new(),
     }
 }
 
-/// Parses the command line. A common option that the command would ignore is an error.
+/// Parses the command line. An option that the command would ignore is an error.
 fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let mut declared = Cli::command();
     let matches = declared.try_get_matches_from_mut(words)?;
     let cli = Cli::from_arg_matches(&matches)?;
-    if let Some(honoured) = honoured(&cli.command) {
-        let name = matches.subcommand_name().unwrap_or_default();
-        let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
-        let common = cli::Common::augment_args(clap::Command::new("common"));
-        for option in common.get_arguments().map(|a| a.get_id().as_str()) {
-            if given(option) && !honoured.contains(&option) {
-                let option = option.replace('_', "-");
-                let text = format!("`ashlar {name}` does not use --{option}; leave it out");
-                return Err(declared.error(ErrorKind::ArgumentConflict, text));
-            }
+    let honoured = honoured(&cli.command);
+    let name = matches.subcommand_name().unwrap_or_default();
+    let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let common = cli::Common::augment_args(clap::Command::new("common"));
+    for option in common.get_arguments().map(|a| a.get_id().as_str()) {
+        if given(option) && !honoured.contains(&option) {
+            let option = option.replace('_', "-");
+            let text = format!("`ashlar {name}` does not use --{option} here; leave it out");
+            return Err(declared.error(ErrorKind::ArgumentConflict, text));
+        }
+    }
+    if let (Command::Operator(command), true) = (&cli.command, cli.common.json) {
+        if let Some(text) = command.without_effect_on_json() {
+            let text = format!("{text}; leave it out, or --json");
+            return Err(declared.error(ErrorKind::ArgumentConflict, text));
         }
     }
     Ok(cli)
@@ -135,11 +140,42 @@ mod tests {
     #[test]
     fn common_options_that_a_command_does_not_use_are_refused() {
         let parse = |line: &str| parse(line.split(' ').map(OsString::from));
-        for line in ["ashlar demo --socket /s", "ashlar -c /f demo", "ashlar engine --timeout 5"] {
+        for line in [
+            "ashlar demo --socket /s",
+            "ashlar -c /f demo",
+            "ashlar engine --timeout 5",
+            "ashlar status -c /nonexistent",
+            "ashlar status --node zzz",
+            "ashlar down r0 --config /f",
+            "ashlar down r0 --json",
+            "ashlar create-md r0 --json",
+            "ashlar up r0 --json",
+            "ashlar attach r0 --json",
+            "ashlar primary r0 --node a",
+            "ashlar status --json -vv",
+            "ashlar status --json -s",
+            "ashlar status --json --color always",
+            "ashlar events --json --timestamps",
+        ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains("leave it out"), "{error}");
         }
-        for line in ["ashlar demo --json", "ashlar status --socket /s", "ashlar --node a engine"] {
+        for line in [
+            "ashlar demo --json",
+            "ashlar status --socket /s",
+            "ashlar --node a engine",
+            "ashlar status -vv -s --color always",
+            "ashlar status --json --watch --color never",
+            "ashlar events --json -s",
+            "ashlar events --timestamps",
+            "ashlar up r0 -c /f --node a --dry-run --json",
+            "ashlar create-md r0 -d --json",
+            "ashlar invalidate r0 -d --json",
+            "ashlar attach r0 -c /f",
+            "ashlar why r0 --json",
+            "ashlar exports --json",
+            "ashlar export r0 --json",
+        ] {
             parse(line).expect(line);
         }
     }

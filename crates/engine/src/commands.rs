@@ -115,12 +115,15 @@ impl Engine {
                 let (entry, volume) = self.minor(minor)?;
                 self.command(&entry, AdminCommand::Outdate { volume }).map(done)
             }
+            Request::ForgetPeer { resource, peer } => {
+                self.simple(&resource, AdminCommand::ForgetPeer { peer }).map(done)
+            }
             Request::Down { resource } => self.down(&resource).map(done),
             Request::Status { resource } => self.status(resource.as_deref()),
             Request::Config { resource } => Ok(self.config(resource.as_deref())),
             Request::Why { resource } => self.why(&resource),
-            Request::Export { resource, volume, name, listen } => {
-                self.export(&name, &resource, volume, &listen).map(done)
+            Request::Export { resource, volume, name, listen, read_only } => {
+                self.export(&name, &resource, volume, &listen, read_only).map(done)
             }
             Request::Unexport { name } => self.unexport(&name).map(done),
             Request::Exports => self.export_list().map(Answer::Exports),

@@ -43,6 +43,7 @@ impl Engine {
         resource: &str,
         volume: VolumeNr,
         listen: &Listen,
+        read_only: bool,
     ) -> Done {
         let entry = self.entry(resource)?;
         let id = entry.id;
@@ -58,14 +59,19 @@ impl Engine {
             resource: resource.to_owned(),
             volume: volume.0,
             listen: listen.clone(),
+            read_only,
         };
         let mut exports = lock(&self.exports);
         match exports.by_name.get(name) {
             Some(there) if *there == export => return Ok(()),
             Some(there) => {
+                let how = if there.read_only { "read-only" } else { "for writing" };
                 let detail = format!(
-                    "`{name}` serves volume {} of {} already; choose another name, or unexport it",
-                    there.volume, there.resource
+                    "`{name}` serves volume {} of {} {how} at {} already; choose another name, or \
+                     unexport it",
+                    there.volume,
+                    there.resource,
+                    place_name(&there.listen)
                 );
                 return Err(Refusal::config(ConfigError::Exists, detail).into());
             }
@@ -116,9 +122,10 @@ impl Engine {
 
     fn serve(&self, name: &str, at: usize, target: TargetKey, export: &StoredExport) -> Done {
         let description = format!("resource {} volume {}", export.resource, export.volume);
+        let read_only = export.read_only;
         for shard in 0..self.shards.len() {
             let place = if shard == at { Place::Here(target) } else { Place::Thread(at as u32) };
-            let export = Export { description: description.clone(), read_only: false, place };
+            let export = Export { description: description.clone(), read_only, place };
             let name = name.to_owned();
             self.on(shard, move |shard| shard.nbd.set_export(name, export))?;
         }
@@ -176,6 +183,7 @@ impl Engine {
             resource: export.resource.clone(),
             volume: VolumeNr(export.volume),
             listen: export.listen.clone(),
+            read_only: export.read_only,
             clients: names(name, export).iter().filter_map(|n| clients.get(n)).sum(),
         };
         Ok(exports.by_name.iter().map(status).collect())

@@ -79,7 +79,9 @@ impl Engine {
     fn restore_exports(&self) -> Result<(), String> {
         for (name, export) in self.state.exports()? {
             let volume = vocab::VolumeNr(export.volume);
-            if let Err(stop) = self.export(&name, &export.resource, volume, &export.listen) {
+            if let Err(stop) =
+                self.export(&name, &export.resource, volume, &export.listen, export.read_only)
+            {
                 log!(Level::Error, name, "not exported: {}", text(&stop));
             }
         }

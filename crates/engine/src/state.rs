@@ -47,6 +47,9 @@ pub(crate) struct StoredExport {
     pub(crate) resource: String,
     pub(crate) volume: u16,
     pub(crate) listen: Listen,
+    /// What engines before this field wrote may be written to.
+    #[serde(default)]
+    pub(crate) read_only: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -230,7 +233,7 @@ mod tests {
         assert_eq!(state.resources().unwrap().0, [resource("b")]);
         assert!(state.exports().unwrap().is_empty());
         let listen = Listen::Unix("/run/nbd".to_owned());
-        let export = StoredExport { resource: "b".to_owned(), volume: 1, listen };
+        let export = StoredExport { resource: "b".to_owned(), volume: 1, listen, read_only: true };
         let exports = BTreeMap::from([("b/1".to_owned(), export)]);
         state.put_exports(&exports).unwrap();
         assert_eq!(state.exports().unwrap(), exports);

@@ -180,6 +180,12 @@ impl Cluster {
         }
     }
 
+    /// Changes the configuration of all nodes, for commands to come.
+    pub fn reconfigure(&self, change: impl FnOnce(String) -> String) {
+        let file = self.directory.path().join("drbd.conf");
+        fs::write(&file, change(fs::read_to_string(&file).unwrap())).unwrap();
+    }
+
     /// A disk's data area of a volume, without its metadata.
     pub fn disk(&self, node: usize, nr: u16) -> PathBuf {
         self.directory.path().join(format!("{}-{nr}.img", self.nodes[node].name))
@@ -303,8 +309,11 @@ impl Node {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command.arg("60").arg(binary()).arg("--socket").arg(self.socket());
-        command.args(["--node", self.name, "--timeout", "30", "--config"]);
-        command.arg(&self.config).args(args);
+        command.args(["--timeout", "30"]);
+        if ["create-md", "up", "adjust", "attach"].iter().any(|reads| args.contains(reads)) {
+            command.args(["--node", self.name, "--config"]).arg(&self.config);
+        }
+        command.args(args);
         command
     }
 

@@ -229,8 +229,11 @@ impl Cluster {
     fn command(&self, node: usize, arguments: &[&str]) -> Result<String> {
         let mut command = process::command(&self.program);
         command.arg("--socket").arg(self.socket(node));
-        command.args(["--node", NAMES[node], "--timeout", "30", "--config"]);
-        command.arg(self.file("drbd.conf")).args(arguments);
+        command.args(["--timeout", "30"]);
+        if ["create-md", "up", "adjust", "attach"].iter().any(|reads| arguments.contains(reads)) {
+            command.args(["--node", NAMES[node], "--config"]).arg(self.file("drbd.conf"));
+        }
+        command.args(arguments);
         process::output(command, COMMAND_PATIENCE)
             .with_context(|| format!("{} on {}", arguments.join(" "), NAMES[node]))
     }

@@ -30,6 +30,9 @@ const OPTIONS: &str = "\
 ";
 
 /// All nodes.
+/// The commands that read the configuration; the others refuse to be told which.
+const READS_CONFIGURATION: [&str; 4] = ["create-md", "up", "adjust", "attach"];
+
 pub struct Nodes {
     binary: PathBuf,
     folder: PathBuf,
@@ -159,12 +162,16 @@ impl Nodes {
 
     /// Runs an operator's command; gives back what it printed.
     pub fn ok(&self, node: Node, words: &[&str]) -> Result<String> {
-        let output = Command::new(&self.binary)
-            .args(["--timeout", "30", "--node", &format!("n{node}"), "--config"])
-            .arg(self.folder.join("drbd.conf"))
+        let mut command = Command::new(&self.binary);
+        if READS_CONFIGURATION.iter().any(|reads| words.contains(reads)) {
+            command.args(["--node", &format!("n{node}"), "--config"]);
+            command.arg(self.folder.join("drbd.conf"));
+        }
+        let output = command
             .arg("--socket")
             .arg(self.socket(node))
             .args(words)
+            .args(["--timeout", "30"])
             .process_group(0)
             .output()
             .context("ashlar could not be started")?;

@@ -219,6 +219,13 @@ pub enum Request {
         #[serde(with = "fields::minor")]
         minor: Minor,
     },
+    /// Gives the bitmap slots of a node that is gone for good back, on every disk attached. Refused
+    /// (125) while there is a connection to it.
+    ForgetPeer {
+        resource: String,
+        #[serde(with = "fields::node_id")]
+        peer: NodeId,
+    },
     /// Demotes, disconnects, detaches and removes a resource. Unknown: `Done`.
     Down { resource: String },
     /// The status of one resource or all; answered with [`Answer::Status`].
@@ -240,6 +247,8 @@ pub enum Request {
         /// Name clients ask for.
         name: String,
         listen: Listen,
+        /// Clients may only read.
+        read_only: bool,
     },
     /// Stops serving it. Clients are disconnected.
     Unexport { name: String },
@@ -347,6 +356,8 @@ pub struct ExportStatus {
     pub volume: VolumeNr,
     /// Where it listens.
     pub listen: Listen,
+    /// Clients may only read.
+    pub read_only: bool,
     /// Clients connected.
     pub clients: u32,
 }

@@ -57,8 +57,10 @@ fn calls_round_trip() {
     });
     for listen in [Listen::Unix("/run/x".into()), Listen::Tcp(path.local)] {
         let (volume, name) = (VolumeNr(0), "r0/0".to_owned());
-        check_call(Request::Export { resource: resource(), volume, name, listen });
+        let read_only = volume == VolumeNr(0);
+        check_call(Request::Export { resource: resource(), volume, name, listen, read_only });
     }
+    check_call(Request::ForgetPeer { resource: resource(), peer: node(3) });
     check_call(Request::Status { resource: None });
     check_call(Request::Exports);
     check_call(Request::Info);

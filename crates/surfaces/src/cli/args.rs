@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use codec::admin::Listen;
+use vocab::NodeId;
 
 use super::objects::Object;
 
@@ -30,7 +31,7 @@ pub struct Common {
     #[arg(long, global = true, value_name = "NAME")]
     pub node: Option<String>,
 
-    /// Print JSON
+    /// Print JSON: what is listed, or what a dry run would do
     #[arg(long, short = 'j', global = true)]
     pub json: bool,
 
@@ -190,9 +191,6 @@ pub enum Command {
     Invalidate {
         #[command(flatten)]
         objects: Objects,
-        /// Resync only what is marked out-of-sync
-        #[arg(long)]
-        keep_bitmap: bool,
         #[command(flatten)]
         dry_run: DryRun,
     },
@@ -200,9 +198,6 @@ pub enum Command {
     InvalidateRemote {
         #[command(flatten)]
         objects: Objects,
-        /// Resync only what is marked out-of-sync
-        #[arg(long)]
-        keep_bitmap: bool,
         #[command(flatten)]
         dry_run: DryRun,
     },
@@ -249,6 +244,17 @@ pub enum Command {
     Outdate {
         #[command(flatten)]
         objects: Objects,
+    },
+    /// Give back the bitmap slots of a node that is gone for good
+    ///
+    /// Take the node out of the configuration and `ashlar adjust` first. If it ever comes back, all
+    /// of its data is resynced.
+    ForgetPeer {
+        /// The resource
+        resource: String,
+        /// Its node id
+        #[arg(value_name = "NODE-ID", value_parser = node_id)]
+        peer: NodeId,
     },
     /// Show states
     Status {
@@ -300,6 +306,9 @@ pub enum Command {
         /// ADDRESS:PORT or the path of a socket
         #[arg(long, value_name = "WHERE", default_value = DEFAULT_EXPORT_SOCKET, value_parser = listen)]
         listen: Listen,
+        /// Clients may only read
+        #[arg(long)]
+        read_only: bool,
     },
     /// Stop serving a volume
     Unexport {
@@ -316,6 +325,84 @@ pub enum Command {
         #[arg(long)]
         force: bool,
     },
+}
+
+impl Command {
+    /// The fields of [`Common`] that this command acts on. Whoever gives another one expects
+    /// something that does not happen, so it has to be refused.
+    pub fn uses(&self) -> Vec<&'static str> {
+        let (reads_configuration, lists) = match self {
+            Command::CreateMd { .. } | Command::Up { .. } | Command::Adjust { .. } => {
+                (true, self.is_dry_run())
+            }
+            Command::Attach { .. } => (true, false),
+            Command::Invalidate { .. } | Command::InvalidateRemote { .. } => {
+                (false, self.is_dry_run())
+            }
+            Command::Status { .. }
+            | Command::Events { .. }
+            | Command::Why { .. }
+            | Command::Export { .. }
+            | Command::Exports
+            | Command::Info => (false, true),
+            Command::Down { .. }
+            | Command::Detach { .. }
+            | Command::Connect { .. }
+            | Command::Disconnect { .. }
+            | Command::Primary { .. }
+            | Command::Secondary { .. }
+            | Command::Verify { .. }
+            | Command::PauseSync { .. }
+            | Command::ResumeSync { .. }
+            | Command::SuspendIo { .. }
+            | Command::ResumeIo { .. }
+            | Command::NewCurrentUuid { .. }
+            | Command::Outdate { .. }
+            | Command::ForgetPeer { .. }
+            | Command::Unexport { .. }
+            | Command::Shutdown { .. } => (false, false),
+        };
+        let mut uses = vec!["socket", "timeout", "wait_engine"];
+        uses.extend(reads_configuration.then_some(["config", "node"]).into_iter().flatten());
+        uses.extend(lists.then_some("json"));
+        uses
+    }
+
+    /// An option of its own that changes nothing about JSON, with what holds instead.
+    pub fn without_effect_on_json(&self) -> Option<&'static str> {
+        match self {
+            Command::Status { verbose: 1.., .. } => {
+                Some("--verbose changes text only: the JSON has every state and counter")
+            }
+            Command::Status { statistics: true, .. } => {
+                Some("--statistics changes text only: the JSON has every state and counter")
+            }
+            Command::Status { color: Color::Always, .. } => {
+                Some("--color changes text only: JSON is never coloured")
+            }
+            Command::Events { timestamps: true, .. } => {
+                Some("--timestamps changes text only: take the time when a line arrives")
+            }
+            _ => None,
+        }
+    }
+
+    /// True if the command only says what it would do.
+    pub(super) fn is_dry_run(&self) -> bool {
+        match self {
+            Command::CreateMd { dry_run, .. }
+            | Command::Up { dry_run, .. }
+            | Command::Adjust { dry_run, .. }
+            | Command::Invalidate { dry_run, .. }
+            | Command::InvalidateRemote { dry_run, .. } => dry_run.dry_run,
+            _ => false,
+        }
+    }
+}
+
+fn node_id(text: &str) -> Result<NodeId, String> {
+    let id = text.parse().ok().and_then(NodeId::new);
+    id.ok_or_else(|| "give a number from 0 to 31".to_owned())
 }
 
 fn listen(text: &str) -> Result<Listen, String> {

@@ -30,8 +30,13 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<(), Error> {
-    let mut session = Session { common, out, err, client: None };
-    session.command(command)
+    let mut session = Session { common, out, err, client: None, planned: Vec::new() };
+    let result = session.command(command);
+    if common.json && command.is_dry_run() {
+        let planned = std::mem::take(&mut session.planned);
+        session.json(&planned)?;
+    }
+    result
 }
 
 struct Session<'a> {
@@ -39,6 +44,8 @@ struct Session<'a> {
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
     client: Option<Client>,
+    /// What a dry run would do, where that is printed as JSON.
+    planned: Vec<String>,
 }
 
 impl Session<'_> {
@@ -67,9 +74,14 @@ impl Session<'_> {
             Command::Events { object, statistics, now, timestamps } => {
                 self.events(object.as_ref(), *statistics, *now, *timestamps)
             }
+            Command::ForgetPeer { resource, peer } => {
+                let what = format!("{resource}: forget node {peer}");
+                let (resource, peer) = (resource.clone(), *peer);
+                self.simple(&what, Request::ForgetPeer { resource, peer })
+            }
             Command::Why { resource } => self.why(resource),
-            Command::Export { object, name, listen } => {
-                self.export(object, name.as_deref(), listen)
+            Command::Export { object, name, listen, read_only } => {
+                self.export(object, name.as_deref(), listen, *read_only)
             }
             Command::Unexport { name } => {
                 let request = Request::Unexport { name: name.clone() };
@@ -136,6 +148,16 @@ impl Session<'_> {
     fn json<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
         serde_json::to_writer_pretty(&mut *self.out, value).map_err(io::Error::from)?;
         writeln!(self.out)?;
+        Ok(())
+    }
+
+    /// Says what would be done, in a dry run.
+    fn would(&mut self, what: String) -> Result<(), Error> {
+        if self.common.json {
+            self.planned.push(what);
+        } else {
+            writeln!(self.out, "{what}")?;
+        }
         Ok(())
     }
 
@@ -220,7 +242,7 @@ impl Session<'_> {
                     backing.disk
                 );
                 if dry_run {
-                    writeln!(s.out, "{what}")?;
+                    s.would(what)?;
                     continue;
                 }
                 let (disk, meta_disk) = (backing.disk.clone(), backing.meta_disk.clone());
@@ -263,7 +285,7 @@ impl Session<'_> {
             })?;
             for step in steps {
                 if dry_run {
-                    writeln!(s.out, "{}", step.what)?;
+                    s.would(step.what)?;
                 } else {
                     s.simple(&step.what, step.request)?;
                 }
@@ -328,7 +350,7 @@ impl Session<'_> {
             for selection in object.select(&running, NOT_UP)? {
                 for (target, request) in requests(command, object, &selection)? {
                     if dry_run {
-                        writeln!(s.out, "{target}: {verb}")?;
+                        s.would(format!("{target}: {verb}"))?;
                         continue;
                     }
                     match s.simple(&format!("{target}: {verb}"), request) {
@@ -431,23 +453,20 @@ fn requests(
         Command::Secondary { force, .. } => {
             whole(Request::Secondary { resource: resource(), force: *force })
         }
-        Command::Invalidate { keep_bitmap, .. } => {
+        Command::Invalidate { .. } => {
             let from = selection.one_peer.then(|| selection.peers[0].node_id);
             let requests = selection.volumes.iter().map(|v| {
-                let (minor, reset_bitmap) = (v.minor, !keep_bitmap);
-                let request = Request::Invalidate { minor, from, reset_bitmap };
+                let request = Request::Invalidate { minor: v.minor, from, reset_bitmap: true };
                 (format!("{name}/{}", v.nr), request)
             });
             Ok(requests.collect())
         }
-        Command::InvalidateRemote { keep_bitmap, .. } => {
-            copies(&|peer, volume| Request::InvalidateRemote {
-                resource: resource(),
-                peer,
-                volume,
-                reset_bitmap: !keep_bitmap,
-            })
-        }
+        Command::InvalidateRemote { .. } => copies(&|peer, volume| Request::InvalidateRemote {
+            resource: resource(),
+            peer,
+            volume,
+            reset_bitmap: true,
+        }),
         Command::Verify { start, stop, .. } => copies(&|peer, volume| Request::Verify {
             resource: resource(),
             peer,
@@ -568,6 +587,7 @@ impl Session<'_> {
         object: &Object,
         name: Option<&str>,
         listen: &Listen,
+        read_only: bool,
     ) -> Result<(), Error> {
         let running = self.running_config()?;
         let selections = object.select(&running, NOT_UP)?;
@@ -586,9 +606,14 @@ impl Session<'_> {
             volume: volume.nr,
             name: name.clone(),
             listen: listen.clone(),
+            read_only,
         };
         self.simple(&format!("export {default}"), request)?;
-        writeln!(self.out, "{}", uri(&name, listen))?;
+        let uri = uri(&name, listen);
+        if self.common.json {
+            return self.json(&serde_json::json!({ "name": name, "uri": uri }));
+        }
+        writeln!(self.out, "{uri}")?;
         Ok(())
     }
 
@@ -602,7 +627,9 @@ impl Session<'_> {
         }
         for e in exports {
             let uri = uri(&e.name, &e.listen);
-            writeln!(self.out, "{uri} volume:{}/{} clients:{}", e.resource, e.volume, e.clients)?;
+            let how = if e.read_only { " read-only" } else { "" };
+            let (resource, volume, clients) = (e.resource, e.volume, e.clients);
+            writeln!(self.out, "{uri} volume:{resource}/{volume} clients:{clients}{how}")?;
         }
         Ok(())
     }

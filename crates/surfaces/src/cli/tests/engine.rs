@@ -170,6 +170,24 @@ fn a_dry_run_prints_and_changes_nothing() {
 }
 
 #[test]
+fn a_dry_run_and_an_export_come_as_json_too() {
+    for words in ["up all --dry-run --json", "create-md r0 -d --json", "invalidate r0 -d --json"] {
+        let text = ashlar(&words.replace(" --json", ""), Some(up));
+        let json = ashlar(words, Some(up));
+        json.result.unwrap();
+        let lines: Vec<String> = serde_json::from_str(&json.out).unwrap();
+        assert!(text.out.lines().eq(&lines), "{words}: {}", json.out);
+        assert!(!lines.is_empty() || words.starts_with("up"), "{words}");
+    }
+    let up_anew = ashlar("up all --dry-run --json", Some(empty));
+    assert!(up_anew.out.contains("r0: connect to bravo"), "{}", up_anew.out);
+    let export = ashlar("export r0 --json --listen 127.0.0.1:10809", Some(up));
+    let export: serde_json::Value = serde_json::from_str(&export.out).unwrap();
+    assert_eq!(export["uri"], "nbd://127.0.0.1:10809/r0/0");
+    assert_eq!(export["name"], "r0/0");
+}
+
+#[test]
 fn a_refusal_is_told_with_reason_and_next_step() {
     let ran = ashlar("primary r0", Some(up));
     assert_eq!(status_of(&ran), 17);
