@@ -1,0 +1,193 @@
+//! Other people's NBD clients against a volume of two engines: each once, and then the disks are
+//! compared. What clients do in detail is tried in `nbd_clients.rs`, against memory.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
+mod engine_support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use engine_support::{Cluster, PATIENCE, Setup, pattern};
+
+const MIB: usize = 1 << 20;
+
+/// True if every tool can be run; otherwise says what is missing, and the test is skipped.
+fn have(tools: &[&str]) -> bool {
+    let runs = |tool: &&str| Command::new(tool).arg("--version").output().is_ok();
+    let missing: Vec<&&str> = tools.iter().filter(|tool| !runs(tool)).collect();
+    if !missing.is_empty() {
+        println!("SKIPPED: not installed: {missing:?}");
+    }
+    missing.is_empty()
+}
+
+/// The Python that has libnbd's module; `nbdsh` itself takes the first in the path.
+fn nbdsh() -> Option<&'static str> {
+    ["python3", "/usr/bin/python3"].into_iter().find(|python| {
+        let output = Command::new(python).args(["-c", "import nbd"]).output();
+        output.is_ok_and(|output| output.status.success())
+    })
+}
+
+/// Runs a client that must succeed within a minute, and returns what it printed.
+fn ok(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new("timeout").arg("60").arg(program).args(arguments).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {}\n{out}{err}", output.status);
+    out
+}
+
+fn two() -> Cluster {
+    Cluster::up(&Setup { nodes: vec!["alpha", "bravo"], ..Setup::default() })
+}
+
+fn uri(socket: &Path) -> String {
+    format!("nbd+unix:///r0?socket={}", socket.display())
+}
+
+/// Everything that was written is on both disks, once the last client has left.
+fn compare(cluster: &Cluster) {
+    cluster.wait("the last client is gone", |c| {
+        c.nodes[1].peer("alpha").1 == "Secondary" && c.nodes.iter().all(|n| n.out_of_sync() == 0)
+    });
+    cluster.assert_equal(0, &[0, 1]);
+}
+
+#[test]
+fn libnbds_tools_work_with_a_replicated_volume() {
+    let Some(python) = nbdsh() else {
+        println!("SKIPPED: not installed: libnbd's module for Python");
+        return;
+    };
+    if !have(&["nbdinfo", "nbdcopy"]) {
+        return;
+    }
+    let cluster = two();
+    let directory = &cluster.nodes[0].directory;
+    let uri = uri(&cluster.nodes[0].export());
+    let info = ok("nbdinfo", &["--json", &uri]);
+    let facts = ["\"is_read_only\": false", "\"can_multi_conn\": true", "base:allocation"];
+    assert!(facts.iter().all(|fact| info.contains(fact)), "{info}");
+    let (original, copy) = (directory.join("original"), directory.join("copy"));
+    fs::write(&original, pattern(7, 4 * MIB)).unwrap();
+    ok("nbdcopy", &[original.to_str().unwrap(), &uri]);
+    ok("nbdcopy", &[&uri, copy.to_str().unwrap()]);
+    assert_eq!(fs::read(&copy).unwrap()[..4 * MIB], pattern(7, 4 * MIB)[..]);
+    // All of the volume counts as data, whatever was written.
+    let script = "
+h.pwrite(b'x' * 8192, 8 << 20, nbd.CMD_FLAG_FUA)
+h.zero(4096, 8 << 20)
+h.trim(1 << 20, 16 << 20)
+h.flush()
+assert h.pread(8192, 8 << 20) == b'\\0' * 4096 + b'x' * 4096
+seen = []
+def status(context, offset, entries, error):
+    seen.extend(entries)
+h.block_status(32 << 20, 0, status)
+assert seen and all(state == 0 for state in seen[1::2]), seen
+";
+    ok(python, &["-m", "nbd", "--base-allocation", "-u", &uri, "-c", script]);
+    compare(&cluster);
+    let disk = cluster.content(1, 0, (4 * MIB) as u64);
+    assert!(disk == pattern(7, 4 * MIB), "what nbdcopy wrote is on the other node's disk");
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_to_a_replicated_volume() {
+    if !have(&["fio"]) {
+        return;
+    }
+    let help = Command::new("fio").arg("--enghelp=nbd").output().unwrap();
+    if !help.status.success() || !String::from_utf8_lossy(&help.stdout).contains("uri") {
+        println!("SKIPPED: this fio has no nbd engine");
+        return;
+    }
+    let cluster = two();
+    let uri = format!("--uri={}", uri(&cluster.nodes[0].export()));
+    let out = ok(
+        "fio",
+        &[
+            "--name=v",
+            "--ioengine=nbd",
+            &uri,
+            "--iodepth=32",
+            "--size=16M",
+            "--bs=4k",
+            "--rw=randwrite",
+            "--fsync=64",
+            "--verify=crc32c",
+            "--do_verify=1",
+            "--verify_fatal=1",
+            "--verify_state_save=0",
+        ],
+    );
+    assert!(out.contains("err= 0"), "{out}");
+    compare(&cluster);
+    let written = cluster.content(1, 0, (16 * MIB) as u64);
+    assert!(written.chunks(4096).all(|block| block.iter().any(|b| *b != 0)), "all was written");
+}
+
+#[test]
+fn qemus_tools_work_with_a_replicated_volume() {
+    if !have(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let cluster = two();
+    let image = cluster.nodes[0].directory.join("image");
+    let uri = uri(&cluster.nodes[0].export());
+    let write = ["-c", "write -P 0x5a 1M 64k", "-c", "write -z 1088k 64k", "-c", "flush"];
+    let read = ["-c", "read -P 0x5a 1M 64k", "-c", "read -P 0 1088k 64k", &uri];
+    ok("qemu-io", &[&["-f", "raw"], &write[..], &read[..]].concat());
+    assert!(ok("qemu-img", &["info", "-f", "raw", &uri]).contains("file format: raw"));
+    ok("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, image.to_str().unwrap()]);
+    ok("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, image.to_str().unwrap()]);
+    assert!(fs::read(&image).unwrap()[MIB..][..64 << 10].iter().all(|b| *b == 0x5a));
+    compare(&cluster);
+}
+
+/// Ends a process of ours with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_storage_daemon_serves_a_replicated_volume_to_others() {
+    if !have(&["qemu-storage-daemon", "qemu-io"]) {
+        return;
+    }
+    let cluster = two();
+    let (socket, served) = (cluster.nodes[0].export(), cluster.nodes[0].directory.join("served"));
+    let socket = socket.display();
+    let daemon = Command::new("qemu-storage-daemon")
+        .arg("--blockdev")
+        .arg(format!(
+            "driver=nbd,node-name=v,export=r0,cache.direct=on,server.type=unix,\
+             server.path={socket}"
+        ))
+        .args(["--nbd-server", &format!("addr.type=unix,addr.path={}", served.display())])
+        .args(["--export", "type=nbd,id=e,node-name=v,name=v,writable=on"])
+        .spawn()
+        .unwrap();
+    let daemon = Daemon(daemon);
+    let start = Instant::now();
+    while !served.exists() {
+        assert!(start.elapsed() < PATIENCE, "qemu-storage-daemon serves nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let through = format!("nbd+unix:///v?socket={}", served.display());
+    let commands = ["-c", "write -P 0x3c 2M 1M", "-c", "discard 4M 1M", "-c", "flush"];
+    let read = ["-c", "read -P 0x3c 2M 1M", &through];
+    ok("qemu-io", &[&["-f", "raw"], &commands[..], &read[..]].concat());
+    drop(daemon);
+    compare(&cluster);
+    assert!(cluster.content(1, 0, 3 << 20)[2 * MIB..].iter().all(|b| *b == 0x3c));
+}
