@@ -144,7 +144,7 @@ fn no_acknowledged_write_is_ever_lost() {
     println!("ASHLAR_CHAOS_SEED={seed}");
     let setup = Setup {
         sections: "options { quorum majority; on-no-quorum io-error; } \
-                   net { ping-int 1; timeout 9; connect-int 1; }"
+                   net { ping-int 1; timeout 9; connect-int 1; } disk { c-min-rate 40M; }"
             .to_owned(),
         ..Setup::default()
     };

@@ -131,7 +131,8 @@ fn a_full_initial_resync_copies_everything() {
 fn writes_during_a_resync_reach_both() {
     let setup = Setup {
         nodes: vec!["alpha", "bravo"],
-        sections: "disk { c-max-rate 8M; c-fill-target 64k; resync-rate 2M; }".to_owned(),
+        sections: "disk { c-max-rate 8M; c-min-rate 4M; c-fill-target 64k; resync-rate 2M; }"
+            .to_owned(),
         ..Setup::default()
     };
     let mut cluster = Cluster::up(&setup);

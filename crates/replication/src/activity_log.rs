@@ -386,6 +386,11 @@ impl ActivityLog {
         self.index.get(&extent).is_some_and(|slot| self.slots[usize::from(*slot)].users > 0)
     }
 
+    /// True if some write uses an extent or waits for one.
+    pub fn is_active(&self) -> bool {
+        self.free.len() + self.idle < self.slots.len()
+    }
+
     /// True if no write uses any extent.
     pub fn is_quiet(&self) -> bool {
         self.slots.iter().all(|slot| slot.users == 0)

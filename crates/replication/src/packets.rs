@@ -457,6 +457,9 @@ impl Resource {
                 if self.resync_deadline(peer, vol).is_some_and(|at| at <= now) {
                     self.resync_turn(peer, vol);
                 }
+                if self.release_deadline(peer, vol).is_some_and(|at| at <= now) {
+                    self.release_held(peer, vol);
+                }
             }
             if self.peers[peer].hs.cleanup_waits {
                 self.work.push_back(Work::LossCleanup(peer));
@@ -535,6 +538,7 @@ impl Resource {
             }
             for vol in 0..self.vols.len() {
                 add(self.resync_deadline(ix, vol), "resync");
+                add(self.release_deadline(ix, vol), "resync source");
                 add(peer.devs[vol].disagree.map(|at| at + DISAGREE), "disagreement");
             }
         }

@@ -16,8 +16,8 @@ mod tests;
 
 /// One turn of the controller.
 pub const TURN: Duration = Duration::from_millis(100);
-
 const TURNS_PER_SECOND: u64 = 10;
+
 const TURN_NS: u64 = 100_000_000;
 /// Sectors of the smallest bitmap block and of a page of `max-buffers`: 4 KiB.
 const BLOCK_SECTORS: u64 = 8;
@@ -176,11 +176,20 @@ impl Marks {
 }
 
 /// The source's decision to hold a resync request back in favour of application I/O.
+///
+/// While there is any, requests take from an allowance that is renewed at `c-min-rate`. What is
+/// handed out counts at once: many requests arrive together, long before the first shows as
+/// progress.
 #[derive(Clone, Debug)]
 pub struct Throttle {
     /// Progress, kept by this node as source.
     pub marks: Marks,
     foreign_seen: Sectors,
+    /// The disk counts as busy with application I/O until then.
+    busy_until: Instant,
+    /// Sectors that may be handed out; below zero after a request larger than what was left.
+    allowance: i64,
+    renewed: Instant,
 }
 
 /// What else the disk has to do.
@@ -195,30 +204,56 @@ pub struct Load {
 impl Throttle {
     /// For the start of a resync.
     pub fn new(now: Instant, left: Sectors, foreign_total: Sectors) -> Throttle {
-        Throttle { marks: Marks::new(now, left), foreign_seen: foreign_total }
+        Throttle {
+            marks: Marks::new(now, left),
+            foreign_seen: foreign_total,
+            busy_until: now,
+            allowance: 0,
+            renewed: now,
+        }
     }
 
-    /// True if a resync request should wait: the disk is busy with something else, and the resync
-    /// runs faster than `c-min-rate`.
+    /// True if a resync request of that length may be answered now; it is counted then. False if
+    /// the disk is busy with something else, and the resync has had its `c-min-rate`.
     ///
-    /// While the amount out of sync is not shrinking it never waits: the writes that dirty it may
-    /// themselves be waiting for the resync to get on.
-    pub fn should_wait(
+    /// While the amount out of sync is not shrinking it is always true: the writes that dirty it
+    /// may themselves be waiting for the resync to get on.
+    pub fn admits(
         &mut self,
         now: Instant,
         left: Sectors,
         load: Load,
         c_min_rate: KibPerSecond,
+        len: Sectors,
     ) -> bool {
         self.marks.advance(now, left);
         let foreign = load.foreign_total.0.saturating_sub(self.foreign_seen.0);
-        if c_min_rate == KibPerSecond(0)
-            || !(load.application_active || foreign > FOREIGN_SECTORS_MIN)
-        {
+        if load.application_active || foreign > FOREIGN_SECTORS_MIN {
+            self.foreign_seen = load.foreign_total;
+            self.busy_until = now + TURN;
+        }
+        self.renew(now, c_min_rate);
+        let (_, progress) = self.marks.recent(now, left);
+        if c_min_rate == KibPerSecond(0) || now >= self.busy_until || progress.0 == 0 {
+            return true;
+        }
+        if self.allowance <= 0 {
             return false;
         }
-        self.foreign_seen = load.foreign_total;
-        let (_, progress) = self.marks.recent(now, left);
-        progress.0 > 0 && self.marks.speed(now, left) > c_min_rate
+        self.allowance -= len.0 as i64;
+        true
+    }
+
+    /// Adds what `c-min-rate` gives in the time that has passed, up to one turn's worth.
+    fn renew(&mut self, now: Instant, c_min_rate: KibPerSecond) {
+        let rate = c_min_rate.sectors();
+        let ns = now.since(self.renewed).as_nanos().min(u128::from(u64::MAX));
+        let sectors = u128::from(rate) * ns / 1_000_000_000;
+        if sectors > 0 {
+            let most = (rate / TURNS_PER_SECOND).max(1) as i64;
+            let sum = i128::from(self.allowance) + sectors.min(1 << 60) as i128;
+            self.allowance = sum.min(i128::from(most)) as i64;
+            self.renewed = now;
+        }
     }
 }

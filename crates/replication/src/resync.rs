@@ -16,7 +16,7 @@ use codec::wire::{Agreed, BitmapReceiver, UuidFlags};
 use vocab::{Bytes, Dagtag, GenUuid, Instant, NodeMask, ReplState, SectorRange, Sectors};
 
 use crate::io::LogLevel;
-use crate::rate::Controller;
+use crate::rate::{Controller, Throttle};
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, State, VolIx};
 
@@ -65,6 +65,10 @@ pub(crate) struct Resync {
     heard: bool,
     /// Only the answer to this request or a later one counts for that.
     hears_from: u64,
+    /// Source: holds the resync back in favour of users' I/O.
+    throttle: Option<Throttle>,
+    /// Source: some requests wait until then.
+    release_at: Option<Instant>,
 }
 
 impl Resync {
@@ -90,6 +94,8 @@ impl Resync {
             asked: NodeMask::EMPTY,
             heard: false,
             hears_from: 0,
+            throttle: None,
+            release_at: None,
         }
     }
 }
@@ -169,8 +175,11 @@ impl Resource {
             SyncSource | PausedSyncS => {
                 if !matches!(was, SyncSource | PausedSyncS) {
                     let total = self.out_of_sync(peer, vol).0;
+                    let (now, load) = (self.now, self.load(vol));
                     let resync = self.resync_mut(peer, vol);
                     resync.total = total;
+                    resync.throttle =
+                        load.map(|l| Throttle::new(now, Sectors(total), l.foreign_total));
                     let text = format!(
                         "{}/{}: resync of {} to {} starts",
                         self.name,

@@ -27,12 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const OPTIONS: &str = "\
   options { quorum majority; on-no-quorum io-error; auto-promote yes; }
   net { protocol C; timeout 9; ping-int 1; connect-int 1; }
+  disk { c-min-rate 40M; }
 ";
 
-/// All nodes.
 /// The commands that read the configuration; the others refuse to be told which.
 const READS_CONFIGURATION: [&str; 4] = ["create-md", "up", "adjust", "attach"];
 
+/// All nodes.
 pub struct Nodes {
     binary: PathBuf,
     folder: PathBuf,
@@ -170,8 +171,8 @@ impl Nodes {
         let output = command
             .arg("--socket")
             .arg(self.socket(node))
-            .args(words)
             .args(["--timeout", "30"])
+            .args(words)
             .process_group(0)
             .output()
             .context("ashlar could not be started")?;

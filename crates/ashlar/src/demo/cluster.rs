@@ -36,10 +36,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 
 /// The options that make failures show within seconds. The defaults are for networks that are
-/// slow and machines that are busy; here all is local.
+/// slow and machines that are busy; here all is local. By default the resync of the killed node would
+/// give way to the workload for minutes.
 const OPTIONS: &str = "\
     options { quorum majority; on-no-quorum suspend-io; auto-promote yes; }
     net { protocol C; timeout 9; ping-int 1; connect-int 1; }
+    disk { c-min-rate 0; }
 ";
 
 /// The name of a node in the configuration.

@@ -187,26 +187,49 @@ fn running(kib_per_s: u64) -> (Throttle, Sectors) {
 
 const BUSY: Load = Load { application_active: true, foreign_total: Sectors(0) };
 
+/// Asks for 8 sectors.
+fn admits(throttle: &mut Throttle, ms: u64, left: Sectors, load: Load, kib_per_s: u32) -> bool {
+    throttle.admits(at(ms), left, load, KibPerSecond(kib_per_s), Sectors(8))
+}
+
 #[test]
 fn a_fast_resync_waits_for_application_io() {
     let (mut throttle, left) = running(1000);
     assert_eq!(throttle.marks.speed(at(9000), left), KibPerSecond(1000));
-    assert!(throttle.should_wait(at(9100), left, BUSY, KibPerSecond(250)));
-    assert!(!throttle.should_wait(at(9100), left, BUSY, KibPerSecond(2000)), "below c-min-rate");
-    assert!(!throttle.should_wait(at(9100), left, BUSY, KibPerSecond(0)), "c-min-rate off");
+    // A turn at 250 KiB/s is 50 sectors: six requests of 8, and a seventh that overdraws it.
+    let admitted = |throttle: &mut Throttle, ms| {
+        (0..100).take_while(|_| admits(throttle, ms, left, BUSY, 250)).count()
+    };
+    assert_eq!(admitted(&mut throttle, 9100), 7);
+    assert_eq!(admitted(&mut throttle, 9101), 0);
+    assert_eq!(admitted(&mut throttle, 9200), 6, "what was overdrawn is missing");
+    assert_eq!(admitted(&mut throttle, 19_200), 7, "what was not used is not kept");
+    assert!(!admits(&mut throttle, 19_200, left, BUSY, 250));
+    assert!(admits(&mut throttle, 19_200, left, BUSY, 0), "c-min-rate off");
+}
+
+#[test]
+fn a_large_request_is_paid_for_afterwards() {
+    let (mut throttle, left) = running(1000);
+    let mut admits = |ms| throttle.admits(at(ms), left, BUSY, KibPerSecond(1000), Sectors(2048));
+    assert!(admits(10_000));
+    // 2000 sectors per second: the first one had 200 of them.
+    assert!((1..=9).all(|tenth| !admits(10_000 + tenth * 100)));
+    assert!(admits(11_000));
 }
 
 #[test]
 fn an_idle_disk_never_waits_and_foreign_traffic_counts_from_65_sectors() {
     let (mut throttle, left) = running(1000);
-    let mut wait = |foreign| {
+    let mut many = |ms, foreign| {
         let load = Load { application_active: false, foreign_total: Sectors(foreign) };
-        throttle.should_wait(at(9100), left, load, KibPerSecond(250))
+        (0..100).take_while(|_| admits(&mut throttle, ms, left, load, 250)).count()
     };
-    assert!(!wait(0));
-    assert!(!wait(64));
-    assert!(wait(65), "adds up until it is noticed");
-    assert!(!wait(65), "noticed: counted from here");
+    assert_eq!(many(9100, 0), 100);
+    assert_eq!(many(9100, 64), 100);
+    assert_eq!(many(9200, 65), 7, "adds up until it is noticed");
+    assert_eq!(many(9299, 65), 6, "and counts for a turn");
+    assert_eq!(many(9300, 65), 100, "noticed: counted from here");
 }
 
 #[test]
@@ -214,9 +237,10 @@ fn it_never_waits_while_the_amount_out_of_sync_is_not_shrinking() {
     let (mut throttle, left) = running(1000);
     // Writes dirtied more than the resync did since the mark the speed is measured from.
     let dirtied = Sectors(left.0 + 1_000_000);
-    assert!(!throttle.should_wait(at(9100), dirtied, BUSY, KibPerSecond(250)));
     // Not even with the smallest positive rate.
-    assert!(!throttle.should_wait(at(9200), dirtied, BUSY, KibPerSecond(1)));
+    for rate in [250, 1] {
+        assert!((0..100).all(|_| admits(&mut throttle, 9100, dirtied, BUSY, rate)));
+    }
 }
 
 #[test]

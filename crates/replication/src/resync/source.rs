@@ -1,14 +1,25 @@
 //! The source's side of a resync: requests of a peer, answered from this disk once it has what
 //! the request depends on (wire §7.4). Requests of a verify come the same way.
+//!
+//! While users work on this disk, requests of a resync wait for so long that it gets `c-min-rate`
+//! and no more (semantics §9.4). None waits for long: what is asked for is locked at the target,
+//! where a user may want to write to it. It is cancelled instead, and asked for again.
+
+use std::time::Duration;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, Data, DataFlags, Packet, RsReq};
-use vocab::{DiskState, NodeId, ReplState, SectorRange, VolumeNr};
+use vocab::{DiskState, Instant, NodeId, ReplState, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
 use crate::io::{DiskData, DiskError, DiskOp, Output};
+use crate::rate::{Load, TURN};
 use crate::request::WaitingOn;
 use crate::resource::{Op, Owner, Resource};
 use crate::state::{PeerIx, VolIx};
+
+/// A request that could not be answered for so long, because users' I/O has precedence, is
+/// cancelled.
+const MAX_HOLD: Duration = Duration::from_millis(500);
 
 /// A request of a peer that this node answers: resync or verify.
 #[derive(Debug)]
@@ -20,6 +31,8 @@ pub(crate) struct Serve {
     kind: ServeKind,
     dep: DagtagDep,
     interval: Option<Slot>,
+    /// Since when users' I/O has precedence.
+    held: Option<Instant>,
     reading: bool,
     replied: bool,
     /// The connection is gone, or the answer is not wanted any more.
@@ -71,12 +84,92 @@ impl Resource {
             kind,
             dep: req.dep,
             interval: None,
+            held: None,
             reading: false,
             replied: false,
             dead: false,
         });
-        self.try_serve(key);
+        if kind != ServeKind::Verify && self.gives_way(peer, vol, req.range.len) {
+            let now = self.now;
+            self.serves[key].held = Some(now);
+            self.resync_mut(peer, vol).release_at.get_or_insert(now + TURN);
+        } else {
+            self.try_serve(key);
+        }
         Ok(())
+    }
+
+    /// A request that comes now waits: for those that wait already, or because users' I/O competes
+    /// and the resync has had its `c-min-rate`.
+    fn gives_way(&mut self, peer: PeerIx, vol: VolIx, len: Sectors) -> bool {
+        let resync = self.peers[peer].devs[vol].resync.as_ref();
+        resync.is_some_and(|r| r.release_at.is_some()) || !self.admits(peer, vol, len)
+    }
+
+    /// Users' I/O leaves room for a request.
+    fn admits(&mut self, peer: PeerIx, vol: VolIx, len: Sectors) -> bool {
+        let (now, left) = (self.now, self.out_of_sync(peer, vol));
+        // I/O that waits for better times may wait for the end of this resync.
+        if left.0 == 0 || self.st.susp.any() {
+            return true;
+        }
+        let Some(load) = self.load(vol) else { return true };
+        let dev = &mut self.peers[peer].devs[vol];
+        let c_min_rate = dev.opts.c_min_rate;
+        let throttle = dev.resync.as_mut().and_then(|r| r.throttle.as_mut());
+        throttle.is_none_or(|t| t.admits(now, left, load, c_min_rate, len))
+    }
+
+    /// What users do with the disk of a volume.
+    pub(super) fn load(&self, vol: VolIx) -> Option<Load> {
+        let volume = &self.vols[vol];
+        let application_active = volume.backing.as_ref()?.al.is_active();
+        let foreign_total = Sectors(volume.stats.read_sectors + volume.stats.written_sectors);
+        Some(Load { application_active, foreign_total })
+    }
+
+    /// When requests that wait for users' I/O are looked at again.
+    pub(crate) fn release_deadline(&self, peer: PeerIx, vol: VolIx) -> Option<Instant> {
+        self.peers[peer].devs[vol].resync.as_ref()?.release_at
+    }
+
+    /// A turn is over: answers as many of the requests that wait as users' I/O leaves room for, in
+    /// order, and cancels those that waited for too long.
+    pub(crate) fn release_held(&mut self, peer: PeerIx, vol: VolIx) {
+        let mine = |s: &Serve| s.peer == peer && s.vol == vol && !s.dead;
+        let mut held: Vec<(Instant, usize)> = self
+            .serves
+            .iter()
+            .filter(|(_, s)| mine(s))
+            .filter_map(|(key, s)| Some((s.held?, key)))
+            .collect();
+        held.sort_unstable();
+        let now = self.now;
+        let (mut room, mut waiting) = (true, false);
+        for (since, key) in held {
+            room = room && self.admits(peer, vol, self.serves[key].range.len);
+            if room {
+                self.serves[key].held = None;
+                self.try_serve(key);
+            } else if now.since(since) >= MAX_HOLD {
+                self.cancel(key);
+            } else {
+                waiting = true;
+            }
+        }
+        if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
+            resync.release_at = waiting.then(|| now + TURN);
+        }
+    }
+
+    /// The requester gets no answer to this request, and may ask again.
+    fn cancel(&mut self, key: usize) {
+        let serve = &self.serves[key];
+        let (peer, vol, range, block_id) = (serve.peer, serve.vol, serve.range, serve.block_id);
+        let nr = self.vols[vol].nr;
+        self.serves.remove(key);
+        let ack = self.block_ack(peer, vol, range, block_id);
+        self.send(peer, Packet::RsCancel(nr, ack));
     }
 
     /// Is what the requester has seen of the Primary's writes here, too?
@@ -166,6 +259,7 @@ impl Resource {
             .serves
             .iter()
             .filter(|(_, s)| !s.reading && !s.replied && s.dep.node_id == node && !s.dead)
+            .filter(|(_, s)| s.held.is_none())
             .map(|(key, _)| key)
             .collect();
         for key in waiting {

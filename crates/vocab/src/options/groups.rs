@@ -280,8 +280,8 @@ options! {
         "c-fill-target" c_fill_target: Sectors = "100s", num(0, 1_048_576, Unit::Sectors);
         /// Fastest resync; 0 is unlimited.
         "c-max-rate" c_max_rate: KibPerSecond = "102400k", num(0, 4_194_304, Unit::KibPerSecond);
-        /// Resync rate that application I/O may not push below; 0 is off.
-        "c-min-rate" c_min_rate: KibPerSecond = "250k", num(0, 4_194_304, Unit::KibPerSecond), Honoured::DefaultOnly("a resync does not slow down for I/O of users; limit it with c-max-rate");
+        /// While users work on the source's disk a resync gets so much and no more; 0 is off.
+        "c-min-rate" c_min_rate: KibPerSecond = "250k", num(0, 4_194_304, Unit::KibPerSecond);
         /// Keep a bitmap slot for the peer; `no` if it is diskless by intent.
         "bitmap" bitmap: bool = "yes", YES_NO;
         /// Writes of users reach a resync's target by the resync alone, until it is nearly done.
