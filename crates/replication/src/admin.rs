@@ -500,12 +500,14 @@ impl Resource {
 mod tests {
     //! Wishes that end on a disk.
 
+    use codec::disk::{MdParams, Placement, Superblock};
     use vocab::options::{DiskOptions, ResourceOptions};
-    use vocab::{Instant, RefusalCode};
+    use vocab::{Bytes, Instant, Minor, RefusalCode};
 
     use super::*;
+    use crate::config::VolumeConfig;
     use crate::io::Input;
-    use crate::testing::attached;
+    use crate::testing::{attach_image, attached};
 
     fn node(id: u8) -> NodeId {
         NodeId::new(id).unwrap()
@@ -523,7 +525,7 @@ mod tests {
                 }
                 Output::MetaWrite { op, .. } => {
                     writes += 1;
-                    resource.handle(Instant(4), Input::MetaDone { op, result: Ok(()) });
+                    resource.handle(Instant(3), Input::MetaDone { op, result: Ok(()) });
                 }
                 _ => {}
             }
@@ -547,6 +549,42 @@ mod tests {
         let backing = resource.vols[0].backing.as_ref().unwrap();
         assert_eq!((backing.slot_of(node(1)), backing.node_of_slot(slot)), (None, None));
         assert_eq!(backing.bitmap.out_of_sync(slot), resource.vols[0].size);
+    }
+
+    #[test]
+    fn a_peer_is_forgotten_when_every_disk_has_forgotten_it() {
+        let mut resource = attached(ResourceOptions::default(), |_| {});
+        let (nr, minor) = (VolumeNr(1), Minor(1));
+        let (diskless, disk) = (false, DiskOptions::default());
+        let volume = VolumeConfig { nr, minor, diskless, disk };
+        assert_eq!(ask(&mut resource, AdminCommand::NewVolume(volume)).1, Ok(()));
+        let (superblock, layout) =
+            Superblock::create(Placement::Internal, Bytes(64 << 20), &MdParams::new(1)).unwrap();
+        let image = Box::new(attach_image(&superblock, &layout));
+        assert_eq!(ask(&mut resource, AdminCommand::Attach { volume: nr, image }).1, Ok(()));
+        assert_eq!(ask(&mut resource, AdminCommand::DelPeer(node(1))).1, Ok(()));
+        let command = AdminCommand::ForgetPeer { peer: node(1) };
+        resource.handle(Instant(5), Input::Admin { id: 9, command });
+        // The first disk is slow.
+        let mut slow = None;
+        let answered = |resource: &mut Resource, slow: &mut Option<_>| {
+            let mut done = false;
+            while let Some(output) = resource.poll() {
+                match output {
+                    Output::AdminDone { id: 9, .. } => done = true,
+                    Output::MetaWrite { volume: VolumeNr(0), op, .. } => *slow = Some(op),
+                    Output::MetaWrite { op, .. } => {
+                        resource.handle(Instant(5), Input::MetaDone { op, result: Ok(()) });
+                    }
+                    _ => {}
+                }
+            }
+            done
+        };
+        assert!(!answered(&mut resource, &mut slow));
+        let op = slow.take().expect("the first disk is told");
+        resource.handle(Instant(5), Input::MetaDone { op, result: Ok(()) });
+        assert!(answered(&mut resource, &mut slow));
     }
 
     #[test]
