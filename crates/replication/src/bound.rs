@@ -153,6 +153,19 @@ impl Resource {
         true
     }
 
+    /// The disk that this one is, or was, brought up to date from has got further. Its Primary need
+    /// not be heard here; what that writes counts on this node's vote all the same.
+    pub(crate) fn bind_to_source(&mut self, peer: PeerIx, vol: VolIx) {
+        let source = self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
+        let behind = self.st.vols[vol].disk < DiskState::UpToDate;
+        let follows = self.repl(peer, vol).is_target() || is_bound(self.bound_for(vol));
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let Some(uuid) = uuids.map(|u| u.current).filter(|u| is_generation(*u)) else { return };
+        if source && behind && follows && self.bind(vol, uuid, Some(peer), NodeMask::ALL) {
+            self.record_bound(vol, uuid);
+        }
+    }
+
     /// Writes received for this disk wait until it is on record what it is on its way to.
     pub(crate) fn record_bound(&mut self, vol: VolIx, uuid: GenUuid) {
         if let Some(backing) = &mut self.vols[vol].backing {

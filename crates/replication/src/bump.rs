@@ -428,6 +428,7 @@ impl Resource {
                 self.ask_recompare(peer, vol);
             }
         }
+        self.bind_to_source(peer, vol);
         self.note_newer(peer, vol);
         // A disk that others have left behind may not have noticed yet, and say that it is current.
         let newest = flags.has(UuidFlags::NEW_DATAGEN)

@@ -367,6 +367,46 @@ fn what_a_node_votes_for_while_it_attaches_its_disk_counts_for_the_disk() {
     });
 }
 
+#[test]
+fn a_vote_for_what_its_source_takes_on_binds_a_disk_that_does_not_hear_the_primary() {
+    scenario(Plan::majority(3, 1), |w| {
+        w.form();
+        let opener = w.open(3);
+        w.write(3, 0);
+        w.kill(2);
+        w.wait_lost(3, 2);
+        w.write(3, 8);
+        // n2 is brought up to date by n0, and gives it the quorum that it had from n1.
+        w.cut(2, 3);
+        w.kill(1);
+        w.wait_lost(3, 1);
+        w.wait_lost(0, 1);
+        w.start_node(2);
+        w.wait_connected(0, 2);
+        w.write(3, 16);
+        w.close(3, opener);
+        w.kill(2);
+        w.kill(0);
+        w.kill(3);
+        // n1 knows nothing of that, and neither does the disk of n2.
+        w.cut(0, 2);
+        w.start_node(1);
+        w.start_node(2);
+        w.wait_connected(1, 2);
+        w.run_seconds(5);
+        for node in [1, 2] {
+            if w.try_open(node).is_ok() {
+                w.violate("expect", format!("n{node} was promoted with old data"));
+            }
+        }
+        w.start_node(0);
+        w.start_node(3);
+        w.heal(0, 2);
+        w.heal(2, 3);
+        w.settle();
+    });
+}
+
 /// n1 loses n2 with a write on its way there, and has quorum with n0, whose disk is being resynced and
 /// was not sent the write. n0 does not hear of the generation that n1 starts without n2.
 #[test]
