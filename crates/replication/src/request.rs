@@ -723,7 +723,7 @@ impl Resource {
         write.completed = true;
         let interval = write.interval.take();
         let took = self.now.since(write.since);
-        if let (Some(backing), false) = (&mut self.vols[vol].backing, flush) {
+        if let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !flush) {
             backing.write_done(took);
         }
         self.out.push_back(Output::Complete { volume, id, result });
@@ -747,20 +747,6 @@ impl Resource {
                 Part::Acked => protocol == Protocol::C,
                 _ => false,
             }
-    }
-
-    /// A disk that others can be brought up to date from has the write. A disk that is itself being
-    /// resynced, is only Consistent, or is away may have it, too, but may have to follow one that has
-    /// not.
-    fn is_kept(&self, write: &Write) -> bool {
-        let vol = write.vol;
-        let here = write.local == Local::Ok && self.st.vols[vol].disk == DiskState::UpToDate;
-        let there = |p: PeerIx| {
-            let written = write.parts[self.peers[p].node.index()].counts_as_written();
-            let disk = self.st.peers[p].devs[vol].disk;
-            written && self.st.is_connected(p) && disk == DiskState::UpToDate
-        };
-        here || (0..self.peers.len()).any(there)
     }
 
     /// A diskless Primary holds the completion of writes in a generation that its peers have

@@ -187,6 +187,20 @@ impl Resource {
         }
     }
 
+    /// A disk that others can be brought up to date from has the write. A disk that is itself being
+    /// resynced, is only Consistent, or is away may have it, too, but may have to follow one that has
+    /// not.
+    pub(super) fn is_kept(&self, write: &Write) -> bool {
+        let vol = write.vol;
+        let here = write.local == Local::Ok && self.st.vols[vol].disk == DiskState::UpToDate;
+        let there = |p: PeerIx| {
+            let written = write.parts[self.peers[p].node.index()].counts_as_written();
+            let disk = self.st.peers[p].devs[vol].disk;
+            written && self.st.is_connected(p) && disk == DiskState::UpToDate
+        };
+        here || (0..self.peers.len()).any(there)
+    }
+
     /// The disk is given up: its parts of writes in flight count as failed (L8).
     pub(crate) fn abort_local(&mut self, vol: VolIx) {
         for seq in self.log.seqs() {
