@@ -220,6 +220,50 @@ fn a_second_source_of_a_primary_gets_what_is_under_way() {
     });
 }
 
+/// n2 takes what the Primary n1 proposes when that has given it up, and brings n0 there. By then n1
+/// has brought n2 back. That n0 had left this generation behind means nothing any more.
+#[test]
+fn a_disk_that_is_brought_back_does_not_wait_for_what_it_had_brought_others_to() {
+    let mut plan = Plan::majority(3, 0);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        let force = |volume| AdminCommand::Detach { volume, force: true, intentional: false };
+        w.form();
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.run_seconds(1);
+        w.granted(0, force(VolumeNr(0)));
+        w.stall_disk(2, 30);
+        w.granted(1, force(VolumeNr(0)));
+        let id = w.start(1, WRITE, 64, 8);
+        w.run_for(20_000_000);
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        w.release_disk(2);
+        w.run_seconds(1);
+        w.finish(id).ok();
+        w.close(1, opener);
+        w.wait_secondary(1);
+        let both = [0, 1].map(|node| w.attach(node, 0).unwrap_or(0));
+        w.wait("both are attached", |w| both.iter().all(|id| w.has_answer(*id)));
+        w.wait_disk(0, DiskState::UpToDate);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.heal(1, 2);
+        w.wait("n2 is brought back", |w| {
+            w.disk(2) == DiskState::UpToDate && current(w, 2).same(current(w, 1))
+        });
+        w.heal(0, 1);
+        w.run_seconds(5);
+        w.reset(0, 2);
+        w.settle();
+    });
+}
+
 /// Blocks that are resynced are under writes that wait for quorum, and the connection comes and
 /// goes. Whatever waits for what, each loss of the connection is dealt with at once.
 #[test]

@@ -303,6 +303,10 @@ impl Resource {
                 self.vols[vol].crashed_secondary = false;
                 self.review_primary_ind(vol);
             }
+            // What seemed newer than the disk of before, an equal of this one may know to be given up.
+            for other in 0..self.peers.len() {
+                self.note_newer(other, vol);
+            }
             // This node has what the source has: nothing is left to reconcile with it.
             if self.peers[peer].loss.take().is_some() {
                 self.hold_released();
