@@ -643,3 +643,37 @@ impl Resource {
         writes || ops
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::PeerUuids;
+    use crate::testing::attached;
+    use codec::disk::MdFlags;
+    use vocab::options::ResourceOptions;
+
+    /// A transaction that finds no capable Primary: the one that the neighbour hears has no data
+    /// of another volume.
+    #[test]
+    fn what_a_neighbour_counts_as_missing_is_missing_though_its_data_still_change() {
+        let generation = GenUuid(0x10);
+        let ends = |dirty_bits: u64| {
+            let mut resource = attached(ResourceOptions::default(), |sb| {
+                sb.current_uuid = generation;
+                sb.flags = sb.flags.with(MdFlags::CONSISTENT).with(MdFlags::WAS_UP_TO_DATE);
+            });
+            resource.st.vols[0].disk = DiskState::Consistent;
+            resource.st.peers[0].conn = ConnState::Connected;
+            resource.st.peers[0].devs[0].repl = ReplState::Established;
+            resource.st.peers[0].devs[0].disk = DiskState::UpToDate;
+            let mut uuids = PeerUuids::diskless(generation);
+            uuids.dirty_bits = dirty_bits;
+            uuids.node_mask = NodeId::new(2).expect("a node id").mask();
+            resource.peers[0].devs[0].uuids = Some(uuids);
+            resource.become_up_to_date(true);
+            resource.st.vols[0].disk
+        };
+        assert_eq!(ends(0), DiskState::UpToDate);
+        assert_eq!(ends(1), DiskState::Consistent);
+    }
+}

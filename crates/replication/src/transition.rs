@@ -204,7 +204,8 @@ impl Resource {
     }
 
     /// Blocks are out of sync between this disk and an UpToDate neighbour of its generation, as one
-    /// of them counts: they are fetched (see `want_catch_up`) before this disk is current.
+    /// of them counts: they are fetched (see `want_catch_up`) before this disk is current. From one
+    /// that hears a Primary which this node does not hear, once it is stable.
     pub(crate) fn is_owed(&self, st: &State, vol: VolIx) -> bool {
         let Some(backing) = &self.vols[vol].backing else { return false };
         st.connected().any(|p| {
@@ -213,9 +214,8 @@ impl Resource {
             dev.repl == ReplState::Established
                 && dev.disk == DiskState::UpToDate
                 && uuids.is_some_and(|u| {
-                    let stable = !self.unstable_source(p, vol, u.flags.has(UuidFlags::STABLE));
                     let differs = u.dirty_bits != 0 || backing.oos(self.peers[p].node) != 0;
-                    differs && stable && u.current.same(backing.gens.current())
+                    differs && u.current.same(backing.gens.current())
                 })
         })
     }
