@@ -134,29 +134,6 @@ fn a_verify_gives_way_to_the_settlement_of_a_lost_primary_case_90() {
     });
 }
 
-/// A disk that is left behind while it is being verified is nobody's business until that is over.
-#[test]
-fn a_disk_left_behind_during_a_verify_is_resynced_after_it_case_90() {
-    scenario(Plan::majority(3, 0), |w| {
-        w.form();
-        let opener = w.open(2);
-        w.cut(0, 2);
-        w.wait_lost(2, 0);
-        w.wait_lost(0, 2);
-        // The verify takes its time.
-        behave(w, 0, Behaviour { latency: (20_000_000, 30_000_000), ..Behaviour::default() });
-        w.granted(1, verify(0, 0, u64::MAX));
-        w.write(2, 64);
-        w.close(2, opener);
-        w.wait_secondary(2);
-        w.expect("the verify runs", |w| w.device(1, 0).repl == ReplState::VerifyS);
-        behave(w, 0, Behaviour::default());
-        w.wait_disk(0, DiskState::UpToDate);
-        w.heal(0, 2);
-        w.settle();
-    });
-}
-
 /// The connection breaks, or the target gives up its disk, with requests of the verify on their
 /// way. It ends on both, and the next one goes on where it was.
 #[test]
@@ -210,7 +187,7 @@ fn a_verify_that_is_interrupted_ends_on_both_and_goes_on_case_90() {
 
 /// That two disks differ of which one has left the other behind is known without a verify.
 #[test]
-fn a_disk_left_behind_during_a_verify_is_resynced_at_once() {
+fn a_disk_left_behind_during_a_verify_is_resynced_at_once_case_90() {
     scenario(Plan::majority(3, 0), |w| {
         w.form();
         let opener = w.open(2);
