@@ -11,6 +11,7 @@ use crate::io::{AdminCommand, Output};
 use crate::jobs::JobKind;
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
+use vocab::options::Quorum;
 
 /// A wish was granted at once, will be answered later, or is refused.
 type Granted = Result<Answer, Refusal>;
@@ -118,6 +119,7 @@ impl Resource {
                     let detail = format!("node id {} is in use", config.node_id);
                     return Err(Refusal::config(ConfigError::InvalidRequest, detail));
                 }
+                self.may_change_members()?;
                 self.add_peer(config);
                 self.slots_for_new_peer()?;
                 self.change_hard(|_| {});
@@ -429,6 +431,7 @@ impl Resource {
             let detail = format!("disconnect {} first", self.peers[peer].name);
             return Err(Refusal::config(ConfigError::NetConfigured, detail));
         }
+        self.may_change_members()?;
         let in_use = self.twopc.held.is_some()
             || !self.twopc.jobs.is_empty()
             || self.log.len() > 0
@@ -444,6 +447,24 @@ impl Resource {
         self.change_hard(|_| {});
         self.visible_change = true;
         Ok(Answer::Now)
+    }
+
+    /// Who is counted for quorum changes only while quorum is held: the part of a cluster without it
+    /// could become a majority of other nodes otherwise, beside the one that has it (hard case 34).
+    fn may_change_members(&self) -> Result<(), Refusal> {
+        let without = |v: &usize| self.vols[*v].backing.is_some() && !self.st.vols[*v].quorum;
+        let counts = self.opts.quorum != Quorum::Off;
+        match (0..self.vols.len()).find(without).filter(|_| counts) {
+            None => Ok(()),
+            Some(vol) => Err(Refusal::state(
+                StateError::NoQuorum,
+                format!(
+                    "volume {} has no quorum, and nodes that have it may be in use: connect more of \
+                     them first, or, if you know that they are gone, set quorum to off",
+                    self.vols[vol].nr
+                ),
+            )),
+        }
     }
 
     /// A peer that may have a disk needs bitmap slots on the disks attached already.

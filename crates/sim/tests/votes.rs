@@ -545,6 +545,35 @@ fn a_client_that_may_not_break_ties_costs_nothing_with_its_site_case_35() {
     }
 }
 
+/// n2 is cut off, and other nodes are to be added there: with them it would have a majority, beside
+/// the one that n0 and n1 are. So would it without n0.
+#[test]
+fn nodes_are_added_and_removed_only_with_quorum_case_34() {
+    scenario(Plan::majority(4, 0), |w| {
+        let config = |w: &World, node| w.plan.config(node).peers.pop().expect("n3 is the last one");
+        w.form();
+        w.kill(3);
+        for node in 0..3 {
+            let peer = node_id(3);
+            w.wait_lost(node, 3);
+            w.granted(node, AdminCommand::Disconnect { peer, force: true });
+            w.remove_peer(node, 3);
+        }
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        w.wait_lost_all(0, [2]);
+        w.expect("n2 has no quorum", |w| !quorate(w, 2) && quorate(w, 0));
+        let peer = config(w, 2);
+        w.refused(2, AdminCommand::NewPeer(peer));
+        let peer = node_id(0);
+        w.granted(2, AdminCommand::Disconnect { peer, force: true });
+        w.refused(2, AdminCommand::DelPeer(peer));
+        // The others may.
+        let peer = config(w, 0);
+        w.granted(0, AdminCommand::NewPeer(peer));
+    });
+}
+
 /// n2 is forgotten for good. It had been left behind, so n0 may go on without the others' word.
 #[test]
 fn a_peer_that_is_forgotten_counts_no_more_case_100() {
