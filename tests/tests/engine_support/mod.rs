@@ -29,7 +29,7 @@ const MIB: u64 = 1 << 20;
 const LOG_SHOWN: usize = 120;
 
 /// The binary under test, built once per test process.
-fn binary() -> &'static Path {
+pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("ASHLAR_BINARY") {
