@@ -5,7 +5,7 @@
 mod engine_support;
 
 use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup};
+use engine_support::{Cluster, PATIENCE, Setup};
 
 const EXTENT: u64 = 4 << 20;
 /// Writes at once: nearly twice the extents of the log.
@@ -46,12 +46,16 @@ fn writes_over_more_extents_than_the_log_holds_go_on_case_105() {
 fn survivors_settle_a_primary_that_is_lost_amid_such_writes() {
     let mut cluster = cluster();
     let mut client = Client::open(&cluster.nodes[2].export(), "r0").unwrap();
+    let (report, rounds) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
-        (0..).take_while(|round| client.write_all(&places(*round), &[1; 4096]).is_ok()).count()
+        let written = |round: &_| client.write_all(&places(*round), &[1; 4096]).is_ok();
+        (0..).take_while(written).for_each(|round| _ = report.send(round));
     });
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    for _ in 0..3 {
+        rounds.recv_timeout(PATIENCE).expect("some rounds pass");
+    }
     cluster.nodes[2].kill();
-    assert!(writer.join().unwrap() > 0, "some rounds passed");
+    writer.join().unwrap();
     cluster.wait("the survivors try to connect again", |cluster| {
         cluster.nodes[..2].iter().all(|node| node.peer("charlie").0 == "Connecting")
     });
