@@ -331,13 +331,16 @@ impl DumpV09 {
         }
         writeln!(out, "}}")?;
         comments.write_tail(out, &self.tail, self.max_peers)?;
+        let mut bits = 0;
         for (slot, runs) in (0..self.max_peers).zip(&self.slots) {
             writeln!(out, "bitmap[{slot}] {{")?;
             let runs = runs.clipped(dumped_words(&self.tail, self.max_peers, slot));
             write_words(out, &runs, u64::from(self.max_peers))?;
             writeln!(out, "}}")?;
+            // Of the last one only, as `drbdmeta` does it.
+            bits = runs.count_ones();
         }
-        writeln!(out, "# bits-set {};", self.slots.last().map_or(0, WordRuns::count_ones))
+        writeln!(out, "# bits-set {bits};")
     }
 }
 
@@ -351,8 +354,9 @@ impl DumpV08 {
         writeln!(out, "    flags 0x{:08X};\n}}", self.flags.0)?;
         comments.write_tail(out, &self.tail, 1)?;
         writeln!(out, "bm {{")?;
-        write_words(out, &self.slot.clipped(dumped_words(&self.tail, 1, 0)), 1)?;
-        writeln!(out, "}}\n# bits-set {};", self.slot.count_ones())
+        let runs = self.slot.clipped(dumped_words(&self.tail, 1, 0));
+        write_words(out, &runs, 1)?;
+        writeln!(out, "}}\n# bits-set {};", runs.count_ones())
     }
 }
 

@@ -101,6 +101,26 @@ fn v08_dumps_are_read_and_written_alike() {
 }
 
 #[test]
+fn bits_behind_the_end_of_the_volume_are_neither_written_nor_counted() {
+    let layout = Layout::new(Placement::Internal, Bytes(1 << 30), &MdParams::new(1)).unwrap();
+    for text in [V08, UNCLEAN_DUMP] {
+        let longer = match parse(text).unwrap() {
+            Dump::V08(mut dump) => {
+                dump.slot.push(1000, 1);
+                Dump::V08(dump)
+            }
+            Dump::V09(mut dump) => {
+                dump.slots.last_mut().unwrap().push(1_000_000, 1);
+                Dump::V09(dump)
+            }
+        };
+        let written = rewritten(text, &longer, &layout, 0);
+        let again = rewritten(text, &parse(&written).unwrap(), &layout, 0);
+        assert_eq!(written, again);
+    }
+}
+
+#[test]
 fn members_are_printed_when_known_and_read_back() {
     let mut dump = v09(RUNS);
     dump.members = Some(NodeMask(7));
