@@ -554,7 +554,9 @@ impl Resource {
     /// the position that it has just been told and has no peer-ack yet is for its sources to tell.
     pub(crate) fn peer_attaches(&mut self, peer: PeerIx) {
         let primaries = self.st.primary_peers().without(self.peers[peer].node);
-        self.peers[peer].joined = self.peers[peer].joined.or(primaries);
+        for dev in &mut self.peers[peer].devs {
+            dev.joined = dev.joined.or(primaries);
+        }
     }
 
     /// A node without disk trusts a disk only if it holds the generation it has seen.

@@ -108,7 +108,6 @@ impl Resource {
         p.tie_break = tie_break;
         p.last_rx = now;
         p.heard_at = now;
-        p.joined = NodeMask::EMPTY;
         p.pings_out = 0;
         p.send = Sender { acked_epoch: p.send.acked_epoch, ..Sender::default() };
         p.send.peer_acked = vocab::Dagtag(0);
@@ -125,6 +124,7 @@ impl Resource {
             dev.sent_uuids = None;
             dev.bitmap_in = 0;
             dev.asked = GenUuid::NONE;
+            dev.joined = NodeMask::EMPTY;
         }
         p.hs = Handshake { phase: Phase::Features, ..Handshake::default() };
         p.hs.deadline = Some(now + p.net.ping_timeout * 4);

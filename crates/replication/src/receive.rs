@@ -751,27 +751,36 @@ impl Resource {
     pub(crate) fn others_joined(&mut self, a: NodeId, b: NodeId) {
         for (target, writer) in [(a, b), (b, a)] {
             if let Some(target) = self.peer_ix(target) {
-                self.peers[target].joined.insert(writer);
+                for dev in &mut self.peers[target].devs {
+                    dev.joined.insert(writer);
+                }
             }
         }
     }
 
-    /// A target that has just connected to the Primary `writer` asks for data up to a position of
-    /// its stream; from there on the Primary itself tells it what it misses. What was written
-    /// before and has no peer-ack yet may be missing there: the target is told. False if that has
-    /// to wait, since a write that is not executed yet may stand behind an answer to the target.
-    pub(crate) fn joined_at(&mut self, target: PeerIx, writer: NodeId, position: Dagtag) -> bool {
-        if !self.peers[target].joined.contains(writer) {
+    /// A target asks for data up to a position of the stream of the Primary `writer`; from there on
+    /// the Primary itself tells it what it misses. What was written before and has no peer-ack yet
+    /// may be missing there, if the two have just connected, or the resync has begun while it was on
+    /// its way here: the target is told. False if that has to wait, since a write that is not executed
+    /// yet may stand behind an answer to the target.
+    pub(crate) fn joined_at(
+        &mut self,
+        target: PeerIx,
+        vol: VolIx,
+        writer: NodeId,
+        position: Dagtag,
+    ) -> bool {
+        if !self.peers[target].devs[vol].joined.contains(writer) {
             return true;
         }
         if let Some(peer) = self.peer_ix(writer) {
-            let before = |u: &&Unacked| u.dagtag <= position;
-            if self.peers[peer].recv.unacked.iter().filter(before).any(|u| u.ok.is_none()) {
+            let before = |u: &Unacked| u.vol == vol && u.dagtag <= position;
+            if self.peers[peer].recv.unacked.iter().any(|u| before(u) && u.ok.is_none()) {
                 return false;
             }
-            self.tell_unacked(target, peer, |u| u.dagtag <= position);
+            self.tell_unacked(target, peer, before);
         }
-        self.peers[target].joined.remove(writer);
+        self.peers[target].devs[vol].joined.remove(writer);
         true
     }
 

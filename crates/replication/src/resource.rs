@@ -273,9 +273,6 @@ pub(crate) struct Peer {
     pub send: Sender,
     pub recv: Receiver,
     pub last_rx: Instant,
-    /// Nodes that this peer has just connected to. What such a Primary wrote before, this node may
-    /// get from it without anyone knowing whether the peer has it.
-    pub joined: NodeMask,
     /// What arrived since then, the peer has said knowing all that this node knew at that time.
     pub heard_at: Instant,
     /// A ping asks for that.
@@ -379,6 +376,10 @@ pub(crate) struct PeerDevice {
     pub reads_pending: u32,
     /// Own generation when the peer was last asked to compare (GOT_STABLE), until it answers.
     pub asked: GenUuid,
+    /// Nodes that this peer has just connected to, or may have connected to before a resync to it
+    /// began. What such a Primary wrote before, this node may get from it without anyone knowing
+    /// whether the peer has it.
+    pub joined: NodeMask,
     /// What this node sent as its UUIDs in the running handshake.
     pub sent_uuids: Option<SentUuids>,
 }
@@ -704,7 +705,6 @@ impl Resource {
             send: Sender::default(),
             recv: Receiver::default(),
             last_rx: self.now,
-            joined: NodeMask::EMPTY,
             heard_at: self.now,
             hearing: false,
             pings_out: 0,
@@ -847,6 +847,7 @@ impl PeerDevice {
             received_sectors: 0,
             reads_pending: 0,
             asked: GenUuid::NONE,
+            joined: NodeMask::EMPTY,
             sent_uuids: None,
         }
     }

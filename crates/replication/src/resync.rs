@@ -147,6 +147,7 @@ impl Resource {
                 self.outrun_unacked(vol, SectorRange::new(0, self.vols[vol].size.0), node.mask());
                 self.mark_unfinished(vol, node);
                 self.cover_unacked(vol, node);
+                self.peers[peer].devs[vol].joined = NodeMask::ALL;
                 self.send_bitmap(peer, vol);
                 self.exchange_progress(peer, vol);
             }
@@ -160,7 +161,10 @@ impl Resource {
                 self.exchange_progress(peer, vol);
             }
             StartingSyncT => self.set_all_bits(peer, vol, true),
-            StartingSyncS => self.set_all_bits(peer, vol, false),
+            StartingSyncS => {
+                self.peers[peer].devs[vol].joined = NodeMask::ALL;
+                self.set_all_bits(peer, vol, false);
+            }
             SyncTarget | PausedSyncT => {
                 if !matches!(was, SyncTarget | PausedSyncT) {
                     self.start_target(peer, vol);

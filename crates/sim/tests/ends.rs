@@ -7,7 +7,7 @@ use replication::io::AdminCommand;
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::{ConnState, DiskState, VolumeNr};
+use vocab::{ConnState, DiskState, ReplState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -101,4 +101,35 @@ fn a_primary_begins_a_resync_while_another_one_ends(order: [usize; 2]) {
 fn a_primary_sends_data_until_its_target_knows_of_the_resync() {
     a_primary_begins_a_resync_while_another_one_ends([0, 2]);
     a_primary_begins_a_resync_while_another_one_ends([2, 0]);
+}
+
+/// What the client n2 writes while it does not see n1 takes long to get to n0. It meets n1, and then
+/// n1 and n0 lose each other and begin again: n0 has not forgotten what n1 may lack.
+#[test]
+fn a_source_that_connects_anew_tells_what_was_written_before_its_target_met_the_primary() {
+    let mut plan = Plan::majority(2, 1);
+    plan.resource.peer_ack_delay = Duration::from_secs(10);
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.cut(1, 2);
+        w.wait_lost_all(1, [2]);
+        w.write(2, 8);
+        // Only the stream of data is late.
+        w.slow(2, 0, 10_000_000_000);
+        let late = w.start(2, WRITE, 40960, 8);
+        w.slow(2, 0, 100_000);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.wait("the resync begins", |w| w.device(1, 0).repl == ReplState::SyncTarget);
+        w.reset(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.wait_connected(0, 1);
+        w.expect("the write is on its way", |w| !w.is_answered(late));
+        w.finish(late).ok();
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
 }

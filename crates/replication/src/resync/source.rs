@@ -197,8 +197,10 @@ impl Resource {
         if self.dependency_met(dep) != Ok(true) {
             return;
         }
+        // A verify fetches nothing, and finds what differs.
+        let fetches = kind != ServeKind::Verify && dep != DagtagDep::default();
         if let Some(writer) = u8::try_from(dep.node_id).ok().and_then(NodeId::new) {
-            if dep != DagtagDep::default() && !self.joined_at(peer, writer, dep.dagtag) {
+            if fetches && !self.joined_at(peer, vol, writer, dep.dagtag) {
                 return;
             }
         }
