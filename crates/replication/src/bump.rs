@@ -466,6 +466,8 @@ impl Resource {
         // A peer vouching for this node's data may have been waited for (A5).
         self.change_hard(|_| {});
         self.want_catch_up();
+        // It may have been missing only that the peer is at the generation of the own disk.
+        self.want_gathered();
         Ok(())
     }
 
@@ -541,6 +543,7 @@ impl Resource {
                 }
             }
         }
+        self.want_gathered();
         Ok(())
     }
 

@@ -502,6 +502,36 @@ fn a_generation_that_was_lost_with_the_disk_that_was_to_hold_it_never_was() {
 }
 
 #[test]
+fn a_disk_that_could_not_take_what_was_proposed_is_current_when_it_is_back() {
+    let mut plan = with_quorum(2, 1);
+    plan.resource.on_no_quorum = OnNoQuorum::SuspendIo;
+    scenario(plan, |w| {
+        let by_force =
+            AdminCommand::Detach { volume: VolumeNr(0), force: true, intentional: false };
+        w.form();
+        let opener = w.open(0);
+        w.granted(1, by_force.clone());
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        // The first write of n1 starts a generation, which does not get on the only disk.
+        let opener = w.open(1);
+        w.stall_disk(0, 60);
+        let write = w.start(1, WRITE, 0, 8);
+        w.run_seconds(1);
+        w.granted(0, by_force);
+        w.release_disk(0);
+        w.attach_again(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.finish(write).ok();
+        w.write(1, 8);
+        w.attach_again(1);
+        w.close(1, opener);
+        w.settle();
+    });
+}
+
+#[test]
 fn a_disk_that_is_to_be_resynced_is_not_sent_what_is_held() {
     let mut plan = Plan::majority(2, 1);
     plan.resource.on_no_quorum = OnNoQuorum::SuspendIo;
