@@ -197,6 +197,7 @@ fn answer(engine: &Arc<Engine>, writer: &Writer, call: Call) -> io::Result<()> {
         }
         request => request,
     };
+    let _unanswered = engine.unanswered.clone();
     let what = name(&request);
     let patience = Duration::from_millis(timeout_ms.into());
     let deadline = Instant::now() + patience.saturating_sub(MARGIN).max(patience / 2);

@@ -138,6 +138,8 @@ pub(crate) struct Engine {
     pub(crate) started: Instant,
     /// Asks the main thread to shut down: by force or not, and where the answer goes.
     pub(crate) shutdown: mpsc::Sender<Shutdown>,
+    /// Held by every call that has no answer yet.
+    pub(crate) unanswered: Arc<()>,
 }
 
 /// A wish to end.

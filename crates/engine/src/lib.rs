@@ -42,6 +42,9 @@ use crate::log::{Level, log};
 use crate::shard::Message;
 use crate::state::StateDir;
 
+/// So long the process waits for the last answers on its control socket to be written.
+const ANSWERS: Duration = Duration::from_secs(1);
+
 /// How an engine is run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -109,6 +112,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         host: host.clone(),
         started: std::time::Instant::now(),
         shutdown: shutdown.clone(),
+        unanswered: Arc::default(),
     });
     introduce_shards(&engine)?;
     let file = options.config.as_deref().map(|file| (file, host.as_str()));
@@ -120,6 +124,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     log!(Level::Info, "engine", "ready at {}", options.socket.display());
     wait_for_the_end(&engine, &wishes);
     wind_down(&engine, options.exit_timeout);
+    see_answers_off(&engine.unanswered);
     let _ = std::fs::remove_file(&options.socket);
     log!(Level::Info, "engine", "ended");
     Ok(())
@@ -206,6 +211,15 @@ fn wait_for_the_end(engine: &Engine, wishes: &mpsc::Receiver<Shutdown>) {
         }
         let detail = format!("{open} clients have volumes open; close them, or use --force");
         let _ = answer.send(Err(Refusal::state(StateError::DeviceInUse, detail)));
+    }
+}
+
+/// Whoever wished for the end hears of it before the process is gone, as do others that were
+/// answered just now.
+fn see_answers_off(unanswered: &Arc<()>) {
+    let begin = std::time::Instant::now();
+    while Arc::strong_count(unanswered) > 1 && begin.elapsed() < ANSWERS {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
