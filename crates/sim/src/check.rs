@@ -322,7 +322,11 @@ impl World {
             let up_to_date = p.as_ref().is_some_and(|p| {
                 p.conn == ConnState::Connected && p.devices[volume].disk == DiskState::UpToDate
             });
-            if up_to_date && self.plan.acks_are_replicated() && self.net.linked(node, peer) {
+            // It may have been outdated, and the news of that still be on its way.
+            let outdated =
+                self.view(peer).is_some_and(|v| v.volumes[volume].disk <= DiskState::Outdated);
+            let strict = up_to_date && !outdated && self.plan.acks_are_replicated();
+            if strict && self.net.linked(node, peer) {
                 locations.push(peer);
             }
         }
