@@ -672,6 +672,10 @@ impl Resource {
         }
         let susp = &self.st.susp;
         let frozen = susp.quorum || susp.no_data || susp.fencing || susp.uuid_bridge;
+        if !frozen {
+            self.forget_absent(seq);
+        }
+        let Some(write) = self.log.get(seq) else { return };
         let vol = write.vol;
         // A disk that was there and has not got it must not pass for current (semantics §8.6 L7).
         let missed = (write.parts.iter().any(|p| matches!(p, Part::Neg | Part::Lost))

@@ -1,5 +1,6 @@
 //! Hard cases 1 to 14 of semantics §14: a Primary without a disk, and day 0.
 
+use codec::wire::Packet;
 use replication::io::AdminCommand;
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
@@ -958,5 +959,38 @@ fn without_quorum_a_flush_answers_for_what_its_client_has_been_told() {
         w.wait_connected(1, 2);
         w.open(2);
         w.flush(2);
+    });
+}
+
+/// The client was suspended by its operator, too, so that nothing of what is held is given up.
+#[test]
+fn what_a_resync_takes_back_does_not_count_while_the_disk_is_away() {
+    scenario(with_quorum(3, 1), |w| {
+        let (opener, held) = held_on_one_of_three(w);
+        let drained = w.admin(3, AdminCommand::SuspendIo);
+        w.run_for(20 * MILLISECOND);
+        w.cut(1, 3);
+        w.wait_lost_all(1, [3]);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.run_seconds(2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.detach(0);
+        let n1_has_it =
+            |p: &Packet| matches!(p, Packet::PeerAck(ack) if ack.mask.contains(node_id(1)));
+        let wrong = w.tap(3, 2, n1_has_it);
+        w.rejoin(3, [0, 2]);
+        w.finish(held).expect("n2 has it");
+        w.wait("the client has drained", |w| w.has_answer(drained));
+        w.heal(1, 3);
+        w.granted(3, AdminCommand::ResumeIo);
+        w.expect("n2 is not told that n1 has it", |w| w.tapped(wrong) == 0);
+        w.wait_connected(1, 3);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.read(3, 0);
+        w.heal(0, 1);
+        w.attach_again(0);
+        w.close(3, opener);
+        w.settle();
     });
 }

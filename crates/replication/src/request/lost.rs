@@ -1,7 +1,7 @@
 //! Writes in flight when a peer or the own disk is lost, and when the peer is back (semantics §8.6).
 
 use vocab::options::Protocol;
-use vocab::{DiskState, NodeId, ReplState, Role, SectorRange};
+use vocab::{ConnState, DiskState, NodeId, ReplState, Role, SectorRange};
 
 use super::{Local, Part, WaitingOn, Write, local_io};
 use crate::handshake::Phase;
@@ -47,6 +47,19 @@ impl Resource {
             let part = &mut write.parts[node.index()];
             if *part == Part::Stable {
                 *part = Part::Kept;
+            }
+        }
+    }
+
+    /// The write may end without a peer that had acknowledged it and is away. That may have been
+    /// resynced since, from one that does not have the write or gets it only now: it counts as
+    /// missing there, also where an operator's suspension has kept its word (L5).
+    pub(super) fn forget_absent(&mut self, seq: u64) {
+        let Some(write) = self.log.get_mut(seq) else { return };
+        for (peer, st) in self.peers.iter().zip(&self.st.peers) {
+            let part = &mut write.parts[peer.node.index()];
+            if st.conn != ConnState::Connected && part.counts_as_written() {
+                *part = Part::Lost;
             }
         }
     }
