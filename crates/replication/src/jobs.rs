@@ -740,7 +740,7 @@ impl Resource {
     }
 
     /// The peer has what a crashed Primary left, and this disk what a disk has that had stayed.
-    fn is_crashed_in_own(&self, peer: PeerIx, vol: VolIx) -> bool {
+    pub(crate) fn is_crashed_in_own(&self, peer: PeerIx, vol: VolIx) -> bool {
         let of_survivor = self.vols[vol].of_survivor;
         self.st.peers[peer].role != Role::Primary
             && self.peers[peer].devs[vol].uuids.as_ref().is_some_and(|u| {

@@ -567,6 +567,8 @@ impl Resource {
                 }
                 _ => StateError::CwFailedByPeer.into(),
             }),
+            // What it was to begin from has gone.
+            Answer::Yes if self.has_lost_source(held) => Err(StateError::ConcurrentStChg.into()),
             Answer::Yes => self.initiator_checks(held),
         };
         match result {
@@ -741,7 +743,11 @@ impl Resource {
             self.others_joined(held.initiator, target);
         }
         let initiator = self.peer_ix(held.initiator);
+        let stale = target_is_me && self.has_lost_source(&held);
         match (held.op, initiator, target_is_me) {
+            (Operation::ResyncAsTarget, Some(peer), true) if stale => {
+                self.disagree(peer, "is to be resynced from this disk, which was left behind");
+            }
             (Operation::Connect(_), Some(peer), true) => self.apply_connect(peer),
             (Operation::Disconnect(outdates), Some(peer), true) => {
                 self.apply_disconnect(

@@ -436,3 +436,48 @@ fn a_node_that_left_before_a_fresh_start_gets_everything_case_14() {
         w.settle();
     });
 }
+
+/// The client n2 holds a write that only n0 was to get. n1 has caught up with n0 meanwhile, and is
+/// current. When n2 is back n0 asks n1 for what it may have missed, and gets the write; n1 is told
+/// that it lacks it. Then n1 is nobody to resync from any more.
+fn source_is_left_behind(delay_to_n1: [u64; 2]) {
+    let mut plan = Plan::majority(2, 1);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.cut_off(1, [0, 2]);
+        w.wait_lost_all(1, [0, 2]);
+        w.write(2, 4096);
+        w.cut(0, 2);
+        let held = w.start(2, WRITE, EXTENT, 8);
+        w.wait_lost_all(0, [2]);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.heal(0, 1);
+        w.wait_disk(1, DiskState::UpToDate);
+        // n2 does not go on with n1 before it meets n0.
+        w.cut_one_way(1, 2);
+        w.granted(0, AdminCommand::Outdate { volume: V0 });
+        for (node, delay) in [(0, delay_to_n1[0]), (2, delay_to_n1[1])] {
+            w.slow(node, 1, delay * MILLISECOND);
+        }
+        w.heal(0, 2);
+        w.wait_connected(0, 2);
+        w.run_for(150 * MILLISECOND);
+        w.heal_one_way(1, 2);
+        w.run_seconds(1);
+        w.slow(0, 1, MILLISECOND);
+        w.slow(2, 1, MILLISECOND);
+        w.finish(held).ok();
+        w.read(2, EXTENT);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_resync_does_not_begin_from_a_source_that_was_left_behind_before_it_agreed() {
+    source_is_left_behind([50, 1]);
+}

@@ -3,7 +3,28 @@
 use codec::wire::{Operation, Outdates};
 use vocab::{ConnState, DiskState, ReplState, Role};
 
+use super::Held;
+use crate::resource::Resource;
 use crate::state::{PeerIx, State, VolIx};
+
+impl Resource {
+    /// The disk that a resync was to begin from was current when that was asked for, and is not any
+    /// more: a client has told it that it misses writes. The target may have just these, and would
+    /// be brought back to what was there before.
+    pub(super) fn has_lost_source(&self, held: &Held) -> bool {
+        let Some(vol) = held.vol else { return false };
+        let own = self.st.vols[vol].disk;
+        let target = held.target.and_then(|t| self.peer_ix(t));
+        let source = match (held.op, target) {
+            (Operation::ResyncAsTarget, Some(peer)) => self.st.peers[peer].devs[vol].disk,
+            (Operation::ResyncAsTarget, None) => own,
+            // Who has stayed beside a disk that crashed may be behind for another reason.
+            (Operation::ResyncAsSource, Some(peer)) if !self.is_crashed_in_own(peer, vol) => own,
+            _ => return false,
+        };
+        source < DiskState::UpToDate
+    }
+}
 
 /// The own states after an own transaction (connections apart).
 pub(crate) fn apply_own_change(
