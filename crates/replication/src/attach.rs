@@ -77,6 +77,7 @@ impl Resource {
         volume.crashed_primary = crashed && !running;
         volume.lost_quorum = lost_quorum && !running;
         volume.crashed_secondary = unclean && !running;
+        volume.told_behind = false;
         volume.lost_cache = image.volatile_cache && !ran_on;
         volume.boot = image.boot;
         volume.intentional_diskless = false;

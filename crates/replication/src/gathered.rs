@@ -125,6 +125,8 @@ impl Resource {
         let unheard = self.far_primaries.minus(self.st.connected_mask());
         // A disk that stopped under writes may have lost some that another one has.
         let unclean = self.vols[vol].crashed_secondary || self.vols[vol].crashed_primary;
+        // So does one that was told it misses some.
+        let lacks = unclean || self.vols[vol].told_behind;
         let differs = |p: PeerIx| {
             let theirs = self.peers[p].devs[vol].uuids.as_ref().map_or(0, |u| u.dirty_bits);
             backing.oos(self.peers[p].node) != 0 || theirs != 0
@@ -134,6 +136,6 @@ impl Resource {
             && unheard.is_empty()
             && !self.loss_pending()
             && (0..self.peers.len()).all(behind)
-            && !(unclean && self.equals(vol).any(differs))
+            && !(lacks && self.equals(vol).any(differs))
     }
 }

@@ -923,6 +923,7 @@ impl Resource {
             // It became current while this was on its way. It is not; it catches up.
             self.change_hard(|st| st.vols[vol].disk = DiskState::Outdated);
         }
+        self.vols[vol].told_behind |= current && self.st.vols[vol].disk < DiskState::UpToDate;
         Ok(())
     }
 }

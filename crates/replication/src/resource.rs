@@ -134,6 +134,8 @@ pub(crate) struct Volume {
     /// Stopped as a Secondary while its Primary wrote: it may hold writes that others lack, and
     /// lack some that it had not flushed. It is not simply equal to peers of its generation.
     pub crashed_secondary: bool,
+    /// A Primary has said that others have writes which it misses, and it has not been current since.
+    pub told_behind: bool,
     /// When it stopped so, the cache of its disk may have been lost with the power. Means nothing
     /// for a disk that did not stop under writes.
     pub lost_cache: bool,
@@ -655,6 +657,7 @@ impl Resource {
             crashed_primary: false,
             of_survivor: GenUuid::NONE,
             crashed_secondary: false,
+            told_behind: false,
             lost_cache: false,
             boot: 0,
             met_at: Instant(0),

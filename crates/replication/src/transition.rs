@@ -611,6 +611,7 @@ impl Resource {
             self.write_again(vol);
         }
         if disk == DiskState::UpToDate {
+            self.vols[vol].told_behind = false;
             let backing = self.vols[vol].backing.as_ref().filter(|b| !b.is_adopting());
             if let Some(current) = backing.map(|b| b.gens.current()) {
                 self.vols[vol].expose(current);

@@ -481,3 +481,8 @@ fn source_is_left_behind(delay_to_n1: [u64; 2]) {
 fn a_resync_does_not_begin_from_a_source_that_was_left_behind_before_it_agreed() {
     source_is_left_behind([50, 1]);
 }
+
+#[test]
+fn a_resync_does_not_begin_from_a_source_that_was_left_behind_once_it_had_agreed() {
+    source_is_left_behind([50, 75]);
+}
