@@ -311,9 +311,6 @@ impl Resource {
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         backing.negotiating = Some(waiting);
         for peer in 0..self.peers.len() {
-            let ours = self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0;
-            let shown = !self.is_vouching_to(peer, vol);
-            self.peers[peer].devs[vol].names_own = ours && shown;
             self.peers[peer].devs[vol].uuids_fresh = false;
             // What a Primary wrote until it knew of this disk, its peers have to tell.
             self.peers[peer].recv.is_placed = false;
@@ -346,16 +343,13 @@ impl Resource {
     }
 
     /// A peer's states arrived while this disk negotiates. One that has lost its disk before it
-    /// heard of this one has nothing to compare, but names what it has seen if it is one of ours.
+    /// heard of this one has nothing to compare.
     pub(crate) fn attach_answer(&mut self, peer: PeerIx, vol: VolIx) {
         let node = self.peers[peer].node;
         let word = self.peers[peer].devs[vol].last_word;
         let told = self.peers[peer].devs[vol].uuids_fresh
             && word.and_then(|w| w.pdsk()) == Some(DiskState::Negotiating);
-        // A client names the generation of its users. What it said before may be one that it has only
-        // proposed, and that went with the disk which was to hold it.
-        let nothing = self.st.peers[peer].devs[vol].disk < DiskState::Negotiating;
-        let answered = told || nothing && !self.peers[peer].devs[vol].names_own;
+        let answered = told || self.st.peers[peer].devs[vol].disk < DiskState::Negotiating;
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let Some(waiting) = backing.negotiating.as_mut() else { return };
         if answered && waiting.contains(node) {

@@ -526,7 +526,7 @@ impl Resource {
         let node = self.peers[peer].node;
         let known = self.peers[peer].devs[vol].uuids.as_ref().map(|u| u.current);
         self.peers[peer].devs[vol].uuids = Some(PeerUuids::diskless(current));
-        self.peers[peer].devs[vol].uuids_fresh = self.knows_attach(peer, vol);
+        self.peers[peer].devs[vol].uuids_fresh = true;
         let disk = self.st.vols[vol].disk;
         if primary {
             self.adopt(peer, vol, current, weak.with(node), true);

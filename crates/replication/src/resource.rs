@@ -338,8 +338,6 @@ pub(crate) struct PeerDevice {
     pub uuids_fresh: bool,
     /// They are those of a disk that the peer is attaching, and were not compared yet.
     pub uuids_attaching: bool,
-    /// Shown the disk that negotiates here, the peer names its generation, with or without a disk.
-    pub names_own: bool,
     /// The peer has shown itself as resync source or in a verify since it began.
     pub source_seen: bool,
     /// It was Inconsistent when it was lost without a word. Its resync may have come to its end
@@ -831,7 +829,6 @@ impl PeerDevice {
             maybe_current: false,
             disk_since: Instant::default(),
             uuids_attaching: false,
-            names_own: false,
             source_seen: false,
             sizes: None,
             last_sent: None,

@@ -523,7 +523,7 @@ fn a_disk_that_could_not_take_what_was_proposed_is_current_when_it_is_back() {
         w.granted(0, by_force);
         w.release_disk(0);
         w.attach_again(0);
-        w.expect("it is current at once", |w| w.disk(0) == DiskState::UpToDate);
+        w.wait_disk(0, DiskState::UpToDate);
         w.finish(write).ok();
         w.write(1, 8);
         w.attach_again(1);
