@@ -712,3 +712,149 @@ fn a_survivor_waits_for_all_others_before_one_of_them_vouches_for_it() {
         w.settle();
     });
 }
+
+/// The Primary n3 has no disk and no quorum, and its last write is on n1 alone, over a block that
+/// nobody is told of any more who has it: n1 is compared with the others, which have gone on without
+/// both, block by block. Gives the opener and the write.
+fn last_write_on_n1_alone(w: &mut World) -> (u64, u64) {
+    w.form();
+    let opener = w.open(3);
+    w.run_seconds(1);
+    w.write(3, 0);
+    APART.into_iter().for_each(|(a, b)| w.cut(a, b));
+    let id = w.start(3, WRITE, 0, 8);
+    for (a, b) in APART {
+        w.wait_lost(a, b);
+        w.wait_lost(b, a);
+    }
+    (opener, id)
+}
+
+const APART: [(usize, usize); 4] = [(3, 0), (3, 2), (1, 0), (1, 2)];
+
+#[test]
+fn what_a_disk_has_acknowledged_and_lost_by_a_resync_is_not_reported_by_its_word() {
+    scenario(Plan::majority(3, 1), |w| {
+        let (opener, id) = last_write_on_n1_alone(w);
+        w.heal(1, 2);
+        // It may fail, but not be reported without a disk that has it.
+        w.finish(id).ok();
+        w.close(3, opener);
+        APART.into_iter().for_each(|(a, b)| w.heal(a, b));
+        w.settle();
+    });
+}
+
+#[test]
+fn what_a_disk_has_lost_by_a_resync_while_it_was_away_is_not_reported_by_its_word() {
+    scenario(Plan::majority(3, 1), |w| {
+        let (opener, id) = last_write_on_n1_alone(w);
+        w.cut(1, 3);
+        w.wait_lost(3, 1);
+        w.wait_lost(1, 3);
+        w.heal(1, 2);
+        w.wait("n1 is like n2", |w| {
+            w.connected(1, 2) && w.disk(1) == DiskState::UpToDate && w.device(1, 2).out_of_sync == 0
+        });
+        w.heal(1, 3);
+        // It may fail, but not be reported without a disk that has it.
+        w.finish(id).ok();
+        w.close(3, opener);
+        APART.into_iter().for_each(|(a, b)| w.heal(a, b));
+        w.settle();
+    });
+}
+
+#[test]
+fn what_a_disk_has_lost_by_a_resync_in_which_it_comes_back_is_not_reported_by_its_word() {
+    scenario(Plan::majority(3, 1), |w| {
+        let (opener, id) = last_write_on_n1_alone(w);
+        w.cut(1, 3);
+        w.wait_lost(3, 1);
+        w.wait_lost(1, 3);
+        w.heal(1, 2);
+        w.wait("the resync begins", |w| w.disk(1) == DiskState::Inconsistent);
+        w.stall_disk(2, 30);
+        w.heal(1, 3);
+        w.wait_connected(1, 3);
+        w.expect("n1 waits for n2", |w| w.disk(1) == DiskState::Inconsistent);
+        w.release_disk(2);
+        // It may fail, but not be reported without a disk that has it.
+        w.finish(id).ok();
+        w.close(3, opener);
+        APART.into_iter().for_each(|(a, b)| w.heal(a, b));
+        w.settle();
+    });
+}
+
+/// n0 is resynced when the Primary is cut off from the others, takes its last write in the middle of
+/// that, and is resynced once more when its sources, which were lost, are back.
+#[test]
+fn what_a_resync_target_has_acknowledged_and_lost_is_not_reported_by_its_word() {
+    scenario(Plan::majority(3, 1), |w| {
+        w.form();
+        let opener = w.open(3);
+        w.detach(0);
+        w.write(3, 0);
+        w.attach_again(0);
+        w.wait("the resync begins", |w| w.disk(0) == DiskState::Inconsistent);
+        w.stall_disk(1, 30);
+        w.stall_disk(2, 30);
+        w.wait("it is known", |w| w.device(3, 0).disk == DiskState::Inconsistent);
+        w.cut_off(3, [1, 2]);
+        let id = w.start(3, WRITE, 0, 8);
+        w.wait_lost_all(3, [1, 2]);
+        w.kill(1);
+        w.kill(2);
+        w.release_disk(1);
+        w.release_disk(2);
+        w.run_seconds(1);
+        w.start_node(1);
+        w.start_node(2);
+        // It may fail, but not be reported without a disk that has it.
+        w.finish(id).ok();
+        w.close(3, opener);
+        w.rejoin(3, [1, 2]);
+        w.settle();
+    });
+}
+
+/// n0 has the last write of the Primary, and n1 has not; then n1 is its source, and has lost the
+/// Primary, which does not know that when n0 is current.
+#[test]
+fn what_a_target_has_lost_to_a_source_that_had_lost_the_primary_is_not_reported_by_its_word() {
+    scenario(Plan::majority(3, 1), |w| {
+        w.form();
+        let opener = w.open(3);
+        let pause = |peer, pause| {
+            let (peer, volume) = (node_id(peer), VolumeNr(0));
+            AdminCommand::PauseSync { peer, volume, pause }
+        };
+        w.cut(3, 2);
+        w.wait_lost(3, 2);
+        w.wait_lost(2, 3);
+        w.detach(0);
+        w.write(3, 0);
+        w.granted(0, pause(1, true));
+        w.granted(0, pause(2, true));
+        w.attach_again(0);
+        w.wait("n0 waits for n1", |w| w.device(3, 0).disk == DiskState::Inconsistent);
+        w.cut(3, 1);
+        let id = w.start(3, WRITE, 0, 8);
+        w.run_seconds(1);
+        w.granted(0, pause(1, false));
+        // n1 asks whom it hears. Most of the time it serves n0 before others tell it that the
+        // Primary goes on.
+        w.kill(2);
+        w.wait_lost(1, 3);
+        w.wait_lost(3, 1);
+        w.run_seconds(1);
+        w.rejoin(3, [1, 2]);
+        w.start_node(2);
+        w.granted(0, pause(2, false));
+        // It fails where nobody was current when there was a quorum again.
+        w.finish(id).ok();
+        w.close(3, opener);
+        w.settle();
+    });
+}
