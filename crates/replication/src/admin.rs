@@ -1,6 +1,7 @@
 //! Wishes of operators.
 
 use codec::wire::UuidFlags;
+use vocab::options::Quorum;
 use vocab::{
     ConfigError, ConnState, DiskState, NodeId, NodeMask, Refusal, ReplState, Role, StateError,
     VolumeNr,
@@ -11,7 +12,6 @@ use crate::io::{AdminCommand, Output};
 use crate::jobs::JobKind;
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
-use vocab::options::Quorum;
 
 /// A wish was granted at once, will be answered later, or is refused.
 type Granted = Result<Answer, Refusal>;
@@ -452,7 +452,8 @@ impl Resource {
     /// Who is counted for quorum changes only while quorum is held: the part of a cluster without it
     /// could become a majority of other nodes otherwise, beside the one that has it (hard case 34).
     fn may_change_members(&self) -> Result<(), Refusal> {
-        let without = |v: &usize| self.vols[*v].backing.is_some() && !self.st.vols[*v].quorum;
+        let used = |v: &usize| self.vols[*v].backing.is_some() || self.st.role == Role::Primary;
+        let without = |v: &usize| used(v) && !self.st.vols[*v].quorum;
         let counts = self.opts.quorum != Quorum::Off;
         match (0..self.vols.len()).find(without).filter(|_| counts) {
             None => Ok(()),

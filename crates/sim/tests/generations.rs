@@ -152,44 +152,6 @@ fn a_resync_does_not_wait_for_writes_that_wait_for_quorum_case_66() {
     });
 }
 
-/// n0 is Primary, and its disk is being resynced. What it has just written waits for quorum, and the
-/// others are let in once that disk has got to where its users are.
-#[test]
-fn a_resync_does_not_wait_for_writes_that_wait_for_quorum() {
-    scenario(Plan::majority(4, 0), |w| {
-        w.form();
-        let opener = w.open(0);
-        w.write(0, 0);
-        let volume = VolumeNr(0);
-        w.granted(0, AdminCommand::Detach { volume, force: true, intentional: false });
-        let id = w.start(0, WRITE, 0, 512);
-        w.finish(id).ok();
-        for peer in [1, 2, 3] {
-            let peer = node_id(peer);
-            w.granted(0, AdminCommand::PauseSync { peer, volume, pause: true });
-        }
-        w.attach_again(0);
-        w.kill(3);
-        w.wait_lost(0, 3);
-        // n2 takes the generation that the write starts, n1 does not.
-        w.stall_disk(1, 300);
-        let id = w.start(0, WRITE, 4, 8);
-        w.run_for(100_000_000);
-        w.kill(1);
-        w.wait_lost(0, 1);
-        w.release_disk(1);
-        for peer in [1, 2, 3] {
-            let peer = node_id(peer);
-            w.granted(0, AdminCommand::PauseSync { peer, volume, pause: false });
-        }
-        w.start_node(1);
-        w.start_node(3);
-        w.finish(id).ok();
-        w.close(0, opener);
-        w.settle();
-    });
-}
-
 /// n2 is Primary, and its disk is being resynced. n1 comes when a write is on its way to n0 alone, and
 /// takes the generation that this write started.
 #[test]

@@ -733,39 +733,6 @@ fn last_write_on_n1_alone(w: &mut World) -> (u64, u64) {
 const APART: [(usize, usize); 4] = [(3, 0), (3, 2), (1, 0), (1, 2)];
 
 #[test]
-fn what_a_disk_has_acknowledged_and_lost_by_a_resync_is_not_reported_by_its_word() {
-    scenario(Plan::majority(3, 1), |w| {
-        let (opener, id) = last_write_on_n1_alone(w);
-        w.heal(1, 2);
-        // It may fail, but not be reported without a disk that has it.
-        w.finish(id).ok();
-        w.close(3, opener);
-        APART.into_iter().for_each(|(a, b)| w.heal(a, b));
-        w.settle();
-    });
-}
-
-#[test]
-fn what_a_disk_has_lost_by_a_resync_while_it_was_away_is_not_reported_by_its_word() {
-    scenario(Plan::majority(3, 1), |w| {
-        let (opener, id) = last_write_on_n1_alone(w);
-        w.cut(1, 3);
-        w.wait_lost(3, 1);
-        w.wait_lost(1, 3);
-        w.heal(1, 2);
-        w.wait("n1 is like n2", |w| {
-            w.connected(1, 2) && w.disk(1) == DiskState::UpToDate && w.device(1, 2).out_of_sync == 0
-        });
-        w.heal(1, 3);
-        // It may fail, but not be reported without a disk that has it.
-        w.finish(id).ok();
-        w.close(3, opener);
-        APART.into_iter().for_each(|(a, b)| w.heal(a, b));
-        w.settle();
-    });
-}
-
-#[test]
 fn what_a_disk_has_lost_by_a_resync_in_which_it_comes_back_is_not_reported_by_its_word() {
     scenario(Plan::majority(3, 1), |w| {
         let (opener, id) = last_write_on_n1_alone(w);

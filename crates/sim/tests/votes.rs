@@ -572,6 +572,19 @@ fn nodes_are_added_and_removed_only_with_quorum_case_34() {
         let peer = config(w, 0);
         w.granted(0, AdminCommand::NewPeer(peer));
     });
+    // Nor by a Primary without a disk: with the disks of new nodes it would go on beside them.
+    scenario(Plan::majority(3, 1), |w| {
+        w.form();
+        let opener = w.open(3);
+        w.cut_off(3, [0, 1, 2]);
+        w.wait_lost_all(3, [0, 1, 2]);
+        let mut peer = w.plan.config(3).peers.pop().expect("it has peers");
+        peer.node_id = node_id(9);
+        w.refused(3, AdminCommand::NewPeer(peer));
+        w.rejoin(3, [0, 1, 2]);
+        w.close(3, opener);
+        w.settle();
+    });
 }
 
 /// n2 is forgotten for good. It had been left behind, so n0 may go on without the others' word.
