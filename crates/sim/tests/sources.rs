@@ -486,3 +486,34 @@ fn a_resync_does_not_begin_from_a_source_that_was_left_behind_before_it_agreed()
 fn a_resync_does_not_begin_from_a_source_that_was_left_behind_once_it_had_agreed() {
     source_is_left_behind([50, 75]);
 }
+
+/// Protocol A: a crashed Primary alone has a write. A disk that has got everything from it meets
+/// one that received from the Primary to the end, but not that.
+#[test]
+fn what_a_crashed_primary_alone_had_is_passed_on_through_another_disk() {
+    let mut plan = Plan::quiet(3, 0);
+    plan.net.protocol = vocab::options::Protocol::A;
+    scenario(plan, |w| {
+        w.form();
+        w.open(2);
+        w.disconnect(0, 2);
+        w.disconnect(0, 1);
+        w.write(2, EXTENT);
+        w.wait("it arrives", |w| tag(w, 1, EXTENT) != 0);
+        w.cut_one_way(2, 1);
+        w.write(2, 0);
+        w.kill(2);
+        w.wait_lost(1, 2);
+        w.expect("only the Primary has it", |w| tag(w, 1, 0) == 0);
+        w.cut(1, 2);
+        w.start_node(2);
+        w.connect(0, 2);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.expect("it has it, too", |w| equal(w, 0, 2));
+        w.connect(0, 1);
+        w.wait_connected(0, 1);
+        w.wait("all have it", |w| equal(w, 0, 1) && tag(w, 0, 0) != 0);
+        w.heal(1, 2);
+        w.settle();
+    });
+}

@@ -475,6 +475,9 @@ impl Handshake<'_> {
     /// the same Primary one is as far or further; who stopped as a Primary wrote most; who counts
     /// blocks as missing at the other has them.
     ///
+    /// With protocols A and B a crashed Primary's own disk, or who got it, comes first: what it
+    /// acknowledged may be nowhere else.
+    ///
     /// That a node has quorum comes behind: nodes that lost acknowledged writes with their power
     /// can be many. What they wrote without the survivor, they wrote in another generation.
     fn has_more(&self) -> bool {
@@ -489,7 +492,10 @@ impl Handshake<'_> {
             side.dirty_blocks > 0 && !is_generation(side.towards(other))
         };
         let stayed = UuidFlags::RECONNECT;
+        let crashed =
+            either(me.has(UuidFlags::CRASHED_PRIMARY), peer.has(UuidFlags::CRASHED_PRIMARY));
         either(me.is_primary(), peer.is_primary())
+            .or(crashed.filter(|_| self.context.protocol != Protocol::C))
             .or(either(me.has(stayed), peer.has(stayed)))
             .or(either(me.quorate, peer.quorate))
             .or(dagtags)
@@ -498,7 +504,7 @@ impl Handshake<'_> {
                 me.has(UuidFlags::PRIMARY_LOST_QUORUM),
                 peer.has(UuidFlags::PRIMARY_LOST_QUORUM),
             ))
-            .or(either(me.has(UuidFlags::CRASHED_PRIMARY), peer.has(UuidFlags::CRASHED_PRIMARY)))
+            .or(crashed)
             .or(either(holds(me, peer), holds(peer, me)))
             .unwrap_or(me.node < peer.node)
     }

@@ -2,7 +2,7 @@
 //! what a peer's identifiers say about its own end and about third nodes (semantics §4.2, §9).
 
 use codec::wire::{UuidFlags, feature};
-use vocab::options::Quorum;
+use vocab::options::{Protocol, Quorum};
 use vocab::{Bytes, DiskState, GenUuid, MAX_NODES, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
@@ -197,9 +197,12 @@ impl Resource {
         let finish = backing.gens.finish_target(&situation, start, &source, &currents, ahead);
         backing.gens.remember_left(left, &source);
         // The generation tells who else is in sync, unless it had told nothing to begin with: after
-        // a crash, disks of the same generation differ in what was under write.
+        // a crash, disks of the same generation differ in what was under write. With protocols A
+        // and B that may be acknowledged, and only the crashed Primary and who was resynced from
+        // it have it.
         let same = start.same(source.current);
-        let inherits = same && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
+        let alone = self.peers[peer].net.protocol != Protocol::C;
+        let inherits = (same || alone) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
         // A crash in a generation that is left says nothing about the one that is reached.
         let crashed = &mut self.vols[vol].crashed_primary;
         let stays = inherits || same && *crashed;
