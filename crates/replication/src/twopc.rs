@@ -915,7 +915,9 @@ impl Resource {
         }
         if held.job.is_some() {
             if held.children.contains(node) {
-                let target = held.target == Some(node);
+                // A disconnect is tried again, and then has nobody to ask.
+                let leaves = matches!(held.op, Operation::Disconnect(_));
+                let target = held.target == Some(node) && !leaves;
                 let why =
                     if target { StateError::NeedConnection } else { StateError::ConcurrentStChg };
                 self.abort_own(why);

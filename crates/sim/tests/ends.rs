@@ -133,3 +133,19 @@ fn a_source_that_connects_anew_tells_what_was_written_before_its_target_met_the_
         w.settle();
     });
 }
+
+/// A node dies, and is disconnected before that is noticed.
+#[test]
+fn a_disconnect_from_a_node_that_has_died_is_done() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.kill(2);
+        w.granted(0, AdminCommand::Disconnect { peer: node_id(2), force: false });
+        w.expect("n0 does not connect to it", |w| {
+            w.seen(0).peers[2].as_ref().is_some_and(|p| p.conn == ConnState::StandAlone)
+        });
+        w.start_node(2);
+        w.connect(0, 2);
+        w.settle();
+    });
+}
