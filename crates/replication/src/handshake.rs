@@ -538,6 +538,16 @@ impl Resource {
                 self.log(LogLevel::Info, text);
                 Decided::Retry
             }
+            (true, true) if self.is_beyond_users(peer, vol) => {
+                let text = format!(
+                    "{}/{}: {} has data that users of this Primary have never seen; it connects \
+                     once this node is Secondary",
+                    self.name, self.vols[vol].nr, self.peers[peer].name
+                );
+                self.log(LogLevel::Warn, text);
+                self.yield_to_newer_data();
+                Decided::Retry
+            }
             (true, true) if self.source_succeeds(peer, vol, word) => {
                 let text = format!(
                     "{}/{}: {} is Primary with data older than what this disk is being brought \
@@ -580,6 +590,19 @@ impl Resource {
             && !exposed.same(self.presented(vol))
             && !exposed.same(uuids.current)
             && (self.has_data(&self.st, vol) || !uuids.succeeds(exposed))
+    }
+
+    /// Others have gone on without this Primary, which has no current data to object with: its disk
+    /// came back when its users had used those of others. To catch up from the peer would change the
+    /// data under them. A client that is Primary does the same ([`Self::decide_as_client`]).
+    fn is_beyond_users(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let volume = &self.vols[vol];
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
+        self.st.role == Role::Primary
+            && self.st.vols[vol].disk < DiskState::UpToDate
+            && !uuids.current.same(volume.exposed)
+            && uuids.succeeds(volume.exposed)
+            && !volume.proposals.contains(uuids.current)
     }
 
     /// This disk is being resynced from one that has left the generation of the peer, a Primary,

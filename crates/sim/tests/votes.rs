@@ -7,7 +7,7 @@ use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated};
+use vocab::options::{OnNoQuorum, OnSuspendedPrimaryOutdated, RrConflict};
 use vocab::{DiskState, ReplState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -632,6 +632,46 @@ fn a_peer_that_is_forgotten_counts_no_more_case_100() {
             w.connect(node, 2);
         }
         w.start_node(2);
+        w.settle();
+    });
+}
+
+/// A frozen Primary has its disk back, behind what its users have written since they had none. The
+/// others have gone on: that data is not put under users that have never seen it.
+#[test]
+fn a_frozen_primary_whose_disk_came_back_takes_no_data_of_the_next_one() {
+    let mut plan = Plan::majority(3, 0);
+    plan.net.rr_conflict = RrConflict::RetryConnect;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        detach(w, 2, true);
+        w.write(2, 8);
+        (0..2).for_each(|peer| pause_sync(w, 2, peer, true));
+        w.attach_again(2);
+        w.expect("it is behind", |w| w.disk(2) < DiskState::Consistent);
+        w.cut_off(2, [0, 1]);
+        w.wait_lost_all(2, [0, 1]);
+        let held = w.start(2, WRITE, 16, 8);
+        let next = w.open(0);
+        w.write(0, 24);
+        (0..2).for_each(|peer| pause_sync(w, 2, peer, false));
+        w.rejoin(2, [0, 1]);
+        for _ in 0..60 {
+            w.run_seconds(1);
+            w.expect("one Primary is served", |w| w.disk(2) < DiskState::UpToDate);
+        }
+        w.expect("its write is not answered", |w| !w.is_answered(held));
+        w.close(0, next);
+        w.wait_secondary(0);
+        for _ in 0..60 {
+            w.run_seconds(1);
+            w.expect("nor after that", |w| w.disk(2) < DiskState::UpToDate);
+        }
+        w.granted(2, AdminCommand::Secondary { force: true });
+        w.finish(held).ok();
+        w.close(2, opener);
         w.settle();
     });
 }
