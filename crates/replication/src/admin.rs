@@ -266,9 +266,15 @@ impl Resource {
             self.want(JobKind::Invalidate { vol, peer }, Some(id));
             return Ok(Answer::Later);
         }
+        let refuse = |detail| Err(Refusal::state(StateError::NoUpToDateDisk, detail));
         if self.st.role == Role::Primary || !self.vols[vol].openers.is_empty() {
-            let detail = "no connected peer is UpToDate, and this data is in use";
-            return Err(Refusal::state(StateError::NoUpToDateDisk, detail));
+            return refuse("no connected peer is UpToDate, and this data is in use");
+        }
+        // A peer that is there may be in need of this disk. Without any, the operator knows best.
+        if self.st.connected().any(|p| self.st.peers[p].devs[vol].disk >= DiskState::Inconsistent) {
+            return refuse(
+                "no connected peer is UpToDate and at rest; wait until its resync ended",
+            );
         }
         let backing = self.vols[vol].backing.as_mut().expect("looked at above");
         for slot in 0..backing.bitmap.slots() {

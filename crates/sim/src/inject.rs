@@ -1,13 +1,14 @@
 //! Faults: what may go wrong, for how long, and how it is undone.
 
 use replication::io::AdminCommand;
-use vocab::VolumeNr;
+use vocab::{ConnState, DiskState, ReplState, VolumeNr};
 
 use crate::disk::Behaviour;
 use crate::net::Pace;
 use crate::plan::{Fault, MILLISECOND, Moment, SECOND, node_id};
 use crate::rng::Rng;
 use crate::trace;
+use crate::view::PeerView;
 use crate::world::{Event, World};
 
 /// How a fault ends.
@@ -208,8 +209,7 @@ impl World {
             | Fault::Verify
             | Fault::PauseSync
             | Fault::SuspendIo
-            | Fault::ForceSecondary
-            | Fault::ForcePrimary => self.operator_fault(fault),
+            | Fault::ForceSecondary => self.operator_fault(fault),
         }
     }
 
@@ -280,6 +280,15 @@ impl World {
                 (command, Some(Undo::Attach(node, volume)))
             }
             Fault::Invalidate => {
+                // Nobody gives up a disk without having seen that another is good.
+                let good = |p: &PeerView| {
+                    p.conn == ConnState::Connected
+                        && p.devices[volume].disk == DiskState::UpToDate
+                        && p.devices[volume].repl == ReplState::Established
+                };
+                if !self.view(node).is_some_and(|v| v.peers.iter().flatten().any(good)) {
+                    return;
+                }
                 let from = some.then(|| node_id(peer));
                 (AdminCommand::Invalidate { volume: nr, from }, None)
             }
@@ -294,8 +303,7 @@ impl World {
                 (command, Some(Undo::ResumeSync(node, peer, volume)))
             }
             Fault::SuspendIo => (AdminCommand::SuspendIo, Some(Undo::ResumeIo(node))),
-            Fault::ForceSecondary => (AdminCommand::Secondary { force: true }, None),
-            _ => (AdminCommand::Primary { force: true }, None),
+            _ => (AdminCommand::Secondary { force: true }, None),
         };
         self.admin(node, command);
         if let Some(undo) = undo {

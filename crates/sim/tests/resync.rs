@@ -355,6 +355,31 @@ fn both_servers_of_a_client_invalidated_in_turn() {
     });
 }
 
+/// Two operators, or one at the wrong node: the only good disk is not given up as well.
+#[test]
+fn a_source_is_not_invalidated_while_its_target_needs_it() {
+    scenario(Plan::quiet(2, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.close(0, opener);
+        w.wait_secondary(0);
+        let volume = VolumeNr(0);
+        w.granted(0, AdminCommand::Invalidate { volume, from: None });
+        w.wait("the resync runs", |w| w.device(1, 0).repl == ReplState::SyncSource);
+        w.refused(1, AdminCommand::Invalidate { volume, from: None });
+        w.refused(1, AdminCommand::Invalidate { volume, from: Some(node_id(0)) });
+        w.wait_disk(0, DiskState::UpToDate);
+        // Nobody is there who needs it.
+        w.disconnect(0, 1);
+        w.granted(1, AdminCommand::Invalidate { volume, from: None });
+        w.expect("it is given up", |w| w.disk(1) == DiskState::Inconsistent);
+        w.connect(0, 1);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.settle();
+    });
+}
+
 #[test]
 fn concurrent_attaches_end_case_75() {
     scenario(three(), |w| {
