@@ -43,6 +43,18 @@ pub(crate) struct Unconfirmed {
     pub first_epoch: u64,
     /// Peers that still have to confirm.
     pub waiting: NodeMask,
+    /// The exposed generation before it, and before all others that were never confirmed: no write
+    /// since then has been completed.
+    since: GenUuid,
+    /// What was proposed since.
+    made: Vec<GenUuid>,
+}
+
+impl Unconfirmed {
+    /// That disk has left what users know by another way than this node.
+    fn is_passed_by(&self, disk: &PeerUuids) -> bool {
+        disk.succeeds(self.since) && !self.made.iter().any(|uuid| uuid.same(disk.current))
+    }
 }
 
 impl Proposals {
@@ -106,7 +118,13 @@ impl Resource {
             .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
             .map(|p| self.peers[p].node)
             .collect();
-        self.vols[vol].unconfirmed = Some(Unconfirmed { first_epoch, waiting });
+        let volume = &mut self.vols[vol];
+        let (since, mut made) = match volume.unconfirmed.take() {
+            Some(last) => (last.since, last.made),
+            None => (volume.exposed, Vec::new()),
+        };
+        made.push(uuid);
+        volume.unconfirmed = Some(Unconfirmed { first_epoch, waiting, since, made });
         let proposal = Proposal { uuid, weak };
         for peer in 0..self.peers.len() {
             let with_disk = self.st.peers[peer].devs[vol].disk >= DiskState::Inconsistent;
@@ -298,7 +316,9 @@ impl Resource {
         let successor = uuids.succeeds(exposed) && !self.is_given_up(peer, vol);
         let ancestor = self.is_ancestor(peer, vol);
         let primary = self.st.role == Role::Primary;
-        let unconfirmed = self.vols[vol].unconfirmed.is_some();
+        let unconfirmed = self.vols[vol].unconfirmed.as_ref();
+        let passed = unconfirmed.is_some_and(|u| u.is_passed_by(uuids));
+        let unconfirmed = unconfirmed.is_some();
         // This node follows a Primary that it is connected to, and goes on doing so.
         let follows = self.st.connected().any(|p| {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
@@ -318,6 +338,12 @@ impl Resource {
             (true, false) => Decided::adopt_exposed(),
             (false, _) if ancestor || follows || left_behind => {
                 Decided::peer_disk(DiskState::Outdated)
+            }
+            // Others have gone on from what users know. What they have seen of the newest
+            // generation here is nothing: none of its writes has been completed.
+            (false, true) if passed => {
+                self.yield_to_newer_data();
+                Decided::Retry
             }
             // The newest generation of this client has not reached the peer: park it until it has
             // resynced from a disk that has it (R5).

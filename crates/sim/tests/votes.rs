@@ -675,3 +675,51 @@ fn a_frozen_primary_whose_disk_came_back_takes_no_data_of_the_next_one() {
         w.settle();
     });
 }
+
+/// A frozen client meets one old disk, which takes the generation that it proposes; nothing of that
+/// is completed. The others have gone on meanwhile, with quorum: they are not behind that.
+#[test]
+fn a_frozen_client_with_an_old_disk_outdates_nobody_who_went_on() {
+    let mut plan = Plan::majority(3, 1);
+    plan.resource.on_suspended_primary_outdated = OnSuspendedPrimaryOutdated::ForceSecondary;
+    plan.net.rr_conflict = RrConflict::RetryConnect;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(3);
+        // It waits for n2 before it proposes a generation, and proposes it when n2 is lost: to n1
+        // alone, which does not hear of it.
+        w.slow(2, 3, 60_000 * MILLISECOND);
+        let held = w.start(3, WRITE, 8, 8);
+        w.run_for(20 * MILLISECOND);
+        w.cut_off(3, [0, 1, 2]);
+        w.cut_off(0, [1, 2]);
+        w.reset(3, 0);
+        w.reset(3, 2);
+        w.wait_lost_all(3, [0, 1, 2]);
+        w.wait_lost_all(0, [1, 2]);
+        w.wait("the others have quorum", |w| quorate(w, 1) && quorate(w, 2));
+        let next = w.open(2);
+        w.write(2, 16);
+        w.close(2, next);
+        w.wait_secondary(2);
+        w.heal(3, 0);
+        w.wait_connected(3, 0);
+        // With most seeds the old disk takes the generation now.
+        w.run_seconds(1);
+        w.expect("its write is not answered", |w| !w.is_answered(held));
+        w.slow(2, 3, MILLISECOND);
+        w.heal(3, 2);
+        for _ in 0..30 {
+            w.run_seconds(1);
+            w.expect("they stay current", |w| {
+                [1, 2].iter().all(|n| w.disk(*n) == DiskState::UpToDate && quorate(w, *n))
+            });
+        }
+        w.wait_secondary(3);
+        w.finish(held).ok();
+        w.close(3, opener);
+        w.rejoin(0, [1, 2]);
+        w.heal(1, 3);
+        w.settle();
+    });
+}
