@@ -761,7 +761,9 @@ impl World {
             .enumerate()
             .filter_map(|(n, other)| {
                 let known = &self.checks.known[n];
-                let runs = n != node && in_use(known.disks[volume]) && known.joined[volume];
+                // What a target has, its source may take back.
+                let counts = known.disks[volume].is_some_and(|disk| disk >= DiskState::Consistent);
+                let runs = n != node && counts && known.joined[volume];
                 let runs = runs && safe_failover;
                 other.drive(volume).map(|d| (runs, &d.disk))
             })
