@@ -1,6 +1,8 @@
 //! Connecting: features, parameters, the exchange of states inside the connect transaction,
 //! and the decision what the connection starts with (semantics §2.8, §4.9; wire §4).
 
+mod wait;
+
 use codec::wire::{
     self, CF_DISCARD_MY_DATA, Features, Packet, QueueLimits, Sizes, StateWord, SyncParam,
     SyncParamForm, UuidFlags, feature,
@@ -12,7 +14,6 @@ use vocab::{
 };
 
 use crate::compare::{Decided, Start};
-use crate::generation::is_generation;
 use crate::io::{LinkLoss, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::resource::{Link, Resource, Sender, Volume};
@@ -529,43 +530,7 @@ impl Resource {
             return Decided::Refuse(format!("volume {nr}: a peer configured without disk has one"));
         }
         match (has_disk, peer_has_disk) {
-            (true, true) if self.is_behind_users(peer, vol) => {
-                let text = format!(
-                    "{}/{}: {} misses what users of this Primary have written; it connects once \
-                     the disk here is UpToDate",
-                    self.name, self.vols[vol].nr, self.peers[peer].name
-                );
-                self.log(LogLevel::Info, text);
-                Decided::Retry
-            }
-            (true, true) if self.is_beyond_users(peer, vol) => {
-                let text = format!(
-                    "{}/{}: {} has data that users of this Primary have never seen; it connects \
-                     once this node is Secondary",
-                    self.name, self.vols[vol].nr, self.peers[peer].name
-                );
-                self.log(LogLevel::Warn, text);
-                self.yield_to_newer_data();
-                Decided::Retry
-            }
-            (true, true) if self.source_succeeds(peer, vol, word) => {
-                let text = format!(
-                    "{}/{}: {} is Primary with data older than what this disk is being brought \
-                     to; it connects once the resync is done",
-                    self.name, self.vols[vol].nr, self.peers[peer].name
-                );
-                self.log(LogLevel::Info, text);
-                Decided::Retry
-            }
-            (true, true) if self.is_overtaken(peer, vol, peer_disk) => {
-                let text = format!(
-                    "{}/{}: {} misses what has been written since; it connects once it has been \
-                     resynced, or this disk",
-                    self.name, self.vols[vol].nr, self.peers[peer].name
-                );
-                self.log(LogLevel::Info, text);
-                Decided::Retry
-            }
+            (true, true) if self.has_to_wait(peer, vol, word, peer_disk) => Decided::Retry,
             (true, true) => match self.compare(peer, vol, true) {
                 Decided::Start(start) if start.repl == ReplState::Established => {
                     self.decide_equal(peer, vol, start)
@@ -576,57 +541,6 @@ impl Resource {
             (true, false) => self.decide_with_client(peer, vol, word),
             (false, false) => Decided::none(),
         }
-    }
-
-    /// The users of this Primary work with other disks while its own catches up, in a generation
-    /// that the peer does not have. Compared with the own disk the peer could seem current. If
-    /// those other disks are lost they wait for them, or for one that has gone on from there.
-    fn is_behind_users(&self, peer: PeerIx, vol: VolIx) -> bool {
-        let exposed = self.vols[vol].exposed;
-        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
-        self.st.role == Role::Primary
-            && self.st.vols[vol].disk < DiskState::UpToDate
-            && is_generation(exposed)
-            && !exposed.same(self.presented(vol))
-            && !exposed.same(uuids.current)
-            && (self.has_data(&self.st, vol) || !uuids.succeeds(exposed))
-    }
-
-    /// Others have gone on without this Primary, which has no current data to object with: its disk
-    /// came back when its users had used those of others. To catch up from the peer would change the
-    /// data under them. A client that is Primary does the same ([`Self::decide_as_client`]).
-    fn is_beyond_users(&self, peer: PeerIx, vol: VolIx) -> bool {
-        let volume = &self.vols[vol];
-        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
-        self.st.role == Role::Primary
-            && self.st.vols[vol].disk < DiskState::UpToDate
-            && !uuids.current.same(volume.exposed)
-            && uuids.succeeds(volume.exposed)
-            && !volume.proposals.contains(uuids.current)
-    }
-
-    /// This disk is being resynced from one that has left the generation of the peer, a Primary,
-    /// behind: others went on without it while it was frozen. By its own generation this disk could
-    /// still seem to belong to that Primary, and give it the quorum to go on beside them. (DRBD
-    /// presents the generation of its source; see [`Self::presented`] for why this node does not.)
-    fn source_succeeds(&self, peer: PeerIx, vol: VolIx, word: StateWord) -> bool {
-        let uuids = self.peers[peer].devs[vol].uuids.as_ref().expect("the set is complete");
-        let older = uuids.current;
-        word.role() == Some(Role::Primary)
-            && is_generation(older)
-            && (0..self.peers.len()).filter(|p| self.repl(*p, vol).is_target()).any(|p| {
-                let source = self.peers[p].devs[vol].uuids.as_ref();
-                source.is_some_and(|source| !source.current.same(older) && source.succeeds(older))
-            })
-    }
-
-    /// The peer takes its disk for current, and a disk that was current has left its generation
-    /// behind.
-    fn is_overtaken(&self, peer: PeerIx, vol: VolIx, peer_disk: DiskState) -> bool {
-        let newer = self.newer_than_own(vol);
-        let theirs = self.peers[peer].devs[vol].uuids.as_ref().map(|u| u.current);
-        peer_disk > DiskState::Outdated
-            && newer.zip(theirs).is_some_and(|(newer, theirs)| newer.has_passed(theirs))
     }
 
     /// The disks are equal, but for what this frozen Primary is still to send. A peer that has

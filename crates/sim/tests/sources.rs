@@ -517,3 +517,37 @@ fn what_a_crashed_primary_alone_had_is_passed_on_through_another_disk() {
         w.settle();
     });
 }
+
+/// Protocol B: what a crashed Primary has written, and one of the others, while the third had only
+/// received it. The second comes back between the two, and is resynced from the first.
+#[test]
+fn a_disk_is_not_resynced_at_a_time_from_two_that_differ_since_a_crash() {
+    for first in [0, 1] {
+        let mut plan = Plan::quiet(3, 0);
+        plan.net.protocol = vocab::options::Protocol::B;
+        scenario(plan, |w| {
+            w.form();
+            w.open(1);
+            w.write(1, EXTENT);
+            w.wait("it is everywhere", |w| (0..3).all(|n| tag(w, n, EXTENT) != 0));
+            w.stall_disk(0, 60);
+            w.write(1, 0);
+            w.wait("n2 has it", |w| tag(w, 2, 0) != 0);
+            (0..3).for_each(|n| w.kill(n));
+            w.release_disk(0);
+            w.cut(0, 1);
+            let second = 1 - first;
+            w.cut(second, 2);
+            (0..3).for_each(|n| w.start_node(n));
+            w.wait("it is resynced", |w| w.device(2, first).repl == ReplState::SyncTarget);
+            w.slow(first, 2, 100 * MILLISECOND);
+            w.heal(second, 2);
+            w.wait_connected(2, second);
+            w.wait_disk(2, DiskState::UpToDate);
+            w.slow(first, 2, MILLISECOND);
+            w.heal(0, 1);
+            w.settle();
+            w.expect("nothing is lost", |w| (0..3).all(|n| tag(w, n, 0) != 0));
+        });
+    }
+}
