@@ -178,6 +178,8 @@ pub struct NodePlan {
     pub clock_ppm: i64,
     /// It may break a tie, if it has no disk.
     pub tiebreaker: bool,
+    /// Sectors that its disks have beyond those of the smallest ones.
+    pub spare_sectors: u64,
 }
 
 /// What the clients do.
@@ -240,7 +242,12 @@ impl Plan {
     /// A cluster of so many diskful nodes and no faults, for scenarios.
     pub fn quiet(diskful: usize, diskless: usize) -> Plan {
         let nodes = (0..diskful + diskless)
-            .map(|i| NodePlan { diskful: i < diskful, clock_ppm: 0, tiebreaker: true })
+            .map(|i| NodePlan {
+                diskful: i < diskful,
+                clock_ppm: 0,
+                tiebreaker: true,
+                spare_sectors: 0,
+            })
             .collect();
         let net = NetOptions { verify_alg: "crc32c".to_owned(), ..NetOptions::default() };
         Plan {
@@ -298,7 +305,20 @@ impl Plan {
         plan.random_options(rng, diskful, diskless);
         plan.random_workload(rng, diskful);
         plan.random_faults(rng);
+        plan.random_sizes(diskful as u64);
         plan
+    }
+
+    /// Not drawn, so that all other seeds stay what they were when all disks had the same size.
+    fn random_sizes(&mut self, diskful: u64) {
+        if !self.fault_pause.is_multiple_of(3) {
+            return;
+        }
+        let smallest = self.fault_pause / 3 % diskful;
+        for (i, node) in (0..diskful).zip(&mut self.nodes) {
+            node.spare_sectors =
+                [0, 8, 8192, 24, 16][((i + diskful - smallest) % diskful) as usize];
+        }
     }
 
     fn random_options(&mut self, rng: &mut Rng, diskful: usize, diskless: usize) {

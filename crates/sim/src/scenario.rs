@@ -112,7 +112,7 @@ impl World {
         let plan = Plan { sectors, ..self.plan.clone() };
         assert!(!self.nodes[node].up(), "disks are replaced while the node is down");
         for drive in self.nodes[node].drives.iter_mut().flatten() {
-            drive.disk = crate::blank::disk(&plan);
+            drive.disk = crate::blank::disk(&plan, node);
         }
     }
 

@@ -185,10 +185,10 @@ impl World {
         let count = plan.nodes.len();
         let net = Net::new(count, rng.fork());
         let mut nodes = Vec::new();
-        for node in &plan.nodes {
+        for (i, node) in plan.nodes.iter().enumerate() {
             let drives = (0..plan.volumes).map(|_| {
                 node.diskful.then(|| Drive {
-                    disk: blank::disk(&plan),
+                    disk: blank::disk(&plan, i),
                     claim: Claim::Free,
                     ops: Vec::new(),
                     transactions: Vec::new(),
