@@ -695,6 +695,9 @@ impl Resource {
         if let Err(refusal) = self.tentative(|st| apply_own_change(st, op, Some(peer), Some(vol))) {
             return Start::Done(Err(refusal));
         }
+        if op != Operation::Verify && self.generation_moves(vol) {
+            return Start::At(self.now + POLL);
+        }
         let node: NodeId = self.peers[peer].node;
         self.start_twopc(id, op, Some(node), Some(vol));
         Start::Running

@@ -6,6 +6,7 @@
 //! from generations and quorum, transactions only keep the nodes' views together.
 
 mod apply;
+mod check;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use codec::wire::{
     TWOPC_PRI_INCAPABLE, TwoPc, TwoPcReply, feature,
 };
 use vocab::{
-    ConfigError, ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState,
+    ConfigError, ConnState, DiskState, GenUuid, Instant, NodeId, NodeMask, Refusal, RefusalCode,
     Role, StateError, VolumeNr,
 };
 
@@ -53,6 +54,8 @@ pub(crate) struct Held {
     nodes_to_reach: NodeMask,
     /// Primaries that fell silent here since.
     lost_primaries: NodeMask,
+    /// Generation of the own disk when this node asked.
+    generation: GenUuid,
     /// Its end may make this node Outdated, and the metadata say so already.
     outdates: bool,
     /// Metadata that are being written before this node answers, or commits.
@@ -107,6 +110,7 @@ impl Resource {
             waiting: children,
             nodes_to_reach,
             lost_primaries: NodeMask::EMPTY,
+            generation: self.own_generation(vol),
             outdates: false,
             recording: 0,
             retry: false,
@@ -219,6 +223,7 @@ impl Resource {
             waiting: NodeMask::EMPTY,
             nodes_to_reach: request.nodes_to_reach,
             lost_primaries: NodeMask::EMPTY,
+            generation: GenUuid::NONE,
             outdates: false,
             recording: 0,
             retry: false,
@@ -351,41 +356,10 @@ impl Resource {
             )
         {
             self.check_resync_pair(initiator, held.vol)?;
+            self.check_successor(initiator, held.op, held.vol)?;
         }
         let (op, vol) = (held.op, held.vol);
         self.tentative(|st| apply_remote(st, op, initiator, vol, target_is_me)).map(|_| ())
-    }
-
-    /// A Primary wants to connect, and this node hears another one. If the initiator hears that one
-    /// too, as a Secondary, it may have restarted, or been demoted, and a link be dead without this
-    /// node knowing: nobody asks it what it is now, so this node does.
-    fn follows_no_other(&mut self, held: &Held) -> Result<(), Refusal> {
-        let other = self.st.primary_peers().without(held.initiator).minus(held.nodes_to_reach);
-        if held.op != Operation::Connect(Role::Primary) || other.is_empty() {
-            return Ok(());
-        }
-        for node in other.iter() {
-            if let Some(peer) = self.peer_ix(node).filter(|p| self.peers[*p].pings_out == 0) {
-                self.ping(peer);
-            }
-        }
-        Err(StateError::InTransientState.into())
-    }
-
-    /// Both disks take part, and nothing else runs between them.
-    fn check_resync_pair(&self, peer: PeerIx, vol: Option<VolIx>) -> Result<(), Refusal> {
-        let Some(vol) = vol else { return Err(StateError::NotSupported.into()) };
-        let dev = &self.st.peers[peer].devs[vol];
-        if self.st.vols[vol].disk < DiskState::Inconsistent {
-            return Err(StateError::NoRemoteDisk.into());
-        }
-        if dev.disk < DiskState::Inconsistent || dev.disk == DiskState::DUnknown {
-            return Err(StateError::NoLocalDisk.into());
-        }
-        if dev.repl != ReplState::Established {
-            return Err(StateError::ResyncRunning.into());
-        }
-        Ok(())
     }
 
     /// P_TWOPC_YES, NO or RETRY.
@@ -568,7 +542,9 @@ impl Resource {
                 _ => StateError::CwFailedByPeer.into(),
             }),
             // What it was to begin from has gone.
-            Answer::Yes if self.has_lost_source(held) => Err(StateError::ConcurrentStChg.into()),
+            Answer::Yes if self.has_lost_source(held) || self.has_moved_on(held) => {
+                Err(StateError::ConcurrentStChg.into())
+            }
             Answer::Yes => self.initiator_checks(held),
         };
         match result {

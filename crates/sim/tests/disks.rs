@@ -869,3 +869,29 @@ fn a_disk_that_brings_quorum_is_attached_beside_writes_that_wait_for_it() {
         w.settle();
     });
 }
+
+/// The disk beside it has not recorded the generation yet: after a crash it would look older than
+/// the one that was given up, and be brought to what that has.
+#[test]
+fn a_disk_is_given_up_only_once_the_other_has_its_generation() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        w.open(0);
+        w.write(0, 0);
+        w.kill(2);
+        w.wait_lost(0, 2);
+        w.stall_disk(1, 3);
+        // A generation starts for what n2 misses.
+        w.start(0, WRITE, 8, 8);
+        let seen = w.seen(1).volumes[0].current;
+        w.wait("it has started", |w| w.seen(0).volumes[0].current != seen);
+        let volume = VolumeNr(0);
+        w.admin(0, AdminCommand::Invalidate { volume, from: Some(node_id(1)) });
+        w.run_seconds(1);
+        w.kill(0);
+        w.kill(1);
+        w.release_disk(1);
+        (0..3).for_each(|n| w.start_node(n));
+        w.settle();
+    });
+}
