@@ -286,7 +286,13 @@ impl Resource {
             let exposed = self.vols[vol].exposed;
             let handshake = !self.st.is_connected(peer);
             let weak = if handshake { weak } else { NodeMask::EMPTY };
-            let sent = SentUuids { current: exposed, ..SentUuids::default() };
+            let sent = SentUuids {
+                current: exposed,
+                bitmap: GenUuid::NONE,
+                flags: UuidFlags::default(),
+                dirty_bits: 0,
+                disk: self.st.vols[vol].disk,
+            };
             self.peers[peer].devs[vol].sent_uuids = Some(sent);
             return self.send(peer, Packet::CurrentUuid(nr, exposed, weak));
         };
@@ -347,6 +353,7 @@ impl Resource {
             bitmap: gens.bitmap(to).uuid,
             flags: flags.without(UuidFlags::INCONSISTENT),
             dirty_bits: uuids.dirty_bits,
+            disk,
         };
         if flags.has(UuidFlags::GOT_STABLE) {
             self.peers[peer].devs[vol].asked = uuids.current;

@@ -593,14 +593,18 @@ impl Resource {
         if retry { HandshakeResult::Retry } else { HandshakeResult::Go }
     }
 
-    /// Own identifiers are no longer what was sent: a decision on them would be stale
-    /// (invariant 23).
+    /// Own identifiers are no longer what was sent, or the disk is better than that: a decision on them would be
+    /// stale (invariant 23).
     pub(crate) fn sent_changed(&self, peer: PeerIx, vol: VolIx) -> bool {
         let Some(sent) = &self.peers[peer].devs[vol].sent_uuids else { return true };
+        let has_become_current =
+            sent.disk < DiskState::UpToDate && self.st.vols[vol].disk == DiskState::UpToDate;
         match self.shown_backing(vol) {
             Some(backing) => {
                 let to = self.peers[peer].node;
-                sent.current != backing.gens.current() || sent.bitmap != backing.bitmap_uuid(to)
+                sent.current != backing.gens.current()
+                    || sent.bitmap != backing.bitmap_uuid(to)
+                    || has_become_current
             }
             None => sent.current != self.vols[vol].exposed,
         }

@@ -407,12 +407,14 @@ pub(crate) struct PeerUuids {
 }
 
 /// Own identifiers as sent in a handshake: a decision is only taken on what was sent.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SentUuids {
     pub current: GenUuid,
     pub bitmap: GenUuid,
     pub flags: UuidFlags,
     pub dirty_bits: u64,
+    /// What the disk was then.
+    pub disk: DiskState,
 }
 
 /// What an operation in flight belongs to.
