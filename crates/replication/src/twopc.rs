@@ -16,8 +16,8 @@ use codec::wire::{
     TWOPC_PRI_INCAPABLE, TwoPc, TwoPcReply, feature,
 };
 use vocab::{
-    ConfigError, ConnState, DiskState, GenUuid, Instant, NodeId, NodeMask, Refusal, RefusalCode,
-    Role, StateError, VolumeNr,
+    ConfigError, ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, Role,
+    StateError, VolumeNr,
 };
 
 pub(crate) use apply::{apply_own_change, apply_remote};
@@ -54,8 +54,6 @@ pub(crate) struct Held {
     nodes_to_reach: NodeMask,
     /// Primaries that fell silent here since.
     lost_primaries: NodeMask,
-    /// Generation of the own disk when this node asked.
-    generation: GenUuid,
     /// Its end may make this node Outdated, and the metadata say so already.
     outdates: bool,
     /// Metadata that are being written before this node answers, or commits.
@@ -110,7 +108,6 @@ impl Resource {
             waiting: children,
             nodes_to_reach,
             lost_primaries: NodeMask::EMPTY,
-            generation: self.own_generation(vol),
             outdates: false,
             recording: 0,
             retry: false,
@@ -223,7 +220,6 @@ impl Resource {
             waiting: NodeMask::EMPTY,
             nodes_to_reach: request.nodes_to_reach,
             lost_primaries: NodeMask::EMPTY,
-            generation: GenUuid::NONE,
             outdates: false,
             recording: 0,
             retry: false,
@@ -356,7 +352,9 @@ impl Resource {
             )
         {
             self.check_resync_pair(initiator, held.vol)?;
-            self.check_successor(initiator, held.op, held.vol)?;
+            if let Some(vol) = held.vol {
+                self.check_invalidation(held.op, initiator, vol, true)?;
+            }
         }
         let (op, vol) = (held.op, held.vol);
         self.tentative(|st| apply_remote(st, op, initiator, vol, target_is_me)).map(|_| ())
@@ -542,7 +540,7 @@ impl Resource {
                 _ => StateError::CwFailedByPeer.into(),
             }),
             // What it was to begin from has gone.
-            Answer::Yes if self.has_lost_source(held) || self.has_moved_on(held) => {
+            Answer::Yes if self.has_lost_source(held) || self.is_needed_meanwhile(held) => {
                 Err(StateError::ConcurrentStChg.into())
             }
             Answer::Yes => self.initiator_checks(held),

@@ -551,3 +551,60 @@ fn a_disk_is_not_resynced_at_a_time_from_two_that_differ_since_a_crash() {
         });
     }
 }
+
+/// n1 is connected to n0 and left behind: the client writes on n0 only. An operator who has not
+/// seen that yet gives up the only disk that has it.
+#[test]
+fn a_disk_is_not_invalidated_beside_one_that_was_left_behind() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.cut(1, 2);
+        w.wait_lost_all(1, [2]);
+        w.write(2, 8);
+        w.wait("n1 is left behind", |w| {
+            w.disk(1) == DiskState::Outdated && w.device(0, 1).repl == ReplState::Established
+        });
+        w.refused(0, AdminCommand::Invalidate { volume: V0, from: Some(node_id(1)) });
+        w.refused(1, AdminCommand::InvalidateRemote { peer: node_id(0), volume: V0 });
+        w.write(2, 16);
+        w.heal(1, 2);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+/// n0 starts a generation, and is invalidated from n2 before n2 has heard of that: a generation
+/// that only a disk is at which was given up, and that n2 would be left behind by.
+#[test]
+fn a_disk_is_not_invalidated_beside_one_that_has_not_heard_of_its_generation() {
+    for early in [0, 30, 60] {
+        scenario(Plan::majority(3, 0), |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.kill(1);
+            w.wait_lost(0, 1);
+            w.wait_lost(2, 1);
+            w.slow(0, 2, 100 * MILLISECOND);
+            let write = w.start(0, WRITE, 8, 8);
+            w.run_for(early * MILLISECOND);
+            let command = AdminCommand::Invalidate { volume: V0, from: Some(node_id(2)) };
+            let id = w.admin(0, command);
+            w.wait_sent(0, 2, "its generation", |p| matches!(p, Packet::Uuids110(..)));
+            w.run_for(60 * MILLISECOND);
+            // The disk of n2 is lost, for a while, with everything that n0 has given up.
+            let force = AdminCommand::Detach { volume: V0, force: true, intentional: false };
+            w.granted(2, force);
+            w.wait("the operator has an answer", |w| w.has_answer(id));
+            w.slow(0, 2, MILLISECOND);
+            w.attach_again(2);
+            w.finish(write).ok();
+            w.start_node(1);
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}

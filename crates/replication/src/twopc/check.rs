@@ -1,7 +1,7 @@
 //! What a participant looks at before it agrees to a transaction between its own disk and another.
 
 use codec::wire::Operation;
-use vocab::{DiskState, GenUuid, Refusal, ReplState, Role, StateError};
+use vocab::{DiskState, Refusal, ReplState, Role, StateError};
 
 use super::Held;
 use crate::resource::Resource;
@@ -44,48 +44,55 @@ impl Resource {
         Ok(())
     }
 
-    /// The generation on the own disk of a volume, if there is one.
-    pub(super) fn own_generation(&self, vol: Option<VolIx>) -> GenUuid {
-        let backing = vol.and_then(|vol| self.vols[vol].backing.as_ref());
-        backing.map_or(GenUuid::NONE, |backing| backing.gens.current())
-    }
-
-    /// The generation of this disk is about to change: peers do not know yet what it will be.
-    pub(crate) fn generation_moves(&self, vol: VolIx) -> bool {
+    /// The generation of this disk is about to change, or not durable: peers do not know it yet, and
+    /// this node may forget it.
+    fn generation_moves(&self, vol: VolIx) -> bool {
         let volume = &self.vols[vol];
         volume.bump_running || volume.backing.as_ref().is_some_and(|b| b.is_adopting())
     }
 
-    /// The disk that this node wants to give up has got to a generation meanwhile that the other one
-    /// was not asked about.
-    pub(super) fn has_moved_on(&self, held: &Held) -> bool {
-        let moved = |vol| {
-            self.generation_moves(vol) || !self.own_generation(Some(vol)).same(held.generation)
+    /// An operator gives a disk up beside another one, which is to have all that it has: it is
+    /// current, and at no generation before that of this disk. It was when that was asked for, but
+    /// the transaction may have had to wait for long. What counts as given up is of no use to
+    /// anybody, whatever generation it is at, and the other one would wait for it for ever.
+    pub(crate) fn check_invalidation(
+        &self,
+        op: Operation,
+        peer: PeerIx,
+        vol: VolIx,
+        asked_by_peer: bool,
+    ) -> Result<(), Refusal> {
+        let own_is_given_up = match op {
+            Operation::Invalidate => !asked_by_peer,
+            Operation::InvalidateRemote => asked_by_peer,
+            _ => return Ok(()),
         };
-        held.op == Operation::Invalidate && held.vol.is_some_and(moved)
+        let (own, theirs) = (self.st.vols[vol].disk, self.st.peers[peer].devs[vol].disk);
+        let kept = if own_is_given_up { theirs } else { own };
+        if kept != DiskState::UpToDate {
+            let detail = "the disk that is to be the source of the resync is not UpToDate";
+            return Err(Refusal::state(StateError::NoUpToDateDisk, detail));
+        }
+        let backing = self.vols[vol].backing.as_ref();
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let (Some(backing), Some(uuids)) = (backing, uuids) else { return Ok(()) };
+        let current = backing.gens.current();
+        let is_behind = match own_is_given_up {
+            true => !current.same(uuids.current) && !uuids.succeeds(current),
+            false => !current.same(uuids.current) && !backing.gens.has_passed(uuids.current),
+        };
+        if is_behind || self.generation_moves(vol) {
+            let detail =
+                "the source of the resync has not taken on the data generation of that disk";
+            return Err(Refusal::state(StateError::InTransientState, detail));
+        }
+        Ok(())
     }
 
-    /// A disk is given up only beside one that has its generation on disk, or a later one. To one
-    /// of an older generation it would look like the newer data, with nothing in it.
-    pub(super) fn check_successor(
-        &self,
-        initiator: PeerIx,
-        op: Operation,
-        vol: Option<VolIx>,
-    ) -> Result<(), Refusal> {
-        let backing = vol.and_then(|vol| self.vols[vol].backing.as_ref());
-        let theirs = vol.and_then(|vol| self.peers[initiator].devs[vol].uuids.as_ref());
-        let (Some(backing), Some(theirs)) = (backing, theirs) else { return Ok(()) };
-        let own = self.own_generation(vol);
-        let succeeds = own.same(theirs.current)
-            || match op {
-                Operation::Invalidate => backing.gens.has_passed(theirs.current),
-                Operation::InvalidateRemote => theirs.succeeds(own),
-                _ => return Ok(()),
-            };
-        match succeeds && !backing.is_adopting() {
-            true => Ok(()),
-            false => Err(StateError::InTransientState.into()),
-        }
+    /// What an own transaction is to give up is needed by now.
+    pub(super) fn is_needed_meanwhile(&self, held: &Held) -> bool {
+        let peer = held.target.and_then(|t| self.peer_ix(t));
+        let (Some(vol), Some(peer)) = (held.vol, peer) else { return false };
+        self.check_invalidation(held.op, peer, vol, false).is_err()
     }
 }
