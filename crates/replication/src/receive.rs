@@ -75,6 +75,9 @@ pub(crate) struct Unacked {
     covered: NodeMask,
     /// Bits towards these nodes have been set since, for what may be newer than this write.
     outrun: NodeMask,
+    /// It ended on a disk that was given up since. If that is attached again, its activity log
+    /// says what may differ by this write, and a resync may settle that: it counts no more.
+    former: bool,
 }
 
 /// A received write that is executed.
@@ -220,6 +223,7 @@ impl Resource {
             al: false,
             covered: NodeMask::EMPTY,
             outrun: NodeMask::EMPTY,
+            former: false,
         });
         let may_start = ordinal == recv.first_epoch;
         let write = PeerWrite {
@@ -689,7 +693,7 @@ impl Resource {
         let (vol, range) = (entry.vol, entry.range);
         let nr = self.vols[vol].nr;
         let mut tell = Vec::new();
-        if let Some(backing) = self.vols[vol].backing.as_mut() {
+        if let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !entry.former) {
             for slot in 0..backing.bitmap.slots() {
                 let node = backing.node_of_slot(slot);
                 if node == Some(sender) && (failed || !mask.contains(sender)) {
@@ -730,7 +734,7 @@ impl Resource {
         let Some(backing) = self.vols[vol].backing.as_mut() else { return };
         let Some(slot) = backing.slot_of(node) else { return };
         for peer in self.peers.iter_mut().filter(|p| p.node != node) {
-            for entry in peer.recv.unacked.iter_mut().filter(|u| u.vol == vol) {
+            for entry in peer.recv.unacked.iter_mut().filter(|u| u.vol == vol && !u.former) {
                 backing.set_range(slot, entry.range);
                 entry.covered = entry.covered.with(node);
             }
@@ -808,7 +812,7 @@ impl Resource {
         let node = self.peers[target].node;
         let mut ranges = Vec::new();
         for entry in self.peers[writer].recv.unacked.iter_mut() {
-            if !wanted(entry) || entry.covered.contains(node) {
+            if !wanted(entry) || entry.former || entry.covered.contains(node) {
                 continue;
             }
             let Some(backing) = self.vols[entry.vol].backing.as_mut() else { continue };
@@ -866,6 +870,7 @@ impl Resource {
         for peer in &mut self.peers {
             for entry in peer.recv.unacked.iter_mut().filter(|u| u.vol == vol) {
                 entry.al = false;
+                entry.former |= entry.ok.is_some();
             }
         }
     }
@@ -937,42 +942,54 @@ mod tests {
     use vocab::options::ResourceOptions;
     use vocab::{Bytes, Instant};
 
-    #[test]
-    fn what_was_received_before_a_disk_was_detached_clears_no_bits_of_one_attached_since() {
+    /// Blocks that count as different from n2 once the peer-ack for a write is in that this node
+    /// got before it detached its disk, or has on it.
+    fn bits_after_ack(attached_since: bool, counted_before: bool, holders: &[u8]) -> u64 {
         let node = |n| NodeId::new(n).expect("a node id");
         let range = SectorRange::new(0, 8);
         let params = MdParams::new(2);
         let (mut superblock, layout): (Superblock, Layout) =
             Superblock::create(Placement::Internal, Bytes(64 << 20), &params).expect("room");
         superblock.peer_mut(node(2)).bitmap_index = Some(1);
-        let bits = |attached_since: bool| {
-            let mut resource = attached(ResourceOptions::default(), |sb| *sb = superblock.clone());
-            resource.peers[0].recv.unacked.push_back(Unacked {
-                dagtag: Dagtag(8),
-                vol: 0,
-                range,
-                block_id: BlockId(4),
-                epoch: 0,
-                ok: Some(true),
-                confirmed: true,
-                al: false,
-                covered: NodeMask::EMPTY,
-                outrun: NodeMask::EMPTY,
-            });
-            if attached_since {
-                resource.drop_disk(0);
-                while resource.poll().is_some() {}
-                let image = Box::new(attach_image(&superblock, &layout));
-                let command = AdminCommand::Attach { volume: VolumeNr(0), image };
-                resource.handle(Instant(3), Input::Admin { id: 2, command });
-            }
-            let backing = resource.vols[0].backing.as_mut().expect("attached");
+        let mut resource = attached(ResourceOptions::default(), |sb| *sb = superblock.clone());
+        resource.peers[0].recv.unacked.push_back(Unacked {
+            dagtag: Dagtag(8),
+            vol: 0,
+            range,
+            block_id: BlockId(4),
+            epoch: 0,
+            ok: Some(true),
+            confirmed: true,
+            al: false,
+            covered: NodeMask::EMPTY,
+            outrun: NodeMask::EMPTY,
+            former: false,
+        });
+        if attached_since {
+            resource.drop_disk(0);
+            while resource.poll().is_some() {}
+            let image = Box::new(attach_image(&superblock, &layout));
+            let command = AdminCommand::Attach { volume: VolumeNr(0), image };
+            resource.handle(Instant(3), Input::Admin { id: 2, command });
+        }
+        let backing = resource.vols[0].backing.as_mut().expect("attached");
+        if counted_before {
             backing.set_range(1, range);
-            let mask = [node(0), node(1), node(2)].into_iter().collect();
-            resource.peer_acked(0, wire::PeerAck { mask, dagtag: Dagtag(8) }).expect("known");
-            resource.vols[0].backing.as_ref().expect("attached").oos(node(2))
-        };
-        assert_eq!(bits(false), 0);
-        assert_eq!(bits(true), 1);
+        }
+        let mask = holders.iter().map(|n| node(*n)).collect();
+        resource.peer_acked(0, wire::PeerAck { mask, dagtag: Dagtag(8) }).expect("known");
+        resource.vols[0].backing.as_ref().expect("attached").oos(node(2))
+    }
+
+    #[test]
+    fn what_was_received_before_a_disk_was_detached_clears_no_bits_of_one_attached_since() {
+        assert_eq!(bits_after_ack(false, true, &[0, 1, 2]), 0);
+        assert_eq!(bits_after_ack(true, true, &[0, 1, 2]), 1);
+    }
+
+    #[test]
+    fn what_was_received_before_a_disk_was_detached_sets_no_bits_of_one_attached_since() {
+        assert_eq!(bits_after_ack(false, false, &[0, 1]), 1);
+        assert_eq!(bits_after_ack(true, false, &[0, 1]), 0);
     }
 }
