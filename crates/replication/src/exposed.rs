@@ -80,6 +80,28 @@ impl Volume {
 }
 
 impl Resource {
+    /// A node with a disk that is not current becomes Primary: what its users see from now on is on
+    /// the disks of others, and not what this one holds.
+    pub(crate) fn expose_to_users(&mut self, vol: VolIx) {
+        let own = self.shown_backing(vol).is_some();
+        if !own || self.st.vols[vol].disk == DiskState::UpToDate {
+            return;
+        }
+        let exposed = self.vols[vol].exposed;
+        let uuids = |p: PeerIx| self.peers[p].devs[vol].uuids.as_ref();
+        let used = self
+            .st
+            .connected()
+            .filter(|p| self.st.peers[*p].devs[vol].disk == DiskState::UpToDate)
+            .filter(|p| !self.is_ancestor(*p, vol))
+            .filter_map(uuids)
+            .find(|u| !is_generation(exposed) || u.has_passed(exposed))
+            .map(|u| u.current);
+        if let Some(uuid) = used.filter(|uuid| is_generation(*uuid)) {
+            self.vols[vol].expose(uuid);
+        }
+    }
+
     /// A generation has been proposed, and no disk is known to have it. What is written may be
     /// on a disk that then goes away, while another one that lacks it looks just as good.
     pub(crate) fn is_proposing(&self, vol: VolIx) -> bool {

@@ -692,6 +692,7 @@ impl Resource {
             for peer in &mut self.peers {
                 peer.discard_my_data = false;
             }
+            (0..self.vols.len()).for_each(|vol| self.expose_to_users(vol));
         }
     }
 
