@@ -220,7 +220,7 @@ impl Resource {
     /// Writes of users can not be completed before the generation that is due.
     fn bump_is_awaited(&self, vol: VolIx) -> bool {
         self.st.role == Role::Primary
-            && !self.st.susp.any()
+            && (self.st.fail_io || !self.st.susp.any())
             && self.st.vols[vol].quorum
             && self.has_data(&self.st, vol)
             && self.log.iter().any(|w| w.vol == vol && !w.completed)

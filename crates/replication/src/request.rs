@@ -684,8 +684,9 @@ impl Resource {
             && self.has_data(&self.st, vol)
             && self.bump_blocks(vol);
         if missed || self.completion_held(write) || (frozen && !self.st.fail_io) {
-            // Nothing is reported before it is known that it will last (invariant 6).
-            if missed && !frozen {
+            // Nothing is reported before it is known that it will last (invariant 6). One that fails
+            // waits for no other volume.
+            if missed && (!frozen || self.st.fail_io) {
                 self.start_bump(vol);
             }
             return;

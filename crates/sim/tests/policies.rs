@@ -7,7 +7,8 @@ use sim::plan::{Plan, node_id};
 use sim::scenario::{broken_rule, scenario};
 use sim::{Op, World};
 use vocab::options::{
-    AfterSb0, AfterSb1, AfterSb2, NetOptions, OnIoError, OnNoQuorum, Quorum, ResourceOptions,
+    AfterSb0, AfterSb1, AfterSb2, NetOptions, OnIoError, OnNoDataAccessible, OnNoQuorum, Quorum,
+    ResourceOptions,
 };
 use vocab::{ConnState, DiskState, VolumeNr};
 
@@ -508,4 +509,32 @@ fn thirty_two_nodes_write_and_resync() {
         });
         assert_eq!(broken, None, "seed {seed}");
     }
+}
+
+/// A client has lost the data of one volume, and so waits with a write to the other one, which a disk
+/// that is away may lack. Demoted by force it gives the write up: that disk counts as behind first.
+#[test]
+fn a_forced_demotion_waits_for_no_volume_without_data() {
+    let mut plan = Plan::majority(2, 1);
+    plan.volumes = 2;
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        let volume = VolumeNr(1);
+        w.granted(1, AdminCommand::Detach { volume, force: false, intentional: false });
+        w.cut(0, 2);
+        let held = w.start(2, WRITE, 8, 8);
+        w.wait_lost(2, 0);
+        w.run_seconds(2);
+        w.expect("the write waits", |w| w.seen(2).suspended.no_data && !w.is_answered(held));
+        w.granted(2, AdminCommand::Secondary { force: true });
+        w.expect("the write is given up", |w| w.is_answered(held));
+        w.finish(held).ok();
+        w.close(2, opener);
+        w.heal(0, 2);
+        w.attach(1, 1);
+        w.settle();
+    });
 }
