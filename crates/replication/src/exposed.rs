@@ -405,10 +405,9 @@ impl Resource {
     /// The peer's generation is one that another disk has left behind.
     pub(crate) fn is_ancestor(&self, peer: PeerIx, vol: VolIx) -> bool {
         let Some(uuids) = &self.peers[peer].devs[vol].uuids else { return false };
-        let node = self.peers[peer].node;
         let others = self.peers.iter().enumerate().filter(|(p, _)| *p != peer);
         let mut known = others.filter_map(|(_, other)| other.devs[vol].uuids.as_ref());
-        known.any(|o| o.has_passed(uuids.current) && !uuids.has_given_up(node, o))
+        known.any(|o| o.has_passed(uuids.current) && !uuids.has_given_up(o))
     }
 
     /// The peer's generation is one that a disk here, at which it began, has given up.
@@ -416,7 +415,7 @@ impl Resource {
         let Some(theirs) = &self.peers[peer].devs[vol].uuids else { return false };
         self.st.connected().any(|p| {
             let uuids = self.peers[p].devs[vol].uuids.as_ref();
-            uuids.is_some_and(|u| u.has_given_up(self.peers[p].node, theirs))
+            uuids.is_some_and(|u| u.has_given_up(theirs))
         })
     }
 
@@ -479,7 +478,7 @@ impl Resource {
     pub(crate) fn leaves_own_behind(&self, vol: VolIx, theirs: &PeerUuids) -> bool {
         self.shown_backing(vol).is_some_and(|backing| {
             let (current, history) = (backing.gens.current(), backing.gens.history());
-            theirs.has_passed(current) && !gave_up(current, history, self.me, theirs)
+            theirs.has_passed(current) && !gave_up(current, history, theirs)
         })
     }
 

@@ -913,10 +913,10 @@ impl PeerUuids {
         !self.current.same(old) && self.succeeds(old)
     }
 
-    /// The other disk's generation began at the one of this disk, that of `node`, and is one of its
-    /// past: it was proposed, and given up since (see `Rule::GivenUpPeer`).
-    pub(crate) fn has_given_up(&self, node: NodeId, other: &PeerUuids) -> bool {
-        gave_up(self.current, &self.history, node, other)
+    /// The other disk's generation began at the one of this disk, and is one of its past: it was
+    /// proposed, and given up since (see `Rule::GivenUpPeer`).
+    pub(crate) fn has_given_up(&self, other: &PeerUuids) -> bool {
+        gave_up(self.current, &self.history, other)
     }
 
     /// The peer adopts a generation after which the nodes in `weak` miss what is written: the
@@ -946,14 +946,9 @@ impl PeerUuids {
 }
 
 /// See [`PeerUuids::has_given_up`].
-pub(crate) fn gave_up(
-    current: GenUuid,
-    history: &[GenUuid],
-    node: NodeId,
-    other: &PeerUuids,
-) -> bool {
+pub(crate) fn gave_up(current: GenUuid, history: &[GenUuid], other: &PeerUuids) -> bool {
     is_generation(current)
         && is_generation(other.current)
-        && other.bitmap_of(node).same(current)
+        && other.bitmap.iter().any(|base| base.same(current))
         && history.iter().any(|u| u.same(other.current))
 }

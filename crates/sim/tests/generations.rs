@@ -226,6 +226,44 @@ fn a_disk_that_is_brought_back_does_not_wait_for_what_it_had_brought_others_to()
     });
 }
 
+/// n1 takes what the Primary n0 proposes when that has given it up. n2 is brought up to date by n0
+/// then, and knows it as given up, too: n1 is resynced from n2, and not the other way round.
+#[test]
+fn what_was_given_up_is_known_as_that_to_whom_its_disk_has_brought_up_to_date() {
+    let mut plan = Plan::majority(3, 0);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        let force = |volume| AdminCommand::Detach { volume, force: true, intentional: false };
+        w.form();
+        let opener = w.open(0);
+        w.granted(2, force(VolumeNr(0)));
+        w.write(0, 0);
+        w.run_seconds(1);
+        w.stall_disk(1, 30);
+        w.granted(0, force(VolumeNr(0)));
+        let id = w.start(0, WRITE, 64, 8);
+        w.run_for(20_000_000);
+        w.cut_off(1, [0, 2]);
+        w.wait_lost_all(1, [0, 2]);
+        w.release_disk(1);
+        w.run_seconds(1);
+        w.finish(id).ok();
+        w.close(0, opener);
+        w.wait_secondary(0);
+        let both = [0, 2].map(|node| w.attach(node, 0).unwrap_or(0));
+        w.wait("both are attached", |w| both.iter().all(|id| w.has_answer(*id)));
+        w.wait_disk(0, DiskState::UpToDate);
+        w.wait_disk(2, DiskState::UpToDate);
+        let kept = current(w, 0);
+        w.heal(1, 2);
+        w.wait_connected(1, 2);
+        w.run_seconds(5);
+        w.expect("n2 is where it was", |w| current(w, 2).same(kept));
+        w.heal(0, 1);
+        w.settle();
+    });
+}
+
 /// Blocks that are resynced are under writes that wait for quorum, and the connection comes and
 /// goes. Whatever waits for what, each loss of the connection is dealt with at once.
 #[test]

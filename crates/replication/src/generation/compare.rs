@@ -129,6 +129,13 @@ impl Side {
         self.history.iter().any(|h| h.same(uuid))
     }
 
+    /// The generation of the peer began at that of this disk, and is one of its past.
+    fn gave_up(&self, peer: &Side) -> bool {
+        let began = peer.towards(self).same(self.current)
+            || peer.slot_at(self.current, self.node, false).is_some();
+        began && self.remembers(peer.current)
+    }
+
     /// This disk was at that generation, or is.
     fn knows(&self, uuid: GenUuid) -> bool {
         let slots = self.bitmap.iter().any(|b| b.same(uuid));
@@ -392,6 +399,12 @@ fn first_match(context: &Context, me: &Side, peer: &Side) -> (Rule, Finding) {
     }
     if ours && mine.same(peer.current) && peer.remembers(me.current) {
         return (Rule::GivenUpSelf, Target(Bitmap));
+    }
+    // A third disk may have been the one that gave it up, or that took it.
+    match (me.gave_up(peer), peer.gave_up(me)) {
+        (true, false) if ours => return (Rule::GivenUpPeer, Source(Full)),
+        (false, true) if ours => return (Rule::GivenUpSelf, Target(Full)),
+        _ => {}
     }
     if theirs.same(me.current) {
         return (Rule::BitmapPeer, Target(Bitmap));

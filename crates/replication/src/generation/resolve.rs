@@ -639,7 +639,10 @@ impl Handshake<'_> {
             Strategy::Bitmap | Strategy::IfBothFailed => {}
             Strategy::Full => {
                 self.preparations.push(Preparation::SetAll(peer.node));
-                if real(self.me) && real(peer) && !self.me.current.same(peer.current) {
+                // One that was given up came after this one: no bits start at it.
+                let given_up = self.verdict.rule == Rule::GivenUpPeer;
+                let other = real(self.me) && real(peer) && !self.me.current.same(peer.current);
+                if other && !given_up {
                     let base = peer.current.with_primary(false);
                     self.preparations.push(Preparation::SetBitmapUuid(peer.node, base));
                 }

@@ -213,6 +213,11 @@ fn a_generation_that_the_other_end_has_given_up_is_behind_it() {
     check(ours, &own, &took, Rule::GivenUpPeer, Source(Bitmap));
     check(ours, &took, &own, Rule::GivenUpSelf, Target(Bitmap));
     check(CONNECTING, &own, &took, Rule::BitmapPeer, Target(Bitmap));
+    // Node 2 has been brought up to date by node 0 since, and knows it from there.
+    let third = side(2, 0x10).past(&[0x20]);
+    check(ours, &third, &took, Rule::GivenUpPeer, Source(Full));
+    check(ours, &took, &third, Rule::GivenUpSelf, Target(Full));
+    check(CONNECTING, &third, &took, Rule::BitmapPeerOther, Target(CopySlot(n(0))));
 }
 
 #[test]

@@ -493,6 +493,10 @@ fn bitmaps_are_prepared_for_the_strategy() {
     let (ahead, behind) = (side(0, 0x20).past(&[0x10]), side(1, 0x11));
     assert_eq!(prepared(&ahead, &behind), [SetAll(n(1)), SetBitmapUuid(n(1), GenUuid(0x10))]);
     assert_eq!(prepared(&behind, &ahead), [SetAll(n(0))]);
+    // But no bits start at a generation that came later, and was given up.
+    let ours = Context { features: CONNECTING.features | feature::BITS_OF_EQUALS, ..CONNECTING };
+    let (kept, took) = (side(0, 0x10).past(&[0x20]), side(1, 0x20).owes(3, 0x10, 0));
+    assert_eq!(resolve(&ours, &DEFAULTS, &LOCAL, &kept, &took).preparations, [SetAll(n(1))]);
     // Another slot's bits.
     let (mut ahead, behind) = (side(0, 0x20).owes(3, 0x10, 0), side(1, 0x10));
     let base = SetBitmapUuid(n(1), GenUuid(0x10));
