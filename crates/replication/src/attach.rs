@@ -53,6 +53,10 @@ impl Resource {
                 backing.gens = before.clone();
             }
         }
+        // What this disk has given up, users here have gone over to without it.
+        if !backing.gens.current().same(self.vols[vol].exposed) {
+            backing.gens.unlearn(self.vols[vol].exposed);
+        }
         self.check_attach(vol, &backing)?;
         let on_disk = backing.take_bound(self.me);
         self.vols[vol].says_adrift = on_disk.same(ANYTHING);

@@ -9,6 +9,11 @@ fn a_disk_becomes_current_between_what_it_says_in_a_handshake_and_what_it_conclu
     breaks_nothing(55_636);
 }
 
+#[test]
+fn a_disk_is_back_that_has_given_up_what_its_node_went_over_to_since() {
+    breaks_nothing(69_800);
+}
+
 fn breaks_nothing(seed: u64) {
     let violation = run::seed(seed, Trace::off()).violation;
     assert!(violation.is_none(), "seed {seed}: {violation:?}");

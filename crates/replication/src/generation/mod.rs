@@ -200,6 +200,16 @@ impl Generations {
             && self.bitmap.iter().all(|b| b.uuid.is_none())
     }
 
+    /// Forgets that a generation is one of the past. Returns true if it was.
+    pub fn unlearn(&mut self, uuid: GenUuid) -> bool {
+        let Some(at) = self.history.iter().position(|h| is_generation(uuid) && h.same(uuid)) else {
+            return false;
+        };
+        self.history[at..].rotate_left(1);
+        self.history[HISTORY - 1] = GenUuid::NONE;
+        true
+    }
+
     /// PUSH: remembers a former generation. Returns true if the history changed.
     ///
     /// Bit 0 is dropped. Nothing happens for what is no generation, for the current one, and for

@@ -112,6 +112,14 @@ fn push_drops_bit_0_shifts_and_forgets_the_oldest() {
 }
 
 #[test]
+fn unlearn_forgets_one_generation_of_the_past() {
+    let mut some = gens(0x10, [0, 0x20, 0, 0], &[0x30, 0x40, 0x50]);
+    assert!(some.unlearn(g(0x40)) && !some.unlearn(g(0x40)));
+    assert!(!some.unlearn(g(0x10)) && !some.unlearn(g(0x20)) && !some.unlearn(GenUuid::NONE));
+    check(&some, 0x10, [0, 0x20, 0, 0], &[0x30, 0x50]);
+}
+
+#[test]
 fn push_ignores_what_a_slot_holds_unless_the_history_is_empty() {
     let mut a = gens(0x10, [0, 0x20, 0, 0], &[]);
     assert!(a.push(g(0x20)), "captures 04, 15, 18");
