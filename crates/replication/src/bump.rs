@@ -491,7 +491,8 @@ impl Resource {
         let Some(word) = self.peers[peer].devs[vol].last_word else { return };
         let shown = self.st.peers[peer].devs[vol].disk;
         let doubted = shown == DiskState::Consistent
-            || shown == DiskState::Outdated && self.st.vols[vol].disk < DiskState::UpToDate;
+            || shown == DiskState::Outdated
+                && (self.st.vols[vol].disk < DiskState::UpToDate || self.st.role == Role::Primary);
         let said = word.disk().filter(|disk| *disk >= DiskState::Consistent);
         let Some(said) = said.filter(|_| doubted) else { return };
         let disk = self.shown_peer_disk(peer, vol, said, word);

@@ -355,6 +355,15 @@ impl Resource {
         begun && !self.peers[peer].devs[vol].source_seen
     }
 
+    /// This Primary writes in a generation that came after the one that the peer names.
+    pub(crate) fn has_left_behind(&self, peer: PeerIx, vol: usize) -> bool {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        let backing = self.vols[vol].backing.as_ref();
+        self.st.role == Role::Primary
+            && self.st.is_connected(peer)
+            && backing.zip(uuids).is_some_and(|(b, u)| b.gens.has_passed(u.current))
+    }
+
     /// A node that works with the disks of others does not take a peer for UpToDate or Consistent,
     /// because it says so, if another disk has left its generation behind. One without disk shows a peer that
     /// *turns* UpToDate with another generation than it has seen as Consistent only (A8). One that
@@ -381,7 +390,9 @@ impl Resource {
         let known = disk == DiskState::UpToDate
             && self.st.peers[peer].devs[vol].disk == DiskState::UpToDate;
         if self.st.vols[vol].disk == DiskState::UpToDate || disk < DiskState::Consistent || known {
-            return disk;
+            // What was on its way when this Primary left the peer behind is no news of it.
+            let left = disk >= DiskState::Consistent && !known && self.has_left_behind(peer, vol);
+            return if left { DiskState::Outdated } else { disk };
         }
         let exposed = self.vols[vol].exposed;
         let client = self.vols[vol].backing.is_none();

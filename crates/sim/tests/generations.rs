@@ -1,7 +1,8 @@
 //! Generations that a Primary without a current disk proposes, and what becomes of them.
 
 use replication::io::{AdminCommand, Input, LinkLoss};
-use sim::plan::{Plan, node_id};
+use sim::net::Pace;
+use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum};
@@ -260,6 +261,41 @@ fn what_was_given_up_is_known_as_that_to_whom_its_disk_has_brought_up_to_date() 
         w.run_seconds(5);
         w.expect("n2 is where it was", |w| current(w, 2).same(kept));
         w.heal(0, 1);
+        w.settle();
+    });
+}
+
+/// n0 does not hear the client that is Primary, and is Outdated by that, but lacks nothing. It says
+/// that it is UpToDate once the client is no Primary any more, and n1 becomes Primary and writes
+/// before that arrives.
+#[test]
+fn a_disk_that_was_left_behind_is_not_taken_for_current_by_its_word_of_before() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        let client = w.open(2);
+        w.kill(0);
+        w.wait_lost(1, 0);
+        w.wait_lost(2, 0);
+        w.cut(0, 2);
+        w.start_node(0);
+        w.wait_connected(0, 1);
+        w.wait_disk(0, DiskState::Outdated);
+        w.run_seconds(1);
+        let delay = (MILLISECOND, 100 * MILLISECOND);
+        w.net.set_pace(0, 1, Pace { delay, ..Pace::default() });
+        w.close(2, client);
+        let opener = w.open(1);
+        let mut writes = Vec::new();
+        for i in 0..400 {
+            writes.push(w.start(1, WRITE, i * 8, 8));
+            w.run_for(MILLISECOND / 4);
+        }
+        for id in writes {
+            w.finish(id).ok();
+        }
+        w.net.set_pace(0, 1, Pace::default());
+        w.heal(0, 2);
+        w.close(1, opener);
         w.settle();
     });
 }
