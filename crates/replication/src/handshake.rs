@@ -610,6 +610,15 @@ impl Resource {
         }
     }
 
+    /// This disk was to be resynced from the peer, and has taken on a generation of a Primary since it
+    /// agreed. The peer need not have heard of that one, and what is written in it would be undone.
+    pub(crate) fn has_outrun_source(&self, peer: PeerIx) -> bool {
+        self.peers[peer].hs.decided.iter().enumerate().any(|(vol, decided)| match decided {
+            Some(Decided::Start(start)) => start.repl.is_target() && self.sent_changed(peer, vol),
+            _ => false,
+        })
+    }
+
     /// Blocks were counted as out of sync since the peer was told how many there are: a write
     /// ended that the peer has not got. Both ends have concluded without it that they are equal,
     /// so these bits have to stay.

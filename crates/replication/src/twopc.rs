@@ -722,6 +722,9 @@ impl Resource {
             (Operation::ResyncAsTarget, Some(peer), true) if stale => {
                 self.disagree(peer, "is to be resynced from this disk, which was left behind");
             }
+            (Operation::Connect(_), Some(peer), true) if self.has_outrun_source(peer) => {
+                self.disagree(peer, "is the source of a resync, and this disk has moved on");
+            }
             (Operation::Connect(_), Some(peer), true) => self.apply_connect(peer),
             (Operation::Disconnect(outdates), Some(peer), true) => {
                 self.apply_disconnect(

@@ -1,5 +1,6 @@
 //! Generations that a Primary without a current disk proposes, and what becomes of them.
 
+use codec::wire::Packet;
 use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::net::Pace;
 use sim::plan::{MILLISECOND, Plan, node_id};
@@ -452,5 +453,41 @@ fn a_consistent_disk_that_was_left_behind_does_not_follow_a_primary_that_is_resy
         w.wait_disk(2, DiskState::UpToDate);
         w.read(1, 8);
         w.close(1, second);
+    });
+}
+
+/// n1 is to be resynced from n0 within one generation, of what a client had sent to both. When it has
+/// agreed to that, and before n0 has heard so, it takes the next generation of the client.
+#[test]
+fn a_generation_that_comes_while_two_connect_is_not_undone_by_their_resync() {
+    let mut plan = Plan::quiet(2, 1);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.write(2, 0);
+        w.run_seconds(1);
+        w.cut(0, 1);
+        w.wait_lost_all(0, [1]);
+        w.write(2, 8);
+        // All is on both disks, but n0 has not heard that n1 has it, too.
+        w.run_for(20_000_000);
+        w.lose_what_is_under_way(2, 0);
+        w.run_seconds(2);
+        for (from, to) in [(0, 1), (1, 0)] {
+            w.slow(from, to, 20_000_000);
+        }
+        let agrees = w.tap(1, 0, |p| matches!(p, Packet::TwoPcYes(..)));
+        w.heal(0, 1);
+        w.wait("n1 agrees", |w| w.tapped(agrees) > 0);
+        w.write(2, 16);
+        w.run_seconds(2);
+        w.expect("n1 has the write", |w| w.nodes[1].drive(0).is_some_and(|d| d.disk.tag(16) != 0));
+        w.slow(0, 1, 100_000);
+        w.slow(1, 0, 100_000);
+        w.read(2, 16);
+        w.heal(0, 2);
+        w.close(2, opener);
+        w.settle();
     });
 }
