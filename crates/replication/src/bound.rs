@@ -197,20 +197,33 @@ impl Resource {
 
     /// Every disk is there and current or not, and none has got to where this one was on its way:
     /// there is nothing left that it could be mistaken about.
-    pub(crate) fn review_bound(&mut self, vol: VolIx) {
-        if !is_bound(self.vols[vol].bound_for) {
-            return;
-        }
+    fn is_bound_for_nothing(&self, vol: VolIx) -> bool {
         let there = |p: PeerIx| {
             let dev = &self.peers[p].devs[vol];
             let attached = self.st.peers[p].devs[vol].disk >= DiskState::Inconsistent;
             let known = attached && dev.uuids.as_ref().is_some_and(|u| u.of_disk());
             self.st.is_connected(p) && known && !dev.holds_bound
         };
-        let gathered = self.st.vols[vol].disk == DiskState::UpToDate
-            && (0..self.peers.len()).filter(|p| self.peer_has_bitmap(*p, vol)).all(there);
-        if gathered || !is_bound(self.bound_for(vol)) {
+        self.st.vols[vol].disk == DiskState::UpToDate
+            && (0..self.peers.len()).filter(|p| self.peer_has_bitmap(*p, vol)).all(there)
+    }
+
+    /// A peer has named what its disk holds.
+    pub(crate) fn review_bound(&mut self, vol: VolIx) {
+        let bound = is_bound(self.vols[vol].bound_for);
+        if bound && (self.is_bound_for_nothing(vol) || !is_bound(self.bound_for(vol))) {
             self.forget_bound(vol);
+        }
+    }
+
+    /// This disk has become current when all others had named what they hold, and nobody is Primary
+    /// who could still bring one of them there. None of them may say anything more.
+    pub(crate) fn leave_bound(&mut self, vol: VolIx) {
+        let nobody = self.st.role == Role::Secondary && self.st.primary_peers().is_empty();
+        if nobody && is_bound(self.vols[vol].bound_for) && self.is_bound_for_nothing(vol) {
+            self.forget_bound(vol);
+            self.change_hard(|_| {});
+            self.broadcast_states();
         }
     }
 

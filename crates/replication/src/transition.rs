@@ -467,7 +467,10 @@ impl Resource {
         for vol in 0..self.vols.len() {
             self.tell_proposals(vol);
         }
-        (0..self.vols.len()).for_each(|vol| self.settle_bound(vol));
+        for vol in 0..self.vols.len() {
+            self.settle_bound(vol);
+            self.leave_bound(vol);
+        }
         self.review_unconfirmed();
         self.want_catch_up();
         self.want_gathered();

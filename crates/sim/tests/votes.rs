@@ -723,3 +723,27 @@ fn a_frozen_client_with_an_old_disk_outdates_nobody_who_went_on() {
         w.settle();
     });
 }
+
+/// n0 is given up beside n1, and on its way to what the client proposes to n1, whose disk is stuck.
+/// Nobody has got there when n1 and the client lose power: n0 is where n1 is in the end.
+#[test]
+fn a_disk_does_not_wait_for_what_it_was_on_its_way_to_when_no_disk_has_got_there() {
+    scenario(Plan::majority(2, 1), |w| {
+        w.form();
+        w.open(2);
+        w.write(2, 0);
+        w.stall_disk(1, 30);
+        let from = Some(node_id(1));
+        w.granted(0, AdminCommand::Invalidate { volume: VolumeNr(0), from });
+        w.start(2, WRITE, 8, 8);
+        w.run_for(50 * MILLISECOND);
+        w.power_loss(2);
+        w.power_loss(1);
+        w.wait_lost(0, 1);
+        w.wait_lost(0, 2);
+        w.release_disk(1);
+        w.start_node(1);
+        w.start_node(2);
+        w.settle();
+    });
+}
