@@ -79,7 +79,8 @@ impl Resource {
         // A running Primary that takes its disk back has not crashed.
         let running = self.st.role == Role::Primary || volume.exposed.is_real();
         volume.crashed_primary = crashed && !running;
-        volume.lost_quorum = lost_quorum && !running;
+        // As a Primary it goes by what it knows itself: it may have lost quorum while it had no disk.
+        volume.lost_quorum = if running { volume.lost_quorum } else { lost_quorum };
         volume.crashed_secondary = unclean && !running;
         volume.told_behind = false;
         volume.lost_cache = image.volatile_cache && !ran_on;

@@ -882,3 +882,30 @@ fn a_flush_on_a_primary_that_was_left_behind_covers_what_was_written_through_it(
         w.settle();
     });
 }
+
+/// The disk of a Primary fails under a write, and the only other one loses its power with it. The first
+/// one is back while there is no quorum, which stays so: the second one may lack the write.
+#[test]
+fn a_frozen_primary_whose_disk_is_back_is_still_without_quorum() {
+    scenario(Plan::majority(2, 0), |w| {
+        w.form();
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.run_seconds(1);
+        w.stall_disk(1, 30);
+        let held = w.start(1, Op::Write { fua: false }, 8, 8);
+        w.wait("n0 has it", |w| w.nodes[0].drive(0).is_some_and(|d| d.disk.tag(8) != 0));
+        let volume = VolumeNr(0);
+        w.granted(1, AdminCommand::Detach { volume, force: true, intentional: false });
+        w.power_loss(0);
+        w.release_disk(1);
+        w.wait_lost(1, 0);
+        w.attach_again(1);
+        w.expect("it is frozen", |w| w.seen(1).suspended.quorum && !w.is_answered(held));
+        w.start_node(0);
+        w.finish(held).ok();
+        w.write(1, 16);
+        w.close(1, opener);
+        w.settle();
+    });
+}
