@@ -641,10 +641,12 @@ impl Resource {
     pub(crate) fn adopted(&mut self, vol: VolIx) {
         if let Some(backing) = &mut self.vols[vol].backing {
             backing.release_writes();
-            if !backing.is_adopting() {
-                let current = backing.gens.current();
-                self.vols[vol].expose(current);
+            if backing.is_adopting() {
+                // The next one has come meanwhile, and is not: it must not be named yet.
+                return self.retry_al(vol);
             }
+            let current = backing.gens.current();
+            self.vols[vol].expose(current);
         }
         self.vouch(vol);
         self.send_uuids_to_all(vol, UuidFlags::default());
@@ -704,5 +706,43 @@ impl PeerUuids {
             bitmap: Box::new([UNKNOWN; MAX_NODES]),
             history: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::Output;
+    use crate::resource::Link;
+    use crate::testing::attached;
+    use codec::disk::MdFlags;
+    use vocab::options::ResourceOptions;
+
+    /// A client proposes another generation while the metadata with the one before are being written.
+    #[test]
+    fn a_generation_is_named_only_once_it_is_durable_itself() {
+        const BEFORE: GenUuid = GenUuid(0x1000);
+        const NEXT: GenUuid = GenUuid(0x2000);
+        let mut resource = attached(ResourceOptions::default(), |superblock| {
+            superblock.current_uuid = BEFORE;
+            superblock.flags.set(MdFlags::CONSISTENT, true);
+            superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
+        });
+        resource.peers[0].link = Link::Up;
+        let peer = &mut resource.st.peers[0];
+        peer.conn = ConnState::Connected;
+        peer.role = Role::Primary;
+        for uuid in [GenUuid(0x1800), NEXT] {
+            resource.adopt(0, 0, uuid, NodeMask::EMPTY, true);
+        }
+        let mut named = || {
+            resource.adopted(0);
+            let sent = std::iter::from_fn(|| resource.poll());
+            let names =
+                sent.filter(|o| matches!(o, Output::Send { packet: Packet::Uuids110(..), .. }));
+            (names.count() > 0, resource.vols[0].exposed.same(NEXT))
+        };
+        assert_eq!(named(), (false, false));
+        assert_eq!(named(), (true, true));
     }
 }
