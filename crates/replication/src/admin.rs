@@ -1,6 +1,6 @@
 //! Wishes of operators.
 
-use codec::wire::UuidFlags;
+use codec::wire::{Operation, UuidFlags};
 use vocab::options::Quorum;
 use vocab::{
     ConfigError, ConnState, DiskState, NodeId, NodeMask, Refusal, ReplState, Role, StateError,
@@ -260,7 +260,11 @@ impl Resource {
         };
         let peer = match from {
             Some(node) => Some(self.known_peer(node)?).filter(|p| self.st.is_connected(*p)),
-            None => self.st.connected().find(usable),
+            None => {
+                let op = Operation::Invalidate;
+                let good = |p: &PeerIx| usable(p) && self.may_resync(op, true, *p, vol).is_ok();
+                self.st.connected().find(good).or_else(|| self.st.connected().find(usable))
+            }
         };
         if let Some(peer) = peer {
             self.want(JobKind::Invalidate { vol, peer }, Some(id));

@@ -692,14 +692,17 @@ impl Resource {
         if dev.repl != ReplState::Established {
             return Start::Done(Err(StateError::ResyncRunning.into()));
         }
-        if let Err(refusal) = self.check_invalidation(op, peer, vol, false) {
-            return match refusal.code {
-                RefusalCode::State(StateError::InTransientState) => self.wait_or_fail(id, refusal),
-                _ => Start::Done(Err(refusal)),
-            };
-        }
         if let Err(refusal) = self.tentative(|st| apply_own_change(st, op, Some(peer), Some(vol))) {
             return Start::Done(Err(refusal));
+        }
+        if op != Operation::Verify {
+            if let Err(refusal) = self.may_resync(op, true, peer, vol) {
+                let waits = refusal.code == RefusalCode::State(StateError::InTransientState);
+                return match waits {
+                    true => self.wait_or_fail(id, refusal),
+                    false => Start::Done(Err(refusal)),
+                };
+            }
         }
         let node: NodeId = self.peers[peer].node;
         self.start_twopc(id, op, Some(node), Some(vol));

@@ -21,6 +21,7 @@ use vocab::{
 };
 
 pub(crate) use apply::{apply_own_change, apply_remote};
+use check::is_resync;
 
 use crate::handshake::HandshakeResult;
 use crate::jobs::Job;
@@ -341,20 +342,11 @@ impl Resource {
         if held.op == Operation::Verify && target_is_me {
             self.check_verify(initiator, held.vol)?;
         }
-        if target_is_me
-            && matches!(
-                held.op,
-                Operation::Invalidate
-                    | Operation::InvalidateRemote
-                    | Operation::ResyncAsTarget
-                    | Operation::ResyncAsSource
-                    | Operation::Verify
-            )
-        {
+        if target_is_me && (is_resync(held.op) || held.op == Operation::Verify) {
             self.check_resync_pair(initiator, held.vol)?;
-            if let Some(vol) = held.vol {
-                self.check_invalidation(held.op, initiator, vol, true)?;
-            }
+        }
+        if let (true, true, Some(vol)) = (target_is_me, is_resync(held.op), held.vol) {
+            self.may_resync(held.op, false, initiator, vol)?;
         }
         let (op, vol) = (held.op, held.vol);
         self.tentative(|st| apply_remote(st, op, initiator, vol, target_is_me)).map(|_| ())
@@ -540,9 +532,7 @@ impl Resource {
                 _ => StateError::CwFailedByPeer.into(),
             }),
             // What it was to begin from has gone.
-            Answer::Yes if self.has_lost_source(held) || self.is_needed_meanwhile(held) => {
-                Err(StateError::ConcurrentStChg.into())
-            }
+            Answer::Yes if self.has_lost_source(held) => Err(StateError::ConcurrentStChg.into()),
             Answer::Yes => self.initiator_checks(held),
         };
         match result {
@@ -719,8 +709,8 @@ impl Resource {
         let initiator = self.peer_ix(held.initiator);
         let stale = target_is_me && self.has_lost_source(&held);
         match (held.op, initiator, target_is_me) {
-            (Operation::ResyncAsTarget, Some(peer), true) if stale => {
-                self.disagree(peer, "is to be resynced from this disk, which was left behind");
+            (_, Some(peer), true) if stale => {
+                self.disagree(peer, "is to resync with this disk, and the source was left behind");
             }
             (Operation::Connect(_), Some(peer), true) if self.has_outrun_source(peer) => {
                 self.disagree(peer, "is the source of a resync, and this disk has moved on");

@@ -608,3 +608,58 @@ fn a_disk_is_not_invalidated_beside_one_that_has_not_heard_of_its_generation() {
         });
     }
 }
+
+/// A client names a generation to both disks, and one of them has not heard of it when the other
+/// one is given up for it, which this node is asked for; and never hears of it.
+fn the_disk_that_is_ahead_is_given_up(asked: usize, ahead_before: bool) {
+    let mut plan = Plan::majority(2, 1);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(2);
+        w.run_seconds(1);
+        let command = match asked {
+            1 => AdminCommand::Invalidate { volume: V0, from: Some(node_id(0)) },
+            _ => AdminCommand::InvalidateRemote { peer: node_id(1), volume: V0 },
+        };
+        let mut wish = 0;
+        if !ahead_before {
+            // What the other one answers takes long enough for the proposal to get between.
+            w.slow(1 - asked, asked, 20 * MILLISECOND);
+            wish = w.admin(asked, command.clone());
+            w.run_for(5 * MILLISECOND);
+        }
+        let write = w.start(2, WRITE, 0, 8);
+        w.wait_sent(2, 0, "the generation", |p| matches!(p, Packet::CurrentUuid(..)));
+        w.cut_one_way(2, 0);
+        w.wait("n1 has the write", |w| tag(w, 1, 0) != 0);
+        if ahead_before {
+            wish = w.admin(asked, command);
+        }
+        w.run_for(100 * MILLISECOND);
+        w.lose_what_is_under_way(2, 0);
+        w.finish(write).ok();
+        w.expect("n1 has kept it", |w| tag(w, 1, 0) != 0);
+        w.slow(1 - asked, asked, MILLISECOND / 10);
+        w.heal(2, 0);
+        w.wait("the operator is answered", |w| w.has_answer(wish));
+        w.write(2, 8);
+        w.close(2, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_disk_is_not_given_up_for_one_that_has_not_got_as_far() {
+    the_disk_that_is_ahead_is_given_up(1, true);
+}
+
+#[test]
+fn a_disk_that_goes_ahead_while_it_is_being_given_up_is_kept() {
+    the_disk_that_is_ahead_is_given_up(1, false);
+}
+
+#[test]
+fn a_disk_that_goes_ahead_while_another_node_gives_it_up_is_kept() {
+    the_disk_that_is_ahead_is_given_up(0, false);
+}

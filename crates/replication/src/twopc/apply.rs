@@ -4,6 +4,7 @@ use codec::wire::{Operation, Outdates};
 use vocab::{ConnState, DiskState, ReplState, Role};
 
 use super::Held;
+use super::check::is_resync;
 use crate::resource::Resource;
 use crate::state::{PeerIx, State, VolIx};
 
@@ -14,6 +15,13 @@ impl Resource {
     pub(super) fn has_lost_source(&self, held: &Held) -> bool {
         let Some(vol) = held.vol else { return false };
         let own = self.st.vols[vol].disk;
+        let here = held.initiator == self.me;
+        let other = if here { held.target } else { Some(held.initiator) };
+        if other.and_then(|o| self.peer_ix(o)).is_some_and(|peer| {
+            is_resync(held.op) && self.may_resync(held.op, here, peer, vol).is_err()
+        }) {
+            return true;
+        }
         let target = held.target.and_then(|t| self.peer_ix(t));
         let source = match (held.op, target) {
             (Operation::ResyncAsTarget, Some(peer)) => self.st.peers[peer].devs[vol].disk,

@@ -4,6 +4,7 @@ use codec::wire::Operation;
 use vocab::{DiskState, Refusal, ReplState, Role, StateError};
 
 use super::Held;
+use crate::generation::is_generation;
 use crate::resource::Resource;
 use crate::state::{PeerIx, VolIx};
 
@@ -44,55 +45,52 @@ impl Resource {
         Ok(())
     }
 
-    /// The generation of this disk is about to change, or not durable: peers do not know it yet, and
-    /// this node may forget it.
-    fn generation_moves(&self, vol: VolIx) -> bool {
-        let volume = &self.vols[vol];
-        volume.bump_running || volume.backing.as_ref().is_some_and(|b| b.is_adopting())
-    }
-
-    /// An operator gives a disk up beside another one, which is to have all that it has: it is
-    /// current, and at no generation before that of this disk. It was when that was asked for, but
-    /// the transaction may have had to wait for long. What counts as given up is of no use to
-    /// anybody, whatever generation it is at, and the other one would wait for it for ever.
-    pub(crate) fn check_invalidation(
+    /// No disk is resynced from one that has not got as far. The source may still be on its way to
+    /// the generation of the target, and never get there: a client has named it to both, and one
+    /// of them has not heard it yet. The writes of that generation would be nowhere then, and the
+    /// client would wait for ever for a disk that has them. `here`: this node asks for the resync.
+    pub(crate) fn may_resync(
         &self,
         op: Operation,
+        here: bool,
         peer: PeerIx,
         vol: VolIx,
-        asked_by_peer: bool,
     ) -> Result<(), Refusal> {
-        let own_is_given_up = match op {
-            Operation::Invalidate => !asked_by_peer,
-            Operation::InvalidateRemote => asked_by_peer,
-            _ => return Ok(()),
-        };
+        let by_target = matches!(op, Operation::Invalidate | Operation::ResyncAsTarget);
         let (own, theirs) = (self.st.vols[vol].disk, self.st.peers[peer].devs[vol].disk);
-        let kept = if own_is_given_up { theirs } else { own };
-        if kept != DiskState::UpToDate {
-            let detail = "the disk that is to be the source of the resync is not UpToDate";
-            return Err(Refusal::state(StateError::NoUpToDateDisk, detail));
+        let (source, target) = if by_target == here { (theirs, own) } else { (own, theirs) };
+        let given_up = matches!(op, Operation::Invalidate | Operation::InvalidateRemote);
+        if given_up && source != DiskState::UpToDate {
+            let why = "the disk that is to be the source of the resync is not UpToDate";
+            return Err(Refusal::state(StateError::NoUpToDateDisk, why));
         }
-        let backing = self.vols[vol].backing.as_ref();
-        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
-        let (Some(backing), Some(uuids)) = (backing, uuids) else { return Ok(()) };
-        let current = backing.gens.current();
-        let is_behind = match own_is_given_up {
-            true => !current.same(uuids.current) && !uuids.succeeds(current),
-            false => !current.same(uuids.current) && !backing.gens.has_passed(uuids.current),
+        // A mixture holds no generation.
+        if target < DiskState::Outdated {
+            return Ok(());
+        }
+        let Some(backing) = &self.vols[vol].backing else { return Ok(()) };
+        let Some(uuids) = &self.peers[peer].devs[vol].uuids else { return Ok(()) };
+        let (own, theirs) = (backing.gens.current(), uuids.current);
+        let as_far = match by_target == here {
+            true => !is_generation(own) || theirs.same(own) || uuids.has_passed(own),
+            false if theirs.same(own) => !backing.is_adopting(),
+            false => !is_generation(theirs) || backing.gens.has_passed(theirs),
         };
-        if is_behind || self.generation_moves(vol) {
-            let detail =
-                "the source of the resync has not taken on the data generation of that disk";
-            return Err(Refusal::state(StateError::InTransientState, detail));
+        let why = "the disk to resync from has not taken on the generation of the other one yet";
+        match as_far {
+            true => Ok(()),
+            false => Err(Refusal::state(StateError::InTransientState, why)),
         }
-        Ok(())
     }
+}
 
-    /// What an own transaction is to give up is needed by now.
-    pub(super) fn is_needed_meanwhile(&self, held: &Held) -> bool {
-        let peer = held.target.and_then(|t| self.peer_ix(t));
-        let (Some(vol), Some(peer)) = (held.vol, peer) else { return false };
-        self.check_invalidation(held.op, peer, vol, false).is_err()
-    }
+/// One of two disks is to be resynced from the other.
+pub(super) const fn is_resync(op: Operation) -> bool {
+    matches!(
+        op,
+        Operation::Invalidate
+            | Operation::InvalidateRemote
+            | Operation::ResyncAsTarget
+            | Operation::ResyncAsSource
+    )
 }
