@@ -82,6 +82,14 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
+    /// One on its way out counts as gone: what is completed now, this node will not have.
+    const fn own_disk(&self) -> DiskState {
+        match self.disk {
+            DiskState::Detaching => DiskState::Diskless,
+            disk => disk,
+        }
+    }
+
     /// Quorum counted as held before this change.
     const fn held_quorum(&self) -> bool {
         self.had_quorum || (self.restore_quorum && matches!(self.disk, DiskState::UpToDate))
@@ -175,8 +183,9 @@ pub struct Decision {
 /// Classes every node that has a vote or a say in breaking a tie.
 pub fn count(view: &View<'_>) -> Votes {
     let mut votes = Votes::default();
-    let here_diskless = view.disk == DiskState::Diskless;
-    match view.disk {
+    let here = view.own_disk();
+    let here_diskless = here == DiskState::Diskless;
+    match here {
         _ if view.forgetful && !view.intentional_diskless => votes.add_forgetful(),
         DiskState::UpToDate => votes.up_to_date += 1,
         DiskState::Diskless if view.intentional_diskless => votes.diskless += 1,
@@ -242,7 +251,7 @@ impl Votes {
     /// partition long gone for a licence to go on beside the real one.
     fn doubt_outdated(&mut self, view: &View<'_>, policy: Policy) {
         let all = self.absent() + self.visible();
-        let others = all - u32::from(view.disk > DiskState::Diskless);
+        let others = all - u32::from(view.own_disk() > DiskState::Diskless);
         if !view.held_quorum() && others >= required_votes(policy.quorum, all) {
             self.unknown += self.outdated;
             self.outdated = 0;

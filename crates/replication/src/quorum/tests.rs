@@ -424,10 +424,12 @@ fn disk_states_decide_the_class() {
     let none = Votes::default();
     assert_eq!(class(UpToDate, false, Diskless, true), Votes { up_to_date: 1, present: 1, ..none });
     assert_eq!(class(Diskless, true, Diskless, true), Votes { diskless: 2, ..none });
-    assert_eq!(
-        class(Diskless, false, UpToDate, true),
-        Votes { unknown: 1, up_to_date: 1, quorate_peer: true, ..none }
-    );
+    for gone in [Diskless, DiskState::Detaching] {
+        assert_eq!(
+            class(gone, false, UpToDate, true),
+            Votes { unknown: 1, up_to_date: 1, quorate_peer: true, ..none }
+        );
+    }
     assert_eq!(
         class(Inconsistent, false, Outdated, false),
         Votes { present: 1, outdated: 1, ..none }
