@@ -14,6 +14,11 @@ fn a_disk_is_back_that_has_given_up_what_its_node_went_over_to_since() {
     breaks_nothing(69_800);
 }
 
+#[test]
+fn a_disk_comes_back_beside_a_frozen_client_whose_write_was_sent_to_another() {
+    breaks_nothing(30_030_909);
+}
+
 fn breaks_nothing(seed: u64) {
     let violation = run::seed(seed, Trace::off()).violation;
     assert!(violation.is_none(), "seed {seed}: {violation:?}");

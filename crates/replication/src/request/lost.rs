@@ -143,6 +143,12 @@ impl Resource {
             if (fetched || write.is_missing_on(node)) && self.st.has_disk(other, vol) {
                 let part = self.send_out_of_sync(other, write);
                 self.log.get_mut(seq).expect("in range").parts[node.index()] = part;
+                // It was all there was while the other one was away (see `tell_under_way`).
+                let current = self.st.is_connected(other)
+                    && self.st.peers[other].devs[vol].disk == DiskState::UpToDate;
+                if current && !write.completed && source && !self.disk_in_use(vol) {
+                    self.change_hard(|st| st.peers[other].devs[vol].disk = DiskState::Outdated);
+                }
             }
         }
     }
