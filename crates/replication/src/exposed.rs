@@ -13,7 +13,7 @@ use vocab::options::Quorum;
 use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
-use crate::generation::{is_generation, weak_nodes};
+use crate::generation::{HISTORY, is_generation, weak_nodes};
 use crate::jobs::JobKind;
 use crate::resource::{Decision, PeerUuids, Resource, Volume, Work, gave_up};
 use crate::state::{PeerIx, VolIx};
@@ -71,7 +71,12 @@ impl Volume {
         if uuid.same(self.exposed) {
             return;
         }
-        self.exposed = uuid;
+        let before = std::mem::replace(&mut self.exposed, uuid);
+        self.users_left.retain(|left| !left.same(uuid));
+        if is_generation(before) {
+            self.users_left.truncate(HISTORY - 1);
+            self.users_left.insert(0, before);
+        }
         let list = &mut self.proposals.list;
         let reached = list.iter().position(|p| p.uuid.same(uuid)).unwrap_or(list.len());
         let overtaken = list.drain(..list.len().min(reached + 1)).count();
@@ -349,7 +354,9 @@ impl Resource {
         // A disk without quorum may be of those that the others went on without. So it is if it holds
         // what the disk of this node had left behind before it was given up.
         let word = self.peers[peer].devs[vol].last_word;
-        let past = self.vols[vol].released.as_ref().is_some_and(|g| g.has_passed(uuids.current));
+        let volume = &self.vols[vol];
+        let past = volume.released.as_ref().is_some_and(|g| g.has_passed(uuids.current))
+            || volume.users_left.iter().any(|left| left.same(uuids.current));
         let left_behind =
             (past || self.is_majority(vol)) && word.is_some_and(|word| !word.quorum());
         match (successor, primary) {

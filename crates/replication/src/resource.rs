@@ -99,6 +99,8 @@ pub(crate) struct Volume {
     /// Generation that users of this node have seen; survives the loss of the disk. Changed by
     /// `expose` alone.
     pub exposed: GenUuid,
+    /// Those that were exposed before, youngest first.
+    pub users_left: Vec<GenUuid>,
     /// Generations of this node that no disk is known to have.
     pub proposals: Proposals,
     /// The generation that the disk is on its way to, see the module `bound`.
@@ -644,6 +646,7 @@ impl Resource {
             backing: None,
             size: Sectors(0),
             exposed: GenUuid::NONE,
+            users_left: Vec::new(),
             proposals: Proposals::default(),
             bound_for: GenUuid::NONE,
             newer: None,

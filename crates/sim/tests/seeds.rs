@@ -19,6 +19,11 @@ fn a_disk_comes_back_beside_a_frozen_client_whose_write_was_sent_to_another() {
     breaks_nothing(30_030_909);
 }
 
+#[test]
+fn a_client_does_not_go_back_to_what_its_users_have_left() {
+    breaks_nothing(20_035_326);
+}
+
 fn breaks_nothing(seed: u64) {
     let violation = run::seed(seed, Trace::off()).violation;
     assert!(violation.is_none(), "seed {seed}: {violation:?}");
