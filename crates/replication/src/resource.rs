@@ -99,7 +99,7 @@ pub(crate) struct Volume {
     /// Generation that users of this node have seen; survives the loss of the disk. Changed by
     /// `expose` alone.
     pub exposed: GenUuid,
-    /// Those that were exposed before, youngest first.
+    /// Generations that were exposed before, youngest first.
     pub users_left: Vec<GenUuid>,
     /// Generations of this node that no disk is known to have.
     pub proposals: Proposals,

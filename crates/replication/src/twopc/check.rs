@@ -1,4 +1,5 @@
-//! What a participant looks at before it agrees to a transaction between its own disk and another.
+//! What the nodes of two disks look at before these take part in a transaction: the one that is asked
+//! before it agrees, both before it is committed.
 
 use codec::wire::Operation;
 use vocab::{DiskState, Refusal, ReplState, Role, StateError};
