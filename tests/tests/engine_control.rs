@@ -7,10 +7,11 @@ mod engine_support;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use engine_support::nbd::Client;
-use engine_support::{Cluster, PATIENCE, Setup, list, pattern};
+use engine_support::{Cluster, PATIENCE, Setup, binary, list, pattern};
 use runtime::{DiskFile, DiskOptions};
 
 /// Holds a disk as an engine does, once nobody else holds it any more.
@@ -301,4 +302,69 @@ fn a_read_only_export_can_not_be_written_to() {
     // Who only reads keeps nobody Primary.
     cluster.wait("the last writer is gone", |c| c.nodes[1].peer("alpha").1 == "Secondary");
     reader.close();
+}
+
+/// The CPUs that the worker threads of a process may run on, as the kernel writes it.
+fn cpus_of_workers(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut cpus: Vec<String> = tasks
+        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
+        .filter(|status| status.starts_with("Name:\tshard"))
+        .filter_map(|status| {
+            let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            line.map(|cpus| cpus.trim().to_owned())
+        })
+        .collect();
+    cpus.sort();
+    cpus
+}
+
+#[test]
+fn threads_stay_on_their_cpus_only_if_that_is_wanted() {
+    let mut cluster = Cluster::new(&two());
+    let alpha = &mut cluster.nodes[0];
+    alpha.start();
+    let free = cpus_of_workers(alpha.pid());
+    assert_eq!(free.len(), 2);
+    assert_eq!(free[0], free[1]);
+    if runtime::thread::usable_cpus().len() > 1 {
+        let bravo = &mut cluster.nodes[1];
+        bravo.args = vec!["--pin".to_owned()];
+        bravo.start();
+        let pinned = cpus_of_workers(bravo.pid());
+        assert!(pinned.len() == 2 && pinned[0] != pinned[1], "{pinned:?}");
+        assert!(pinned.iter().all(|cpu| cpu.parse::<u32>().is_ok()), "{pinned:?}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new(binary())
+        .args(["engine", "--pin", "--threads", "256", "--node", "alpha", "--state-dir"])
+        .arg(directory.path())
+        .output()
+        .unwrap();
+    let why = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(20));
+    assert!(why.contains("256 threads can not be pinned to") && why.contains("--pin"), "{why}");
+}
+
+#[test]
+fn an_engine_that_polls_serves_as_any_other_and_sleeps_when_idle() {
+    let cluster = Cluster::up(&Setup { args: vec!["--busy-poll=1000".to_owned()], ..two() });
+    let mut client = Client::open(&cluster.nodes[0].export(), "r0/0").unwrap();
+    for nr in 0..200 {
+        client.write(nr % 8 * 4096, &pattern(nr, 4096)).unwrap();
+        assert_eq!(client.read(nr % 8 * 4096, 4096).unwrap(), pattern(nr, 4096));
+    }
+    // User and system time, in hundredths of a second: the 14th and 15th field, the name is the 2nd.
+    let stat = format!("/proc/{}/stat", cluster.nodes[0].pid());
+    let ticks = || -> u64 {
+        let stat = std::fs::read_to_string(&stat).unwrap();
+        let fields = stat.rsplit(')').next().unwrap().split_whitespace();
+        fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    };
+    std::thread::sleep(Duration::from_millis(200));
+    let before = ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    let during = ticks() - before;
+    assert!(during < 20, "{during} hundredths of a second of CPU time without work");
+    client.close();
 }

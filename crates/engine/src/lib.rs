@@ -60,6 +60,10 @@ pub struct Options {
     pub log_level: log::Level,
     /// Worker threads; one per usable CPU if `None`.
     pub threads: Option<usize>,
+    /// Each thread on a CPU of its own.
+    pub pin: bool,
+    /// How long threads look for completions before they sleep; zero: not at all.
+    pub busy_poll: Duration,
     /// Memory for data in flight per thread, in bytes.
     pub buffers: usize,
     /// How long ending may take.
@@ -158,14 +162,19 @@ fn host_name() -> Result<String, StartError> {
 fn start_shards(options: &Options, hub: &Arc<Hub>) -> Result<Vec<Sender<Message>>, StartError> {
     let cpus = usable_cpus();
     let count = options.threads.unwrap_or(cpus.len()).max(1);
+    if options.pin && count > cpus.len() {
+        let why = format!("{count} threads can not be pinned to {} usable CPUs", cpus.len());
+        return Err(format!("{why}; start fewer with --threads, or leave out --pin").into());
+    }
     let mut shards = Vec::new();
     for nr in 0..count {
-        // More threads than CPUs share them as the scheduler likes.
-        let cpu = if count <= cpus.len() && count > 1 { Some(cpus[nr]) } else { None };
         let worker = WorkerOptions {
             name: format!("shard{nr}"),
-            cpu,
+            // A pinned thread waits for its CPU while others are idle: on a host that does more
+            // than storage the scheduler knows better.
+            cpu: cpus.get(nr).copied().filter(|_| options.pin),
             pool_bytes: options.buffers,
+            busy_poll: options.busy_poll,
             ..WorkerOptions::default()
         };
         let hub = hub.clone();

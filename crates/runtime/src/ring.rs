@@ -24,6 +24,7 @@
 //! writes, the table holds the only reference to the buffer (see [`crate::buf`]).
 
 mod at_once;
+mod busy_poll;
 mod fixed;
 mod offload;
 mod op;
@@ -48,6 +49,7 @@ use socket2::SockAddr;
 use vocab::Instant;
 
 use crate::{Buf, BufPool, Errno, clock};
+use busy_poll::BusyPoll;
 use fixed::Fixed;
 use offload::{Job, Offload};
 use op::{Kind, Memory, Op, OpTable, Zeroing};
@@ -112,6 +114,7 @@ pub struct Ring {
     offload: Option<Offload>,
     /// Results that did not come from the kernel, for the next turn.
     outcomes: Vec<offload::Outcome>,
+    busy_poll: BusyPoll,
     now: Instant,
 }
 
@@ -124,7 +127,7 @@ fn set_up(level: usize, entries: u32) -> Result<IoUring, Errno> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(entries.saturating_mul(8)).setup_clamp();
     if level < 2 {
-        builder.setup_submit_all().setup_coop_taskrun();
+        builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
     }
     if level < 1 {
         builder.setup_single_issuer().setup_defer_taskrun();
@@ -185,6 +188,7 @@ impl Ring {
             unfixed: None,
             offload: None,
             outcomes: Vec::new(),
+            busy_poll: BusyPoll::default(),
             now: clock::now(),
         })
     }
@@ -192,6 +196,12 @@ impl Ring {
     /// The time at the end of the last [`Ring::wait`].
     pub fn now(&self) -> Instant {
         self.now
+    }
+
+    /// Looks for completions for up to `limit` before a wait becomes a sleep, while waits lately
+    /// were that short. Zero, as at first: never.
+    pub fn set_busy_poll(&mut self, limit: Duration) {
+        self.busy_poll = BusyPoll::new(limit);
     }
 
     /// Operations queued or in flight.
@@ -461,7 +471,11 @@ impl Ring {
             Some(deadline) => Some(clock::until(deadline)),
             None => None,
         };
-        let result = self.enter(timeout);
+        let result = if self.busy_poll.is_on() && timeout != Some(Duration::ZERO) {
+            self.poll_then_enter(deadline)
+        } else {
+            self.enter(timeout)
+        };
         self.reap(events);
         self.now = clock::now();
         match result {
@@ -473,6 +487,33 @@ impl Ring {
             }
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Waits as `wait` does, at first without sleeping.
+    fn poll_then_enter(&mut self, deadline: Option<Instant>) -> Result<(), Errno> {
+        let begun = clock::now();
+        let patience = self.busy_poll.patience();
+        let mut end = begun + patience;
+        if let Some(deadline) = deadline {
+            end = end.min(deadline);
+        }
+        let mut result = Ok(());
+        if !patience.is_zero() {
+            result = self.enter(Some(Duration::ZERO));
+            while result.is_ok() && self.uring.completion().is_empty() && clock::now() < end {
+                // What completed meanwhile shows once the kernel is let to note it.
+                let noted = !self.uring.submission().taskrun();
+                match noted {
+                    true => std::thread::yield_now(),
+                    false => result = self.enter(Some(Duration::ZERO)),
+                }
+            }
+        }
+        if result.is_ok() && self.uring.completion().is_empty() {
+            result = self.enter(deadline.map(clock::until));
+        }
+        self.busy_poll.waited(clock::now().since(begun));
+        result
     }
 
     /// Submits everything queued without waiting. [`Ring::wait`] does it too.

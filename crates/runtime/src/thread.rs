@@ -1,9 +1,10 @@
-//! The worker threads: each with its own ring, buffer pool and mailbox, pinned to a CPU.
+//! The worker threads: each with its own ring, buffer pool and mailbox.
 
 use std::fmt;
 use std::io;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::mailbox::{self, Inbox, Sender};
 use crate::ring::{RING_ENTRIES, RingError};
@@ -22,10 +23,12 @@ pub struct WorkerOptions {
     pub ring_entries: u32,
     /// Messages the mailbox holds.
     pub mailbox_capacity: usize,
+    /// How long to look for completions before sleeping ([`Ring::set_busy_poll`]).
+    pub busy_poll: Duration,
 }
 
 impl Default for WorkerOptions {
-    /// Not pinned, 256 MiB of buffers.
+    /// Not pinned, 256 MiB of buffers, no busy polling.
     fn default() -> Self {
         WorkerOptions {
             name: "worker".to_owned(),
@@ -33,6 +36,7 @@ impl Default for WorkerOptions {
             pool_bytes: 256 << 20,
             ring_entries: RING_ENTRIES,
             mailbox_capacity: 4096,
+            busy_poll: Duration::ZERO,
         }
     }
 }
@@ -140,6 +144,7 @@ fn set_up<M>(options: &WorkerOptions, inbox: Inbox<M>) -> Result<Worker<M>, Spaw
     let pool = BufPool::new(options.pool_bytes).map_err(SpawnError::Buffers)?;
     // Without, transfers cost more and work as well: the ring keeps the reason for who asks.
     let _ = ring.register_pool(&pool);
+    ring.set_busy_poll(options.busy_poll);
     Ok(Worker { ring, pool, inbox, cpu: options.cpu })
 }
 

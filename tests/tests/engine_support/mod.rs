@@ -61,6 +61,8 @@ pub struct Setup {
     pub sections: String,
     /// More resources; `DIR` and `NET` stand for the directory and the network of the cluster.
     pub resources: String,
+    /// More arguments of the engines.
+    pub args: Vec<String>,
 }
 
 impl Default for Setup {
@@ -72,6 +74,7 @@ impl Default for Setup {
             disk: DISK,
             sections: String::new(),
             resources: String::new(),
+            args: Vec::new(),
         }
     }
 }
@@ -122,7 +125,8 @@ impl Cluster {
         let nodes = setup.nodes.iter().map(|name| {
             let directory = directory.path().join(name);
             fs::create_dir(&directory).unwrap();
-            Node { name, directory, config: file.clone(), args: Vec::new(), child: None }
+            let (config, args) = (file.clone(), setup.args.clone());
+            Node { name, directory, config, args, child: None }
         });
         Cluster { nodes: nodes.collect(), directory }
     }

@@ -12,9 +12,12 @@
 //! copied into its buffer, and the rest is received straight into it. The stage grows with what
 //! arrives at a time, and shrinks again: an idle stream holds little memory.
 //!
-//! *Predicted*: when the stream has lately shown pairs of equal size (a stream of 4 KiB writes),
-//! the next receive gets an area for each header and a whole buffer for each payload, and no
-//! payload is copied. A wrong guess costs nothing but a copy: readers take bytes across area
+//! *Predicted*: when the stream has lately shown pairs of equal size (a stream of 4 KiB writes, or
+//! of 128 KiB), the next receive gets an area for each header and a whole buffer for each payload,
+//! and no payload is copied. Large ones gain something else: a receive that takes all the socket
+//! holds lets the sender go on while this end works. A client on a unix socket sleeps until three
+//! quarters of the socket's 208 KiB are free, so a receive of one 128 KiB payload would leave it
+//! asleep. A wrong guess costs nothing but a copy: readers take bytes across area
 //! borders, and a payload is handed over uncopied only if it is exactly one area.
 
 use std::collections::VecDeque;
@@ -39,6 +42,7 @@ const LARGE: usize = 32 << 10;
 
 /// Payload sizes for which prediction is worth while.
 const PREDICT_MIN: usize = 2 << 10;
+const PREDICT_MAX: usize = 128 << 10;
 const PREDICT_HEADER_MAX: usize = 128;
 /// Most pairs per receive, and most bytes of payload.
 const PAIRS_MAX: usize = 64;
@@ -133,7 +137,7 @@ impl History {
     fn prediction(&self) -> Option<(usize, usize)> {
         let (header, payload) = self.pair;
         let fits = (1..=PREDICT_HEADER_MAX).contains(&header)
-            && (PREDICT_MIN..LARGE).contains(&payload)
+            && (PREDICT_MIN..=PREDICT_MAX).contains(&payload)
             && payload.is_multiple_of(512);
         (fits && !self.off && self.confidence >= CONFIDENT).then_some((header, payload))
     }

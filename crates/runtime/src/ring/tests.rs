@@ -335,6 +335,39 @@ fn waiting_ends_at_the_deadline_and_timeouts_fire() {
     assert!(events.is_empty(), "a deadline in the past does not wait");
 }
 
+/// At every level, since each learns of completions in its own way.
+#[test]
+fn polling_finds_what_completes_and_ends_at_the_deadline() {
+    for level in 0..SETUP_LEVELS {
+        let mut ring = Ring::from_uring(set_up(level, 8).unwrap()).unwrap();
+        // As long as the test may take: what is not found by polling is not found at all.
+        ring.set_busy_poll(Duration::from_secs(20));
+        let (ours, mut theirs) = pair();
+        let echo = std::thread::spawn(move || {
+            let mut byte = [0];
+            while theirs.read_exact(&mut byte).is_ok() {
+                theirs.write_all(&byte).unwrap();
+            }
+        });
+        let pool = pool();
+        for nr in 0..100 {
+            let mut buf = pool.alloc(1).unwrap();
+            buf.as_mut_slice().unwrap()[0] = nr;
+            ring.send(Token(1), &ours, buf);
+            wait_for(&mut ring, Token(1));
+            ring.recv(Token(2), &ours, pool.alloc(1).unwrap());
+            assert_eq!(buf_of(wait_for(&mut ring, Token(2))).as_slice(), [nr]);
+        }
+        let end = clock::now() + Duration::from_millis(20);
+        let mut events = Vec::new();
+        ring.wait(Some(end), &mut events).unwrap();
+        assert!(events.is_empty() && (end..end + Duration::from_secs(15)).contains(&ring.now()));
+        drop(ours);
+        drop(ring);
+        echo.join().unwrap();
+    }
+}
+
 #[test]
 fn a_cancelled_operation_completes_with_ecanceled() {
     let (mut ring, pool) = (ring(), pool());
