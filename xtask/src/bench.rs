@@ -21,7 +21,7 @@ mod history;
 mod idle;
 mod options;
 mod peers;
-mod process;
+pub mod process;
 mod profile;
 mod report;
 mod results;

@@ -13,6 +13,7 @@ mod sim;
 mod test;
 mod tidy;
 mod torture;
+mod vm;
 mod workspace;
 
 const HELP: &str = "\
@@ -21,6 +22,7 @@ cargo xtask <command>
     bench      measure real engines
     sim        run seeds of the simulator
     torture    kill, stop and cut off three real engines under load
+    vm         boot guests with other kernels, to test against the real thing
     fuzz       run fuzz targets
     mutants    plant bugs in the core and see whether the simulator finds them
     tidy       check what the compiler does not: arrows, licences, headers, links
@@ -50,6 +52,7 @@ fn run() -> Result<()> {
         "bench" => bench::main(rest),
         "sim" => sim::main(rest),
         "torture" => torture::main(rest),
+        "vm" => vm::main(rest),
         "mutants" => mutants::main(rest),
         "fuzz" => fuzz::main(rest),
         "tidy" => tidy::main(rest),

@@ -1,0 +1,96 @@
+//! `cargo xtask vm`: guests with kernels that this machine's need not be like: with DRBD, ublk, nbd
+//! and device-mapper, to test against the real thing.
+//!
+//! - `image`: kernels and file systems, built once from Debian packages.
+//! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
+//!
+//! Two kinds: *user-mode* guests are Linux as a process, there in seconds and near native, with the
+//! modules of their kernel; *emulated* ones run a kernel with ublk under QEMU, some 15 times slower
+//! than the machine. Both need root, for the network. Nothing of a run is left behind but the images.
+
+mod guest;
+mod image;
+mod rig;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::bench::process;
+use guest::Kind;
+use image::Images;
+use rig::Rig;
+
+const HELP: &str = "\
+cargo xtask vm build [--again]
+    Builds the guests from Debian packages (about 200 MB to load), if that was not done before.
+cargo xtask vm smoke [--kind user-mode|emulated]
+    Boots a guest, or one of each kind, and uses what tests need: network, disk, DRBD, power cut.
+cargo xtask vm run --kind user-mode|emulated [--modules M,...] COMMAND
+    Boots a guest, runs a shell command in it, prints what that prints.
+All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
+
+/// How long a command of a test may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+const DISK_MIB: u64 = 64;
+
+/// The command.
+pub fn main(arguments: &[String]) -> Result<()> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let Some((command, rest)) = words.split_first() else { bail!("{HELP}") };
+    if words.iter().any(|word| ["--help", "-h"].contains(word)) {
+        println!("{HELP}");
+        return Ok(());
+    }
+    process::watch_signals()?;
+    match (*command, rest) {
+        ("build", []) => Images::get().map(|_| ()),
+        ("build", ["--again"]) => Images::build().map(|_| ()),
+        ("smoke", []) => [Kind::UserMode, Kind::Emulated].into_iter().try_for_each(smoke),
+        ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
+        ("run", ["--kind", kind, "--modules", modules, line]) => {
+            let modules: Vec<&str> = modules.split(',').collect();
+            run(kind.parse()?, &modules, line)
+        }
+        ("run", ["--kind", kind, line]) => run(kind.parse()?, &[], line),
+        _ => bail!("that is not understood\n{HELP}"),
+    }
+}
+
+fn run(kind: Kind, modules: &[&str], line: &str) -> Result<()> {
+    let images = Images::get()?;
+    let mut rig = Rig::new(&images)?;
+    let guest = rig.boot(kind, 1, DISK_MIB, modules)?;
+    print!("{}", guest.run(line, PATIENCE)?);
+    Ok(())
+}
+
+/// Shows that guests of a kind can do what tests need of them.
+fn smoke(kind: Kind) -> Result<()> {
+    let images = Images::get()?;
+    let mut rig = Rig::new(&images)?;
+    let begun = Instant::now();
+    let guest = rig.boot(kind, 1, DISK_MIB, &["drbd", "nbd"])?;
+    let booted = begun.elapsed();
+    let kernel = guest.run("uname -r", PATIENCE)?;
+    let drbd = guest.run("head -1 /proc/drbd", PATIENCE)?;
+    println!("{kind}: {} after {:.1} s, DRBD {}", kernel.trim(), booted.as_secs_f64(), drbd.trim());
+    ensure!(drbd.contains("8.4."), "the guest's DRBD is not the kernel's own: {drbd}");
+    let disk = kind.disk();
+    let script = format!(
+        "mkfs.ext4 -q {disk} && mount -t ext4 {disk} /mnt && echo kept > /mnt/file && sync && \
+         echo b > /tmp/unsynced && blockdev --getsize64 {disk}"
+    );
+    let size = guest.run(&script, PATIENCE)?;
+    ensure!(size.trim() == (DISK_MIB << 20).to_string(), "the disk has {size} bytes");
+    let failed = guest.run("echo why >&2; exit 7", PATIENCE);
+    let error = failed.err().context("a command that fails counts as failed")?.to_string();
+    ensure!(error.contains("why"), "what a command says is lost: {error}");
+    // The power goes; what was synced is on the disk.
+    guest.power_cut()?;
+    let guest = rig.boot_again(kind, 1, &[])?;
+    let kept = guest.run(&format!("mount -t ext4 {disk} /mnt && cat /mnt/file"), PATIENCE)?;
+    ensure!(kept == "kept\n", "synced data did not survive a power cut: {kept:?}");
+    println!("{kind}: network, disk, DRBD, power cut: all good");
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! One guest: booted, talked to over ssh, its power cut.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::rig::{Rig, address, cable};
+use crate::bench::process::{self, Daemon};
+
+/// How long a boot may take, also on a machine with other work.
+const BOOT_PATIENCE: Duration = Duration::from_secs(180);
+/// What /init says when all is set up.
+const READY: &str = "GUEST READY";
+/// What it says of a module that it can not load.
+const LACKS: &str = "GUEST HAS NO ";
+
+/// How a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Linux as a process.
+    UserMode,
+    /// A kernel on QEMU's emulated machine.
+    Emulated,
+}
+
+impl Kind {
+    /// The guest's disk, as it sees it.
+    pub fn disk(self) -> &'static str {
+        match self {
+            Kind::UserMode => "/dev/ubda",
+            Kind::Emulated => "/dev/vda",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::UserMode => "user-mode",
+            Kind::Emulated => "emulated",
+        })
+    }
+}
+
+impl FromStr for Kind {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Kind> {
+        match text {
+            "user-mode" => Ok(Kind::UserMode),
+            "emulated" => Ok(Kind::Emulated),
+            other => bail!("a kind of guest is user-mode or emulated, not {other:?}"),
+        }
+    }
+}
+
+/// A guest that runs. Dropped, its power is cut.
+pub struct Guest {
+    daemon: Daemon,
+    /// ssh to it, up to the command.
+    ssh: Vec<PathBuf>,
+}
+
+impl Guest {
+    pub(super) fn boot(rig: &Rig<'_>, kind: Kind, nr: u8, modules: &[&str]) -> Result<Guest> {
+        let console = rig.file(&format!("console{nr}"));
+        let words = format!("name=g{nr} address={} modules={}", address(nr), modules.join(","));
+        let command = match kind {
+            Kind::UserMode => user_mode(rig, nr, &words),
+            Kind::Emulated => emulated(rig, nr, &words),
+        };
+        let mut daemon = Daemon::start(command, console.clone())?;
+        let said = |what: &str| fs::read_to_string(&console).is_ok_and(|text| text.contains(what));
+        daemon.wait(&format!("guest {nr} is up"), BOOT_PATIENCE, || said(READY))?;
+        if said(LACKS) {
+            let text = fs::read_to_string(&console)?;
+            bail!("{kind} guest {nr} can not load a module:\n{}", text.trim());
+        }
+        Ok(Guest { daemon, ssh: ssh(rig, nr) })
+    }
+
+    /// Runs a line of shell in it and returns what that printed.
+    ///
+    /// # Errors
+    /// If it fails, or takes longer than `patience`.
+    pub fn run(&self, line: &str, patience: Duration) -> Result<String> {
+        let (program, arguments) = self.ssh.split_first().context("ssh has words")?;
+        let mut command = process::command(program);
+        command.args(arguments).arg(line);
+        process::output(command, patience).with_context(|| format!("in the guest: {line}"))
+    }
+
+    /// Ends it as a power cut would: what its disk has not is gone.
+    ///
+    /// # Errors
+    /// If it had ended before.
+    pub fn power_cut(mut self) -> Result<()> {
+        self.daemon.check()
+    }
+}
+
+impl Drop for Guest {
+    /// All processes of the guest at once: those by which user-mode Linux runs its programs would
+    /// outlive it and hold its disk.
+    fn drop(&mut self) {
+        let group = format!("-{}", self.daemon.pid());
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+    }
+}
+
+fn user_mode(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
+    let images = rig.images;
+    let mut command = rig.command(Path::new("env"));
+    command.arg(format!("LD_PRELOAD={}", images.file("xshim.so").display()));
+    // Its helper processes and sockets go into the folder of the run, and with it.
+    command.arg(format!("TMPDIR={}", rig.file("").display()));
+    command.arg(images.file("linux.uml")).args(["mem=512M", "con=null", "con0=fd:0,fd:1", "quiet"]);
+    command.arg(format!("uml_dir={}", rig.file("").display()));
+    command.arg(format!("initrd={}", images.file("usermode.gz").display()));
+    command.arg(format!("ubd0={}", rig.disk(nr).display()));
+    command.arg(format!("eth0=tuntap,{},52:54:00:00:01:{nr:02x},", cable(nr)));
+    command.args(words.split(' '));
+    command
+}
+
+fn emulated(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
+    let images = rig.images;
+    let disk = rig.disk(nr);
+    let mut command = rig.command(Path::new("qemu-system-x86_64"));
+    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "512"]);
+    command.args(["-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio"]);
+    command.arg("-kernel").arg(images.file("vmlinuz"));
+    command.arg("-initrd").arg(images.file("emulated.gz"));
+    command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")]);
+    let net = format!("tap,id=net,ifname={},script=no,downscript=no", cable(nr));
+    let card = format!("virtio-net-pci,netdev=net,mac=52:54:00:00:00:{nr:02x},romfile=");
+    command.args(["-netdev", &net, "-device", &card]);
+    let disk =
+        format!("file={},if=none,id=disk,format=raw,cache=none,discard=unmap", disk.display());
+    command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=disk"]);
+    command
+}
+
+/// How to reach a guest.
+fn ssh(rig: &Rig<'_>, nr: u8) -> Vec<PathBuf> {
+    let command = rig.command(Path::new("ssh"));
+    // Without `process::command`'s own words, which every run adds again.
+    let words = command.get_args().skip_while(|word| *word != "ip");
+    let mut words: Vec<PathBuf> = words.map(PathBuf::from).collect();
+    for option in [
+        "ConnectTimeout=10",
+        "ServerAliveInterval=5",
+        "ServerAliveCountMax=6",
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "LogLevel=ERROR",
+    ] {
+        words.extend(["-o".into(), option.into()]);
+    }
+    words.extend(["-i".into(), rig.images.file("key")]);
+    words.push(format!("root@{}", address(nr)).into());
+    words
+}
