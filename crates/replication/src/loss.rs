@@ -78,7 +78,6 @@ impl Resource {
         self.drop_jobs(|k| *k == JobKind::Connect(peer), StateError::NeedConnection);
         self.twopc_peer_lost(peer, was_primary && conn.is_ungraceful_loss());
         self.forget_claims(node);
-        self.reads_lost_peer(peer);
         self.resync_lost_peer(peer);
         self.verify_lost_peer(peer);
         if was_connected {
@@ -99,6 +98,8 @@ impl Resource {
                 vol.disk = DiskState::Outdated;
             }
         });
+        // Whether reads that nobody else can serve are to wait is known only now.
+        self.reads_lost_peer(peer);
         self.ping_settled(node);
         self.attach_peer_lost(node);
         for vol in 0..self.vols.len() {

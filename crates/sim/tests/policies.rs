@@ -538,3 +538,24 @@ fn a_forced_demotion_waits_for_no_volume_without_data() {
         w.settle();
     });
 }
+
+/// The only disk is lost while it is being read.
+#[test]
+fn reads_under_way_wait_for_data_as_new_ones_do() {
+    let mut plan = Plan::quiet(1, 1);
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(1);
+        w.write(1, 0);
+        w.cut_one_way(0, 1);
+        let read = w.start(1, Op::Read, 0, 8);
+        w.reset(0, 1);
+        w.wait("the disk is lost", |w| w.seen(1).suspended.no_data);
+        w.expect("the read waits", |w| !w.is_answered(read));
+        w.heal_one_way(0, 1);
+        assert_eq!(w.finish(read), Ok(()));
+        w.close(1, opener);
+        w.settle();
+    });
+}
