@@ -355,7 +355,6 @@ impl Engine {
         let entry = self.entry(resource)?;
         let _pass = entry.pass();
         net.check().map_err(|error| Stop::invalid(error.to_string()))?;
-        check_verify_alg(&lock(&entry.stored), node, &net)?;
         let stored = lock(&entry.stored).clone();
         if stored.config.peers.iter().any(|peer| peer.name == name && peer.node_id != node) {
             let detail = format!("{resource} has a connection `{name}`");
@@ -387,6 +386,8 @@ impl Engine {
         net: NetOptions,
         devices: Vec<(VolumeNr, PeerDeviceOptions)>,
     ) -> Done {
+        check_verify_alg(&lock(&entry.stored), node, &net)?;
+        check_integrity_alg(&net)?;
         let (id, link_name, link_net) = (entry.id, name.clone(), net.clone());
         self.on(entry.shard, move |shard| {
             shard.with(id, |host, _, _| host.add_link(node, &link_name, link_net));
@@ -406,6 +407,7 @@ impl Engine {
         let _pass = entry.pass();
         net.check().map_err(|error| Stop::invalid(error.to_string()))?;
         check_verify_alg(&lock(&entry.stored), node, &net)?;
+        check_integrity_alg(&net)?;
         self.known_peer(&entry, node)?;
         self.command(&entry, AdminCommand::NetOptions(node, Box::new(net.clone())))?;
         let (id, link_net) = (entry.id, net.clone());
@@ -738,6 +740,16 @@ fn check_verify_alg(stored: &Stored, node: NodeId, net: &NetOptions) -> Done {
         }
         None => Ok(()),
     }
+}
+
+/// The digest of data on the wire is one that this engine computes.
+fn check_integrity_alg(net: &NetOptions) -> Done {
+    let name = &net.data_integrity_alg;
+    if name.is_empty() || Algorithm::named(name).is_some() {
+        return Ok(());
+    }
+    let detail = format!("`{name}` is unknown; give {}", Algorithm::NAMES);
+    Err(Refusal::config(ConfigError::IntegrityAlg, detail).into())
 }
 
 /// The core invalidates whole disks.

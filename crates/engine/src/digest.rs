@@ -1,5 +1,9 @@
-//! Digests by the names Linux gives them, as `verify-alg` uses them (wire §4.2).
+//! Digests by the names Linux gives them: those of `verify-alg` (wire §4.2), and those that
+//! `data-integrity-alg` puts in front of data on the wire (wire §5.2).
 
+use std::ops::Deref;
+
+use codec::wire::MAX_DIGEST;
 use sha2::Digest as _;
 
 /// A digest this engine computes.
@@ -28,16 +32,68 @@ impl Algorithm {
         })
     }
 
+    /// Its name.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Crc32c => "crc32c",
+            Algorithm::Md5 => "md5",
+            Algorithm::Sha1 => "sha1",
+            Algorithm::Sha256 => "sha256",
+            Algorithm::Sha512 => "sha512",
+        }
+    }
+
+    /// Bytes of a digest.
+    pub(crate) const fn len(self) -> usize {
+        match self {
+            Algorithm::Crc32c => 4,
+            Algorithm::Md5 => 16,
+            Algorithm::Sha1 => 20,
+            Algorithm::Sha256 => 32,
+            Algorithm::Sha512 => 64,
+        }
+    }
+
     /// The digest of `data`.
-    pub(crate) fn of(self, data: &[u8]) -> Vec<u8> {
+    pub(crate) fn of(self, data: &[u8]) -> Digest {
         match self {
             // The kernel's crc32c stores its result little-endian.
-            Algorithm::Crc32c => crc32c::crc32c(data).to_le_bytes().to_vec(),
-            Algorithm::Md5 => md5::Md5::digest(data).to_vec(),
-            Algorithm::Sha1 => sha1::Sha1::digest(data).to_vec(),
-            Algorithm::Sha256 => sha2::Sha256::digest(data).to_vec(),
-            Algorithm::Sha512 => sha2::Sha512::digest(data).to_vec(),
+            Algorithm::Crc32c => Digest::new(&crc32c::crc32c(data).to_le_bytes()),
+            Algorithm::Md5 => Digest::new(&md5::Md5::digest(data)),
+            Algorithm::Sha1 => Digest::new(&sha1::Sha1::digest(data)),
+            Algorithm::Sha256 => Digest::new(&sha2::Sha256::digest(data)),
+            Algorithm::Sha512 => Digest::new(&sha2::Sha512::digest(data)),
         }
+    }
+}
+
+/// A digest of any algorithm. It is made for every block that is sent or received, and so holds
+/// its bytes itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Digest {
+    len: usize,
+    bytes: [u8; MAX_DIGEST],
+}
+
+impl Digest {
+    /// Of no bytes.
+    pub(crate) const NONE: Digest = Digest { len: 0, bytes: [0; MAX_DIGEST] };
+
+    /// The digest with these bytes.
+    ///
+    /// # Panics
+    /// If there are more than of any algorithm.
+    pub(crate) fn new(bytes: &[u8]) -> Digest {
+        let mut digest = Digest { len: bytes.len(), ..Digest::NONE };
+        digest.bytes[..bytes.len()].copy_from_slice(bytes);
+        digest
+    }
+}
+
+impl Deref for Digest {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 
@@ -59,5 +115,14 @@ mod tests {
         assert!(hex("sha256").starts_with("15e2b0d3c33891ebb0f1ef609ec41942"));
         assert_eq!(hex("sha512").len(), 128);
         assert_eq!(Algorithm::named("crc32"), None);
+    }
+
+    #[test]
+    fn names_and_lengths_are_those_of_the_algorithms() {
+        for name in Algorithm::NAMES.split(", ").flat_map(|names| names.split(" or ")) {
+            let algorithm = Algorithm::named(name).unwrap();
+            assert_eq!(algorithm.name(), name);
+            assert_eq!(algorithm.of(b"").len(), algorithm.len());
+        }
     }
 }

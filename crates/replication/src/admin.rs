@@ -146,8 +146,7 @@ impl Resource {
                     let detail = "disconnect before changing the protocol";
                     return Err(Refusal::config(ConfigError::NetConfigured, detail));
                 }
-                self.peers[peer].net = *options;
-                self.tell_net_options(peer);
+                self.set_net_options(peer, *options);
                 Ok(Answer::Now)
             }
             AdminCommand::DiskOptions(nr, options) => {

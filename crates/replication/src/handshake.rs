@@ -181,7 +181,7 @@ impl Resource {
             after_sb_2p: sb2_number(p.net.after_sb_2pri),
             conn_flags: if p.discard_my_data { CF_DISCARD_MY_DATA } else { 0 },
             two_primaries: 0,
-            integrity_alg: Vec::new(),
+            integrity_alg: p.net.data_integrity_alg.clone().into_bytes(),
         }
     }
 
@@ -220,7 +220,6 @@ impl Resource {
             (ours.after_sb_1p == mirror(theirs.after_sb_1p), "after-sb-1pri"),
             (ours.after_sb_2p == mirror(theirs.after_sb_2p), "after-sb-2pri"),
             (ours.two_primaries == theirs.two_primaries, "allow-two-primaries"),
-            (ours.integrity_alg == theirs.integrity_alg, "data-integrity-alg"),
             (
                 ours.conn_flags & theirs.conn_flags & CF_DISCARD_MY_DATA == 0,
                 "discard-my-data (set on both sides)",
@@ -228,6 +227,10 @@ impl Resource {
         ];
         if let Some((_, what)) = checks.iter().find(|(fits, _)| !fits) {
             let text = format!("option {what} differs between the nodes; make them the same");
+            self.refuse_connection(peer, &text);
+            return Ok(());
+        }
+        if let Some(text) = self.integrity_conflict(peer, &theirs.integrity_alg) {
             self.refuse_connection(peer, &text);
             return Ok(());
         }

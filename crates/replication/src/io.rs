@@ -107,7 +107,8 @@ pub enum LinkLoss {
     Broken,
     /// The peer did not take data in time (send timeout times ko-count).
     Stalled,
-    /// Bytes that are no packet; the reason was logged by the driver.
+    /// Bytes that are no packet, or data that are not what the peer sent (`data-integrity-alg`);
+    /// the reason was logged by the driver.
     Garbage,
 }
 

@@ -18,6 +18,7 @@ mod gather;
 mod gathered;
 pub mod generation;
 mod handshake;
+mod integrity;
 pub mod intervals;
 pub mod io;
 mod jobs;

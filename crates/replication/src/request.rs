@@ -199,6 +199,9 @@ impl Resource {
             Admission::Go => match request.op {
                 RequestOp::Read => self.start_read(vol, request),
                 RequestOp::Flush => self.start_flush(vol, request),
+                RequestOp::Zeroes { .. } if !self.all_take_zeroes() => {
+                    self.reject(request, IoError::Unsupported);
+                }
                 _ => self.try_write(vol, request),
             },
         }
@@ -474,6 +477,9 @@ impl Resource {
 
     /// Sends a write, or sends it again, and gives the state of its part.
     fn send_write(&mut self, peer: PeerIx, seq: u64, write: &Write) -> Part {
+        if matches!(write.op, RequestOp::Zeroes { .. }) && !self.takes_zeroes(peer) {
+            return self.resync_for_zeroes(peer);
+        }
         let before = Dagtag(write.dagtag.0 - write.range.len.0);
         if self.peers[peer].send.epoch != write.epoch {
             self.send_barrier(peer);

@@ -502,6 +502,8 @@ pub(crate) enum Work {
     LostPeer,
     /// The peer answered: what it says from now on, it says knowing what this node knew then.
     Heard(PeerIx, Instant),
+    /// Connect to the peer anew.
+    Reconnect(PeerIx),
     /// Lift a suspension whose cause is gone.
     Resume,
 }
@@ -630,6 +632,7 @@ impl Resource {
             Work::PeerDagtag(peer, dagtag, node) => self.peer_dagtag_checked(peer, dagtag, node),
             Work::LostPeer => self.want_lost_peer(),
             Work::Heard(peer, asked) => self.heard(peer, asked),
+            Work::Reconnect(peer) => self.reconnect(peer),
             Work::Resume => self.try_resume(),
         }
     }

@@ -11,6 +11,9 @@ pub type Tag = u64;
 /// The tag of a sector of zeroes.
 pub const ZERO: Tag = 0;
 
+/// What damage on the way makes of a tag; tags that are given out stay below.
+const DAMAGE: Tag = 1 << 63;
+
 /// The content of a run of sectors.
 #[derive(Clone, Debug)]
 pub enum Data {
@@ -60,6 +63,13 @@ impl Data {
         }
     }
 
+    /// The same with its first sector changed into what nobody has written.
+    pub fn damaged(&self) -> Data {
+        let mut tags: Vec<Tag> = (0..self.sectors()).map(|i| self.tag(i)).collect();
+        tags[0] ^= DAMAGE;
+        Data::from_tags(&tags)
+    }
+
     /// A digest of the content, equal exactly (but for collisions) if the content is.
     pub fn digest(&self) -> Vec<u8> {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -83,5 +93,6 @@ mod tests {
         assert!(matches!(Data::from_tags(&[5, 5, 5]), Data::Fill { tag: 5, sectors: 3 }));
         assert_ne!(fill.digest(), Data::from_tags(&[5, 5, 6]).digest());
         assert!(Data::from_tags(&[0, 0]).is_zero() && !mixed.is_zero());
+        assert_ne!(fill.digest(), fill.damaged().digest());
     }
 }

@@ -184,6 +184,10 @@ impl World {
                     self.queue.at(at, Event::Net(event));
                 }
             }
+            Fault::Damage => {
+                let (a, b) = self.random_pair();
+                self.net.damage(a, b);
+            }
             Fault::SlowLink => {
                 let (a, b) = self.random_pair();
                 let rng = &mut self.injector.rng;

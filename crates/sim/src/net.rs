@@ -4,13 +4,14 @@
 //! and links are not ordered among each other; a link that breaks delivers any prefix of what
 //! was under way, each stream for itself, and the two ends notice at different times, or only by
 //! what they miss. While a direction is cut nothing arrives; if the link outlives the cut, the
-//! stalled packets arrive after it (retransmission).
+//! stalled packets arrive after it (retransmission). Data may be damaged on the way; with
+//! `data-integrity-alg` their digest travels along, and the receiving driver compares.
 //!
 //! This module decides *when*; the world carries out its [`NetEvent`]s.
 
 use std::collections::VecDeque;
 
-use codec::wire::{Agreed, Features, Packet, decode, decode_header, encode};
+use codec::wire::{Agreed, Features, Packet, decode, decode_header, encode, feature};
 use replication::io::LinkLoss;
 
 use crate::content::Data;
@@ -18,6 +19,8 @@ use crate::rng::Rng;
 
 /// How long a driver waits for the end of one stream after that of the other, in nanoseconds.
 const LINGER: u64 = 200_000_000;
+/// Bytes of the digest of data.
+const DIGEST_LEN: usize = 8;
 
 /// Index of a node of the world (equal to its node id).
 pub type NodeIx = usize;
@@ -31,6 +34,18 @@ pub struct Parcel {
     pub packet: Option<Packet>,
     /// The data behind it.
     pub data: Option<Data>,
+    /// The digest that the sender has computed of them, if it is to.
+    digest: Option<Vec<u8>>,
+}
+
+impl Parcel {
+    /// False if the data are not what their digest was computed of.
+    pub fn is_whole(&self) -> bool {
+        match (&self.data, &self.digest) {
+            (Some(data), Some(digest)) => data.digest() == *digest,
+            _ => true,
+        }
+    }
 }
 
 /// Something the network does at a given time.
@@ -104,6 +119,10 @@ struct Link {
     ended: [[bool; 2]; 2],
     /// By end, the features it has sent, and those it has received.
     features: [(Option<Features>, Option<Features>); 2],
+    /// By end, the bytes of the digest that goes with the data it sends.
+    digests: [usize; 2],
+    /// By receiving end: the next data that arrive were damaged on the way.
+    damaged: [bool; 2],
 }
 
 #[derive(Debug, Default)]
@@ -144,6 +163,8 @@ pub struct Net {
     pace: Vec<Pace>,
     next_link: u64,
     rng: Rng,
+    /// The nodes take each other for kernel nodes.
+    foreign: bool,
     /// Room for the bytes of one packet.
     bytes: Vec<u8>,
 }
@@ -164,6 +185,7 @@ impl Net {
             pace: vec![Pace::default(); nodes * nodes],
             next_link: 1,
             rng,
+            foreign: false,
             bytes: Vec::new(),
         }
     }
@@ -211,6 +233,19 @@ impl Net {
     pub fn may_send(&self, from: NodeIx, to: NodeIx) -> bool {
         let (pair, end) = self.pair_of(from, to);
         self.pairs[pair].link.as_ref().is_some_and(|l| l.held[end] && l.told[end])
+    }
+
+    /// Damages the next data that arrive at `to` from `from`, if they are linked.
+    pub fn damage(&mut self, from: NodeIx, to: NodeIx) {
+        let (pair, to_end) = self.pair_of(to, from);
+        if let Some(link) = &mut self.pairs[pair].link {
+            link.damaged[to_end] = true;
+        }
+    }
+
+    /// From now on nodes agree on what they would agree on with kernel nodes.
+    pub fn hide_own_features(&mut self) {
+        self.foreign = true;
     }
 
     /// Cuts or heals one direction; returns what has to be scheduled.
@@ -288,6 +323,8 @@ impl Net {
             tie_break: self.rng.below(2) as usize,
             ended: [[false; 2]; 2],
             features: [(None, None); 2],
+            digests: [0; 2],
+            damaged: [false; 2],
         });
         (0..2).map(|end| (up_at[end], NetEvent::Up { pair, link: id, end })).collect()
     }
@@ -309,7 +346,14 @@ impl Net {
     ) -> Result<Packet, String> {
         let (pair, end) = self.pair_of(from, to);
         let Some(link) = self.pairs[pair].link.as_mut() else { return Ok(packet.clone()) };
-        let agreed = match (packet, link.features[end]) {
+        let packet = &match packet {
+            Packet::ConnectionFeatures(features) if self.foreign => {
+                let feature_flags = features.feature_flags & !feature::BITS_OF_EQUALS;
+                Packet::ConnectionFeatures(Features { feature_flags, ..*features })
+            }
+            packet => packet.clone(),
+        };
+        let mut agreed = match (packet, link.features[end]) {
             (Packet::ConnectionFeatures(features), _) => {
                 link.features[end].0 = Some(*features);
                 Agreed::NOTHING
@@ -319,6 +363,10 @@ impl Net {
             }
             _ => Agreed::NOTHING,
         };
+        (agreed.own_digest_len, agreed.peer_digest_len) = (link.digests[end], link.digests[end]);
+        if let Packet::Protocol(protocol) | Packet::ProtocolUpdate(protocol) = packet {
+            link.digests[end] = if protocol.integrity_alg.is_empty() { 0 } else { DIGEST_LEN };
+        }
         self.bytes.clear();
         encode(packet, &agreed, &mut self.bytes);
         let failed =
@@ -365,9 +413,11 @@ impl Net {
         }
         let lane = &mut link.lanes[to_end][stream];
         let sectors = data.as_ref().map_or(0, Data::sectors);
+        let wants_digest = link.digests[from_end] > 0;
+        let digest = data.as_ref().filter(|_| wants_digest).map(Data::digest);
         let at = lane.last.max(now + delay) + sectors * pace.per_sector;
         lane.last = at;
-        lane.queue.push_back(Parcel { at, packet, data });
+        lane.queue.push_back(Parcel { at, packet, data, digest });
         if lane.scheduled || cut {
             return None;
         }
@@ -403,7 +453,12 @@ impl Net {
             }
             Some(_) => {}
         }
-        let parcel = lane.queue.pop_front();
+        let mut parcel = lane.queue.pop_front();
+        if let Some(data) = parcel.as_mut().and_then(|p| p.data.as_mut()) {
+            if std::mem::take(&mut link.damaged[end]) {
+                *data = data.damaged();
+            }
+        }
         if let Some(Packet::ConnectionFeatures(features)) =
             parcel.as_ref().and_then(|p| p.packet.as_ref())
         {

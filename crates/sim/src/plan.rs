@@ -71,11 +71,13 @@ pub enum Fault {
     SuspendIo,
     /// Operator: demote by force.
     ForceSecondary,
+    /// Data are damaged on the way; only with digests that show it.
+    Damage,
 }
 
 impl Fault {
     /// Every kind.
-    pub const ALL: [Fault; 20] = [
+    pub const ALL: [Fault; 21] = [
         Fault::Kill,
         Fault::PowerLoss,
         Fault::Cut,
@@ -96,6 +98,7 @@ impl Fault {
         Fault::PauseSync,
         Fault::SuspendIo,
         Fault::ForceSecondary,
+        Fault::Damage,
     ];
 
     /// Its name in the report.
@@ -121,6 +124,7 @@ impl Fault {
             Fault::PauseSync => "pause-sync",
             Fault::SuspendIo => "suspend-io",
             Fault::ForceSecondary => "force-secondary",
+            Fault::Damage => "damage",
         }
     }
 }
@@ -419,7 +423,7 @@ impl Plan {
                 continue;
             }
             let chance = if rare { 10 } else { 30 };
-            if fault != Fault::Invalidate && rng.percent(chance) {
+            if !matches!(fault, Fault::Invalidate | Fault::Damage) && rng.percent(chance) {
                 self.faults.push((fault, rng.range(1, 10)));
             }
         }
@@ -432,6 +436,10 @@ impl Plan {
         let firm = self.failover_is_safe() && self.acks_are_replicated();
         if firm && self.fault_pause.is_multiple_of(4) {
             self.faults.push((Fault::Invalidate, 5));
+        }
+        if self.fault_pause.is_multiple_of(5) {
+            self.net.data_integrity_alg = "crc32c".to_owned();
+            self.faults.push((Fault::Damage, 5));
         }
     }
 

@@ -631,6 +631,13 @@ impl World {
                 let Some(parcel) = parcel else { return };
                 let nodes = self.net.nodes_of(pair);
                 let (node, peer) = (nodes[end], node_id(nodes[1 - end]));
+                if !parcel.is_whole() {
+                    trace!(self, "n{node} gets damaged data from n{}", nodes[1 - end]);
+                    let events = self.net.close(now, node, nodes[1 - end], true);
+                    self.schedule_net(events);
+                    self.input(node, Input::LinkDown { peer, loss: LinkLoss::Garbage });
+                    return;
+                }
                 let Some(packet) = parcel.packet else {
                     match self.net.stream_ended(now, pair, link, end, stream) {
                         None => self.link_down(pair, link, end, LinkLoss::Closed),

@@ -96,6 +96,7 @@ codes! {
         NoDisk = 138, "The device has no disk";
         NeedProtocolC = 139, "This needs protocol C";
         BitmapMemory = 140, "No memory for the bitmap";
+        IntegrityAlg = 141, "The data-integrity-alg is unknown";
         VerifyAlg = 146, "The verify-alg is unknown, or differs between the nodes";
         CsumsInUse = 148, "No change of csums-alg while a resync runs";
         VerifyInUse = 149, "No change of verify-alg while a verify runs";

@@ -5,7 +5,9 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod nbd;
+pub mod relay;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -24,6 +26,9 @@ pub const PATIENCE: Duration = Duration::from_secs(40);
 pub const DISK: u64 = 64 << 20;
 
 const MIB: u64 = 1 << 20;
+
+/// Where the nodes listen.
+const PORT: u16 = 7000;
 
 /// Last lines of each log that a failed test shows.
 const LOG_SHOWN: usize = 120;
@@ -100,7 +105,7 @@ impl Cluster {
         let mut config = String::from("resource r0 {\n");
         for (id, node) in setup.nodes.iter().enumerate() {
             let address = Ipv4Addr::new(a, b, c, id as u8 + 1);
-            config += &format!("  on {node} {{ node-id {id}; address {address}:7000;\n");
+            config += &format!("  on {node} {{ node-id {id}; address {address}:{PORT};\n");
             for nr in 0..setup.volumes {
                 let path = directory.path().join(format!("{node}-{nr}.img"));
                 let disk = if setup.clients.contains(node) {
@@ -133,7 +138,32 @@ impl Cluster {
 
     /// Nodes that run, are connected, and have equal disks without an initial resync.
     pub fn up(setup: &Setup) -> Cluster {
+        Cluster::new(setup).brought_up(setup)
+    }
+
+    /// The same of two nodes that talk through a relay.
+    pub fn relayed(setup: &Setup) -> (Cluster, relay::Relay) {
         let mut cluster = Cluster::new(setup);
+        let config = fs::read_to_string(cluster.directory.path().join("drbd.conf")).unwrap();
+        let mut addresses = Vec::new();
+        for id in 0..2 {
+            // Each has a file of its own, in which the other one is at the relay.
+            let peer = &cluster.nodes[1 - id].name;
+            let (_, rest) = config.split_once(&format!("on {peer} ")).unwrap();
+            let address = rest.split_once("address ").unwrap().1.split_once(':').unwrap().0;
+            let real = format!("{address}:{PORT}");
+            let relayed = format!("{address}:{}", relay::Relay::port(id == 0, PORT));
+            let file = cluster.directory.path().join(format!("drbd-{id}.conf"));
+            fs::write(&file, config.replace(&real, &relayed)).unwrap();
+            cluster.nodes[id].config = file;
+            addresses.push(address.parse().unwrap());
+        }
+        let relay = relay::Relay::between(addresses[1], addresses[0], PORT);
+        (cluster.brought_up(setup), relay)
+    }
+
+    fn brought_up(mut self, setup: &Setup) -> Cluster {
+        let cluster = &mut self;
         for node in &mut cluster.nodes {
             node.start();
             if !setup.clients.contains(&node.name) {
@@ -146,7 +176,7 @@ impl Cluster {
             cluster.nodes[0].ok(&["new-current-uuid", "--clear-bitmap", &format!("r0/{nr}")]);
         }
         cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
-        cluster
+        self
     }
 
     pub fn wait_connected(&self) {
@@ -185,9 +215,11 @@ impl Cluster {
     }
 
     /// Changes the configuration of all nodes, for commands to come.
-    pub fn reconfigure(&self, change: impl FnOnce(String) -> String) {
-        let file = self.directory.path().join("drbd.conf");
-        fs::write(&file, change(fs::read_to_string(&file).unwrap())).unwrap();
+    pub fn reconfigure(&self, change: impl Fn(String) -> String) {
+        let files: BTreeSet<&Path> = self.nodes.iter().map(|node| &*node.config).collect();
+        for file in files {
+            fs::write(file, change(fs::read_to_string(file).unwrap())).unwrap();
+        }
     }
 
     /// A disk's data area of a volume, without its metadata.

@@ -154,8 +154,12 @@ impl Encoder<'_> {
                 Some(*volume)
             }
             Packet::Zeroes(volume, trim) => {
-                // The kernel would wait for a digest that this packet does not have (wire §5.2).
-                assert_eq!(self.agreed.own_digest_len, 0, "no P_ZEROES with data integrity");
+                // A kernel node would wait for a digest that this packet does not have (wire §5.2).
+                let ours = self.agreed.has(feature::BITS_OF_EQUALS);
+                assert!(
+                    self.agreed.own_digest_len == 0 || ours,
+                    "a kernel node gets no P_ZEROES with data integrity"
+                );
                 self.trim(trim);
                 Some(*volume)
             }

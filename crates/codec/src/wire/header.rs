@@ -117,6 +117,12 @@ impl Header {
     pub const fn fixed_len(&self) -> usize {
         if self.command.is_bulk() { FIXED_BULK } else { self.len as usize }
     }
+
+    /// Bytes of the digest behind them: the peer's, of the data of P_DATA, P_DATA_REPLY and
+    /// P_RS_DATA_REPLY, and none for other packets. `agreed` is what the header was decoded with.
+    pub const fn digest_len(&self, agreed: &Agreed) -> usize {
+        if self.command.is_bulk() { agreed.peer_digest_len } else { 0 }
+    }
 }
 
 /// Reads the header at the start of `bytes` and checks everything that needs no payload, so that

@@ -233,7 +233,7 @@ fn data_result(io: &mut Io, job: DataJob, done: Completed) -> Result<DiskData, D
                 return Err(DiskError::Io);
             }
             if let Some(algorithm) = digest {
-                return Ok(DiskData::Digest(algorithm.of(&buf)));
+                return Ok(DiskData::Digest(algorithm.of(&buf).to_vec()));
             }
             let all_zero = zeroes && is_zero(&buf);
             Ok(DiskData::Read { buf: io.bufs.insert(buf), all_zero })

@@ -212,7 +212,8 @@ impl Host {
                     self.feed(io, volumes, Input::Packet { peer: node, packet, payload });
                 }
                 Next::Nothing => return,
-                Next::Garbage => {
+                Next::Garbage(why) => {
+                    self.note(io.now(), Level::Error, format!("resource {}", self.name), why);
                     let loss = LinkLoss::Garbage;
                     return self.feed(io, volumes, Input::LinkDown { peer: node, loss });
                 }

@@ -301,7 +301,7 @@ impl Dance {
             Stream::Data => Packet::InitialData,
             Stream::Control => Packet::InitialMeta,
         };
-        socket.queue(&initial, None, &Agreed::NOTHING);
+        socket.queue(&initial, None, &Agreed::NOTHING, None);
         socket.flush(&mut io.ring);
         // Nothing is expected yet, but the end of the stream shows here.
         socket.arm(&mut io.ring);

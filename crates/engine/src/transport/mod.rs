@@ -1,6 +1,7 @@
 //! Connections to peers: two TCP sockets each (wire §1).
 //!
 //! - `listen`: listening sockets; `stream`: one socket, bytes to packets and back.
+//! - `integrity`: digests of data on the wire.
 //! - `dance`: how two nodes that both listen and both connect end up with one pair of sockets.
 //! - This file: a [`Link`], from the core's wish to connect until the sockets are closed again.
 //!
@@ -14,6 +15,7 @@
 //! sockets are there and when they are gone.
 
 mod dance;
+mod integrity;
 mod listen;
 mod stream;
 #[cfg(test)]
@@ -22,7 +24,7 @@ mod tests;
 use std::time::Duration;
 
 use codec::config::PathConfig;
-use codec::wire::{Agreed, Features, Packet, Stream, WireError};
+use codec::wire::{Agreed, Features, Packet, Stream};
 use replication::io::LinkLoss;
 use runtime::{Buf, Completed, Conn};
 use vocab::Instant;
@@ -33,9 +35,10 @@ use crate::shard::io::Io;
 use crate::shard::token::SocketOp;
 
 use dance::Dance;
+use integrity::Integrity;
 pub(crate) use listen::Listeners;
 pub(crate) use stream::LinkId;
-use stream::{Read, Socket};
+use stream::{Broken, Read, Socket};
 
 /// How long queued packets may take to leave before the sockets are closed.
 const PARTING: Duration = Duration::from_secs(1);
@@ -62,8 +65,8 @@ pub(crate) enum Next {
     Packet(Packet, Option<Buf>),
     /// Nothing more for the moment.
     Nothing,
-    /// The stream can not go on; the sockets are closed.
-    Garbage,
+    /// The stream can not go on, for this reason; the sockets are closed.
+    Garbage(String),
 }
 
 /// The connection to one peer, as far as sockets go.
@@ -89,6 +92,7 @@ struct Up {
     control: Socket,
     own: Option<Features>,
     agreed: Agreed,
+    integrity: Integrity,
     /// One of the sockets has ended; report it then.
     ended: Option<(Instant, LinkLoss)>,
     /// Reading waits for memory.
@@ -293,6 +297,7 @@ impl Link {
             control,
             own: None,
             agreed: Agreed::NOTHING,
+            integrity: Integrity::default(),
             ended: None,
             starved: false,
         };
@@ -315,15 +320,18 @@ impl Link {
     /// The next packet of a stream, to be called until there is nothing.
     pub(crate) fn read(&mut self, io: &mut Io, stream: Stream) -> Next {
         let State::Up(up) = &mut self.state else { return Next::Nothing };
-        let agreed = up.agreed;
+        let (agreed, integrity) = (up.agreed, up.integrity);
         let socket = up.socket(stream);
-        match socket.read(stream, &agreed) {
+        match socket.read(stream, &agreed, integrity) {
             Ok(Read::Packet(packet, payload)) => {
                 if let Packet::ConnectionFeatures(theirs) = &packet {
                     up.agree(theirs);
                 }
                 log!(Level::Trace, self.label, "< {packet:?}");
-                Next::Packet(packet, payload)
+                match up.integrity.received(&packet, &mut up.agreed) {
+                    Ok(()) => Next::Packet(packet, payload),
+                    Err(broken) => self.garbage(io, stream, &broken),
+                }
             }
             Ok(Read::Wait) => {
                 socket.arm(&mut io.ring);
@@ -334,22 +342,13 @@ impl Link {
                 io.starved = true;
                 Next::Nothing
             }
-            Err(error) => {
-                self.garbage(io, stream, &error);
-                Next::Garbage
-            }
+            Err(broken) => self.garbage(io, stream, &broken),
         }
     }
 
-    fn garbage(&mut self, io: &mut Io, stream: Stream, error: &WireError) {
-        log!(
-            Level::Error,
-            self.label,
-            "connection closed: what the peer sent on the {stream} stream is not DRBD's \
-             protocol: {error}; check versions of both nodes and that no other program \
-             connects to this port"
-        );
+    fn garbage(&mut self, io: &mut Io, stream: Stream, broken: &Broken) -> Next {
         self.drop_now(io);
+        Next::Garbage(format!("connection {} closed, {stream} stream: {broken}", self.label))
     }
 
     /// Memory may be there again: the streams to read on.
@@ -375,7 +374,9 @@ impl Link {
             return;
         }
         log!(Level::Trace, self.label, "> {packet:?}");
-        up.socket(packet.stream()).queue(packet, payload, &agreed);
+        let digest = up.integrity.own;
+        up.socket(packet.stream()).queue(packet, payload, &agreed, digest);
+        up.integrity.sent(packet, &mut up.agreed);
     }
 
     /// Ends a turn: everything queued leaves in one write per socket.

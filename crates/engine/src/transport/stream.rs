@@ -1,10 +1,14 @@
 //! One of the two sockets of a connection: bytes to packets and back.
 
+use std::fmt;
+
 use codec::wire::{self, Agreed, Packet, Stream, WireError};
 use runtime::net::PEEK_MAX;
 use runtime::{AllocError, Buf, Completed, Conn, Errno, Received, Ring, Token};
 use vocab::{Instant, NodeId};
 
+use super::integrity::Integrity;
+use crate::digest::{Algorithm, Digest};
 use crate::shard::token::{LinkToken, SocketOp};
 
 /// Names a link to the ring: resource on this shard and peer.
@@ -31,6 +35,61 @@ pub(crate) struct Socket {
     link: LinkId,
     /// A packet whose data has not arrived completely.
     partial: Option<Packet>,
+    /// The digest that came with that packet, or with the last one that had data.
+    digest: Digest,
+}
+
+/// Why a stream can not go on.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// The peer's bytes are no packets.
+    Wire(WireError),
+    /// The peer announces a digest that this node does not know.
+    UnknownDigest(String),
+    /// Data that are not what the peer has computed the digest of.
+    Damaged(Packet, Algorithm),
+}
+
+impl From<WireError> for Broken {
+    fn from(error: WireError) -> Broken {
+        Broken::Wire(error)
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Wire(error) => write!(
+                f,
+                "what the peer sent is not DRBD's protocol: {error}; check versions of both nodes \
+                 and that no other program connects to this port"
+            ),
+            Broken::UnknownDigest(name) => write!(
+                f,
+                "the peer sends data with the digest `{name}`, which this node does not know; give \
+                 data-integrity-alg {} on both nodes",
+                Algorithm::NAMES
+            ),
+            Broken::Damaged(packet, algorithm) => {
+                let command = packet.command();
+                match packet {
+                    Packet::Data(volume, data)
+                    | Packet::DataReply(volume, data)
+                    | Packet::RsDataReply(volume, data) => {
+                        write!(f, "volume {volume}, {}: ", data.range)?;
+                    }
+                    _ => {}
+                }
+                write!(
+                    f,
+                    "the data of this {command} do not have the {} digest that came with them, and \
+                     were not used; something between the memories of both nodes damages data: \
+                     check network cards, cables and switches",
+                    algorithm.name()
+                )
+            }
+        }
+    }
 }
 
 /// What reading a socket brought.
@@ -45,7 +104,7 @@ pub(crate) enum Read {
 
 impl Socket {
     pub(crate) fn new(link: LinkId, serial: u32, conn: Conn, accepted: bool) -> Socket {
-        Socket { serial, conn, accepted, ended: None, link, partial: None }
+        Socket { serial, conn, accepted, ended: None, link, partial: None, digest: Digest::NONE }
     }
 
     /// Receives more, unless that is being done or the stream has ended.
@@ -83,20 +142,36 @@ impl Socket {
         self.conn.tx.queued_bytes() == 0 && !self.conn.tx.is_busy()
     }
 
-    /// Queues a packet and its data.
-    pub(crate) fn queue(&mut self, packet: &Packet, payload: Option<Buf>, agreed: &Agreed) {
-        self.conn.tx.push_with(|out| wire::encode(packet, agreed, out));
+    /// Queues a packet and its data, with their digest in between if there is one to be.
+    pub(crate) fn queue(
+        &mut self,
+        packet: &Packet,
+        payload: Option<Buf>,
+        agreed: &Agreed,
+        digest: Option<Algorithm>,
+    ) {
+        self.conn.tx.push_with(|out| {
+            wire::encode(packet, agreed, out);
+            if let (Some(algorithm), Some(payload)) = (digest, &payload) {
+                out.extend_from_slice(&algorithm.of(payload));
+            }
+        });
         if let Some(payload) = payload {
             debug_assert_eq!(payload.len(), packet.payload_len());
             self.conn.tx.push_buf(payload);
         }
     }
 
-    /// The next packet. After `Wait`, arm.
+    /// The next packet. After `Wait`, arm. Data that do not have their digest are dropped here.
     ///
     /// # Errors
-    /// The peer's bytes broke a rule; the stream can not go on.
-    pub(crate) fn read(&mut self, stream: Stream, agreed: &Agreed) -> Result<Read, WireError> {
+    /// Why the stream can not go on.
+    pub(crate) fn read(
+        &mut self,
+        stream: Stream,
+        agreed: &Agreed,
+        integrity: Integrity,
+    ) -> Result<Read, Broken> {
         if self.conn.rx.is_armed() {
             return Ok(Read::Wait);
         }
@@ -112,7 +187,12 @@ impl Socket {
             return Ok(Read::Packet(packet, None));
         }
         match self.conn.rx.take_payload(len) {
-            Ok(Some(buf)) => Ok(Read::Packet(packet, Some(buf))),
+            Ok(Some(buf)) => match integrity.peer {
+                Some(algorithm) if *algorithm.of(&buf) != *self.digest => {
+                    Err(Broken::Damaged(packet, algorithm))
+                }
+                _ => Ok(Read::Packet(packet, Some(buf))),
+            },
             Ok(None) => {
                 self.partial = Some(packet);
                 Ok(Read::Wait)
@@ -125,16 +205,20 @@ impl Socket {
         }
     }
 
-    /// Header and fixed part of the next packet.
+    /// Header and fixed part of the next packet, and the digest of its data.
     fn read_fixed(&mut self, stream: Stream, agreed: &Agreed) -> Result<Option<Packet>, WireError> {
         let rx = &mut self.conn.rx;
         let some = rx.available().min(wire::MAX_HEADER);
         let bytes = rx.peek(some).expect("that much is available");
         let Some(header) = wire::decode_header(bytes, stream, agreed)? else { return Ok(None) };
-        let len = header.size() + header.fixed_len();
+        let fixed = header.size() + header.fixed_len();
+        let len = fixed + header.digest_len(agreed);
         assert!(len <= PEEK_MAX, "the codec limits what is not data to some KiB");
         let Some(bytes) = rx.peek(len) else { return Ok(None) };
-        let packet = wire::decode(header, &bytes[header.size()..], agreed)?;
+        let packet = wire::decode(header, &bytes[header.size()..fixed], agreed)?;
+        if len > fixed {
+            self.digest = Digest::new(&bytes[fixed..]);
+        }
         rx.consume(len);
         Ok(Some(packet))
     }

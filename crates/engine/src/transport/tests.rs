@@ -7,11 +7,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use codec::wire::{BlockId, Data, DataFlags, Features, feature};
+use codec::wire::{BlockId, Data, DataFlags, Features, Protocol, feature};
 use runtime::{BufPool, Ring};
 use vocab::{NodeId, SectorRange, VolumeNr};
 
 use super::*;
+use crate::digest::Algorithm;
 use crate::shard::token::{self, Purpose};
 
 /// One end, with what it was told.
@@ -21,6 +22,8 @@ struct End {
     packets: VecDeque<(Packet, Option<Vec<u8>>)>,
     /// Read what arrives.
     reading: bool,
+    /// Why its stream could not go on.
+    why: String,
 }
 
 struct World {
@@ -62,7 +65,8 @@ impl World {
             let mut link = Link::new(id, format!("end{me}"), net());
             let (local, remote) = (addresses[usize::from(me)], addresses[usize::from(1 - me)]);
             link.set_paths(&mut io, vec![PathConfig { local, remote }]);
-            End { link, events: Vec::new(), packets: VecDeque::new(), reading: true }
+            let (events, packets) = (Vec::new(), VecDeque::new());
+            End { link, events, packets, reading: true, why: String::new() }
         });
         (World { io, ends }, addresses)
     }
@@ -126,7 +130,10 @@ impl World {
                     end.packets.push_back((packet, payload.map(|buf| buf.to_vec())));
                 }
                 Next::Nothing => return,
-                Next::Garbage => return end.events.push(Event::Down(LinkLoss::Garbage)),
+                Next::Garbage(why) => {
+                    end.why = why;
+                    return end.events.push(Event::Down(LinkLoss::Garbage));
+                }
             }
         }
     }
@@ -232,6 +239,82 @@ fn packets_arrive_in_order_with_their_data() {
     world.run("all arrived", |w| w.ends[1].packets.len() == 200 && !w.ends[0].packets.is_empty());
     assert!(world.ends[1].packets.iter().eq(&expected));
     assert_eq!(world.ends[0].packets[0], (Packet::Ping, None));
+}
+
+/// P_PROTOCOL or P_PROTOCOL_UPDATE with the name of a digest.
+fn parameters(kind: fn(Box<Protocol>) -> Packet, name: &str) -> Packet {
+    kind(Box::new(Protocol {
+        protocol: 3,
+        after_sb_0p: 0,
+        after_sb_1p: 0,
+        after_sb_2p: 0,
+        conn_flags: 0,
+        two_primaries: 0,
+        integrity_alg: name.as_bytes().to_vec(),
+    }))
+}
+
+fn block(nr: u64) -> Packet {
+    let (range, flags) = (SectorRange::new(nr * 8, 8), DataFlags::SEND_WRITE_ACK);
+    Packet::Data(VolumeNr(0), Data { range, block_id: BlockId(nr + 1), seq: 0, flags })
+}
+
+#[test]
+fn data_follow_the_digest_that_their_sender_has_named_last() {
+    let mut world = World::connected();
+    world.agree();
+    let mut expected = Vec::new();
+    for (nr, name) in ["", "crc32c", "sha512", "", "md5"].into_iter().enumerate() {
+        let kind = if nr == 0 { Packet::Protocol } else { Packet::ProtocolUpdate };
+        let (told, packet) = (parameters(kind, name), block(nr as u64));
+        let bytes = vec![nr as u8; 4096];
+        let buf = world.io.pool.copy_from(&bytes).unwrap();
+        world.ends[0].link.send(&told, None);
+        world.ends[0].link.send(&packet, Some(buf));
+        expected.extend([(told, None), (packet, Some(bytes))]);
+    }
+    world.ends[0].link.flush(&mut world.io);
+    // The other direction has none.
+    let buf = world.io.pool.copy_from(&[7; 4096]).unwrap();
+    world.send(1, &block(0), Some(buf));
+    world.run("all arrived", |w| w.ends[1].packets.len() == 10 && !w.ends[0].packets.is_empty());
+    assert!(world.ends[1].packets.iter().eq(&expected));
+}
+
+#[test]
+fn data_without_their_digest_are_not_handed_on() {
+    let mut world = World::connected();
+    world.agree();
+    world.send(0, &parameters(Packet::Protocol, "crc32c"), None);
+    let buf = world.io.pool.copy_from(&[1; 4096]).unwrap();
+    world.send(0, &block(0), Some(buf));
+    let State::Up(up) = &mut world.ends[0].link.state else { panic!("it is up") };
+    let agreed = up.agreed;
+    let tx = &mut up.data.conn.tx;
+    tx.push_with(|out| codec::wire::encode(&block(1), &agreed, out));
+    tx.push_bytes(&Algorithm::Crc32c.of(&[1; 4096]));
+    tx.push_bytes(&[vec![1; 4095], vec![3]].concat());
+    world.ends[0].link.flush(&mut world.io);
+    world.run("it is noticed", |w| w.ends[1].events.len() == 2);
+    assert_eq!(world.ends[1].events[1], Event::Down(LinkLoss::Garbage));
+    let packets: Vec<_> = world.ends[1].packets.iter().map(|(packet, _)| packet).collect();
+    assert_eq!(packets, [&parameters(Packet::Protocol, "crc32c"), &block(0)]);
+    let why = &world.ends[1].why;
+    assert!(why.contains("volume 0, sectors 8+8") && why.contains("P_DATA"), "{why}");
+    assert!(why.contains("crc32c"), "{why}");
+}
+
+#[test]
+fn a_digest_that_nobody_knows_ends_the_connection() {
+    let mut world = World::connected();
+    world.agree();
+    world.send(0, &parameters(Packet::Protocol, ""), None);
+    let State::Up(up) = &mut world.ends[0].link.state else { panic!("it is up") };
+    let (told, agreed) = (parameters(Packet::ProtocolUpdate, "crc\n64"), up.agreed);
+    up.data.conn.tx.push_with(|out| codec::wire::encode(&told, &agreed, out));
+    world.ends[0].link.flush(&mut world.io);
+    world.run("it is noticed", |w| w.ends[1].events.len() == 2);
+    assert!(world.ends[1].why.contains("`crc\\n64`"), "{}", world.ends[1].why);
 }
 
 #[test]

@@ -205,8 +205,8 @@ options! {
         "rr-conflict" rr_conflict: RrConflict = "disconnect", Kind::Choice(RrConflict::WORDS), Honoured::Only(&["disconnect", "retry-connect"], "a Primary never gives in under its users, and handlers are not run");
         /// Wait for the answer to a ping.
         "ping-timeout" ping_timeout: Duration = "5", num(1, 300, Unit::DeciSeconds);
-        /// Digest that protects data on the wire.
-        "data-integrity-alg" data_integrity_alg: String = "", TEXT, Honoured::DefaultOnly("digests of data on the wire are not implemented");
+        /// Digest that protects data on the wire; none if empty.
+        "data-integrity-alg" data_integrity_alg: String = "", TEXT;
         /// Gather small packets; what is queued leaves together and at once, whichever is set.
         "tcp-cork" tcp_cork: bool = "yes", YES_NO;
         /// A congested connection under protocol A.

@@ -356,9 +356,10 @@ fn a_packet_that_is_not_agreed_is_never_sent() {
 }
 
 #[test]
-#[should_panic(expected = "no P_ZEROES with data integrity")]
-fn zeroes_are_never_sent_with_data_integrity() {
-    let agreed = Agreed { own_digest_len: 4, ..OURS };
+#[should_panic(expected = "a kernel node gets no P_ZEROES with data integrity")]
+fn zeroes_are_never_sent_to_a_kernel_node_with_data_integrity() {
+    let kernel = Agreed::new(OURS.version, OURS.features & !feature::BITS_OF_EQUALS);
+    let agreed = Agreed { own_digest_len: 4, ..kernel };
     let flags = DataFlags::ZEROES;
     let trim = Trim { range: SectorRange::new(0, 8), block_id: BlockId(1), seq: 1, flags };
     encoded(&Packet::Zeroes(V0, trim), &agreed);
