@@ -5,6 +5,7 @@
 //! enter. The crate is pure: no clock, randomness, threads, sockets or files.
 #![forbid(unsafe_code)]
 
+mod histogram;
 mod ids;
 pub mod options;
 mod refusal;
@@ -12,6 +13,7 @@ mod states;
 mod time;
 mod units;
 
+pub use histogram::Histogram;
 pub use ids::{Dagtag, GenUuid, MAX_NODES, Minor, NodeId, NodeMask, VolumeNr};
 pub use refusal::{ConfigError, Refusal, RefusalCode, StateError};
 pub use states::{ConnState, DiskState, ReplState, Role, Suspended, UnknownName};
