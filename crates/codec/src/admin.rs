@@ -9,7 +9,8 @@
 //! [`Failure`] of kind [`FailureKind::Timeout`] if the command is still running.
 //!
 //! - `message`: calls, replies, events. `status`: what semantics §12 lists, in the JSON shape of
-//!   `drbdsetup status --json` (drbdsetup contract §3.2). `fields`: how words and ids of `vocab`
+//!   `drbdsetup status --json` (drbdsetup contract §3.2). `statistics`: latencies and counters.
+//!   `fields`: how words and ids of `vocab`
 //!   appear in JSON. `lines`: framing with a length limit.
 //!
 //! Unknown requests and unknown fields of requests are errors, never ignored: a command that was
@@ -18,6 +19,7 @@
 pub(crate) mod fields;
 mod lines;
 mod message;
+mod statistics;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -26,6 +28,10 @@ pub use lines::{LineTooLong, Lines, MAX_CALL, MAX_LINE, encode_line};
 pub use message::{
     Answer, Call, EngineInfo, Event, ExportStatus, Failure, FailureKind, Line, Listen, Note,
     Outcome, Reply, Request, VERSION,
+};
+pub use statistics::{
+    ConnectionStatistics, Parallel, PeerParallel, ReplicaWaterfall, ResourceStatistics, RoundTrip,
+    Traffic, VolumeStatistics, Waterfall,
 };
 pub use status::{
     Blocked, ConnectionStatus, DeviceStatus, PathStatus, PeerDeviceStatus, ResourceStatus,

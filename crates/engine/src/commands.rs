@@ -120,6 +120,7 @@ impl Engine {
             }
             Request::Down { resource } => self.down(&resource).map(done),
             Request::Status { resource } => self.status(resource.as_deref()),
+            Request::Statistics { resource } => self.statistics(resource.as_deref()),
             Request::Config { resource } => Ok(self.config(resource.as_deref())),
             Request::Why { resource } => self.why(&resource),
             Request::Export { resource, volume, name, listen, read_only } => {
@@ -635,6 +636,16 @@ impl Engine {
         Ok(Answer::Status(all))
     }
 
+    fn statistics(&self, resource: Option<&str>) -> Done<Answer> {
+        if let Some(name) = resource {
+            self.entry(name)?;
+        }
+        let entries = self.entries(resource);
+        // As for the status.
+        let all = entries.iter().filter_map(|entry| self.statistics_of(entry).ok());
+        Ok(Answer::Statistics(all.collect()))
+    }
+
     fn config(&self, resource: Option<&str>) -> Answer {
         let entries = self.entries(resource);
         Answer::Config(entries.iter().map(|entry| lock(&entry.stored).config.clone()).collect())
@@ -669,7 +680,7 @@ impl Engine {
         }
     }
 
-    fn info(&self) -> EngineInfo {
+    pub(crate) fn info(&self) -> EngineInfo {
         EngineInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),

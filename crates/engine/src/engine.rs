@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use codec::admin::{Failure, FailureKind, Outcome, ResourceStatus};
+use codec::admin::{Failure, FailureKind, Outcome, ResourceStatistics, ResourceStatus};
 use codec::config::{BackingConfig, MetaDisk};
 use replication::io::AdminCommand;
 use runtime::{SendError, Sender};
@@ -210,6 +210,16 @@ impl Engine {
         let id = entry.id;
         self.on(entry.shard, move |shard| shard.hosts.get_mut(id).map(|host| host.status()))?
             .ok_or_else(|| unknown(&entry.name))
+    }
+
+    /// The counters and latencies of a resource.
+    pub(crate) fn statistics_of(&self, entry: &Entry) -> Done<ResourceStatistics> {
+        let id = entry.id;
+        let read = move |shard: &mut Shard| {
+            let now = shard.io.now();
+            shard.hosts.get_mut(id).map(|host| host.statistics(now))
+        };
+        self.on(entry.shard, read)?.ok_or_else(|| unknown(&entry.name))
     }
 
     /// The resource of that name.

@@ -6,8 +6,9 @@ use codec::admin::{
     SyncDetails, VerifyDetails, WriteOrdering,
 };
 use codec::wire::UuidFlags;
-use vocab::{ConnState, DiskState, ReplState, Role, SECTOR_SIZE, SectorRange};
+use vocab::{ConnState, DiskState, ReplState, Role, SECTOR_SIZE, SectorRange, VolumeNr};
 
+use crate::request::WaitingOn;
 use crate::resource::Resource;
 use crate::state::{PeerIx, VolIx};
 
@@ -161,6 +162,16 @@ impl Resource {
             w.vol == vol && w.parts[node] == crate::request::Part::Pending
         };
         self.log.iter().filter(pending).count() as u64
+    }
+
+    /// True if a user's request that was accepted has not started because it waits for the activity
+    /// log. Looks through all that wait: for single requests.
+    pub fn awaits_activity_log(&self, nr: VolumeNr, id: u64) -> bool {
+        self.vol_ix(nr).is_some_and(|vol| {
+            let volume = &self.vols[vol];
+            let mut waiting = volume.al_wait.iter().chain(&volume.al_queued);
+            waiting.any(|w| matches!(w, WaitingOn::User(request) if request.id == id))
+        })
     }
 
     /// Could this node be promoted, and how good a choice would it be (semantics §3.7)?

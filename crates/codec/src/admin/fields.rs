@@ -49,6 +49,41 @@ pub(crate) mod options {
     }
 }
 
+/// A histogram as its number of events, their sum in nanoseconds, and the buckets that have any:
+/// where each ends in microseconds (`null` for the one without an end), and how many it has.
+pub(crate) mod histogram {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Serialize};
+    use vocab::Histogram;
+
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Fields {
+        count: u64,
+        sum_ns: u64,
+        buckets: Vec<(Option<u64>, u64)>,
+    }
+
+    pub(crate) fn serialize<S: Serializer>(value: &Histogram, s: S) -> Result<S::Ok, S::Error> {
+        // Beyond 584 years nothing is exact any more.
+        let number = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
+        let buckets = value.buckets().map(|(end, n)| (end.map(|end| number(end.as_micros())), n));
+        let sum_ns = number(value.sum().as_nanos());
+        Fields { count: value.count(), sum_ns, buckets: buckets.collect() }.serialize(s)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Histogram, D::Error> {
+        let Fields { count, sum_ns, buckets } = Fields::deserialize(d)?;
+        let buckets = buckets.into_iter().map(|(end, n)| (end.map(Duration::from_micros), n));
+        Histogram::from_buckets(Duration::from_nanos(sum_ns), buckets)
+            .filter(|histogram| histogram.count() == count)
+            .ok_or_else(|| D::Error::custom("a histogram's buckets are not those of this release"))
+    }
+}
+
 macro_rules! numbers {
     ($($module:ident: $type:ty as $repr:ty, $get:expr, $new:expr;)+) => {$(
         #[doc = concat!("`", stringify!($type), "` as a number.")]

@@ -8,6 +8,7 @@ use vocab::options::{DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, 
 use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sector, StateError, VolumeNr};
 
 use super::fields;
+use super::statistics::ResourceStatistics;
 use super::status::ResourceStatus;
 use crate::config::{MetaDisk, PathConfig, ResourceConfig};
 
@@ -230,6 +231,8 @@ pub enum Request {
     Down { resource: String },
     /// The status of one resource or all; answered with [`Answer::Status`].
     Status { resource: Option<String> },
+    /// Counters and latencies of one resource or all; answered with [`Answer::Statistics`].
+    Statistics { resource: Option<String> },
     /// The configuration in force, of one resource or all; answered with [`Answer::Config`].
     /// Unknown: an empty list.
     Config { resource: Option<String> },
@@ -315,6 +318,8 @@ pub enum Answer {
     Remarks(Vec<String>),
     /// To [`Request::Status`], sorted by name.
     Status(Vec<ResourceStatus>),
+    /// To [`Request::Statistics`], sorted by name.
+    Statistics(Vec<ResourceStatistics>),
     /// To [`Request::Config`], sorted by name. A detached volume has no backing and
     /// `diskless` unset.
     Config(Vec<ResourceConfig>),

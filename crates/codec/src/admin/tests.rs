@@ -1,11 +1,12 @@
 //! Calls and replies survive the socket, and what is not understood is refused.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use vocab::options::{DiskOptions, NetOptions, Options, ResourceOptions};
 use vocab::{
-    ConfigError, ConnState, DiskState, Minor, NodeId, Refusal, ReplState, Role, Sector, StateError,
-    Suspended, VolumeNr,
+    ConfigError, ConnState, DiskState, Histogram, Minor, NodeId, Refusal, ReplState, Role, Sector,
+    StateError, Suspended, VolumeNr,
 };
 
 use super::*;
@@ -62,6 +63,7 @@ fn calls_round_trip() {
     }
     check_call(Request::ForgetPeer { resource: resource(), peer: node(3) });
     check_call(Request::Status { resource: None });
+    check_call(Request::Statistics { resource: Some(resource()) });
     check_call(Request::Exports);
     check_call(Request::Info);
 }
@@ -241,4 +243,93 @@ fn a_line_beyond_the_limit_is_an_error_even_before_it_ends() {
         assert_eq!(lines.next_line().unwrap().unwrap(), b"1234");
         assert_eq!(lines.next_line(), Err(LineTooLong { limit: 4 }));
     }
+}
+
+fn histogram(took: &[u64]) -> Histogram {
+    let mut histogram = Histogram::default();
+    for us in took {
+        histogram.record(Duration::from_micros(*us), 2);
+    }
+    histogram
+}
+
+/// A write that waited for the disk, and one that waited for a peer.
+fn waterfall() -> Waterfall {
+    let mut waterfall = Waterfall {
+        total: histogram(&[130, 230]),
+        front_end: histogram(&[10, 10]),
+        admission: histogram(&[5, 5]),
+        activity_log: histogram(&[0, 0]),
+        disk: Parallel { latency: histogram(&[100, 20]), decided_ns: 200_000 },
+        peers: Vec::new(),
+        completion: histogram(&[15, 15]),
+    };
+    *waterfall.peer_mut(node(2)) = Parallel { latency: histogram(&[60, 200]), decided_ns: 400_000 };
+    waterfall
+}
+
+fn statistics() -> ResourceStatistics {
+    let writes = Traffic { requests: 4, bytes: 16384 };
+    let round_trip = Some(RoundTrip { least_us: 80, smoothed_us: 110 });
+    ResourceStatistics {
+        name: "r0".into(),
+        taken_ns: 7,
+        volumes: vec![VolumeStatistics {
+            volume: VolumeNr(0),
+            minor: Minor(1000),
+            in_flight: 3,
+            reads: Traffic::default(),
+            writes,
+            discards: Traffic::default(),
+            zeroes: Traffic::default(),
+            flushes: Traffic { requests: 1, bytes: 0 },
+            replica_writes: Traffic::default(),
+            read: None,
+            write: Some(Box::new(waterfall())),
+            replica: Some(Box::new(ReplicaWaterfall {
+                wait: histogram(&[1]),
+                disk: histogram(&[2, 200_000_000]),
+            })),
+        }],
+        connections: vec![ConnectionStatistics {
+            peer_node_id: node(2),
+            name: "charlie".into(),
+            queued_bytes: 12,
+            round_trip,
+        }],
+    }
+}
+
+#[test]
+fn statistics_round_trip() {
+    let reply = Reply { id: 1, outcome: Outcome::Ok(Answer::Statistics(vec![statistics()])) };
+    let line = Line::Reply(reply);
+    assert_eq!(serde_json::from_slice::<Line>(&encode_line(&line)).unwrap(), line);
+    let json = serde_json::to_value(statistics()).unwrap();
+    let volume = &json["volumes"][0];
+    assert!(volume.get("read").is_none());
+    let write = &volume["write"];
+    assert_eq!(write["total"]["buckets"], serde_json::json!([[144, 2], [240, 2]]));
+    assert_eq!(write["peers"][0]["decided-ns"], 400_000);
+    assert_eq!(volume["replica"]["disk"]["buckets"][1], serde_json::json!([null, 2]));
+    let mut wrong = json.clone();
+    wrong["volumes"][0]["write"]["total"]["count"] = 5.into();
+    assert!(serde_json::from_value::<ResourceStatistics>(wrong).is_err());
+}
+
+#[test]
+fn stages_of_a_waterfall_add_up_also_in_differences() {
+    let before = waterfall();
+    assert_eq!(before.stages_sum(), before.total.sum());
+    let mut after = before.clone();
+    let took = Duration::from_micros;
+    after.total.record(took(70), 3);
+    after.front_end.record(took(20), 3);
+    after.peer_mut(node(1)).latency.record(took(50), 3);
+    after.peer_mut(node(1)).decided_ns += 150_000;
+    let new = after.since(&before);
+    assert_eq!((new.total.count(), new.total.sum()), (3, took(210)));
+    assert_eq!(new.stages_sum(), took(210));
+    assert_eq!(new.peers.len(), 2);
+    assert_eq!(new.peers[0].parallel.decided_ns, 0);
 }

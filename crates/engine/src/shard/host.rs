@@ -9,22 +9,25 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::SystemTime;
 
-use codec::admin::{Note, PathStatus, ResourceStatus};
+use codec::admin::{ConnectionStatistics, Note, PathStatus, ResourceStatistics, ResourceStatus};
 use codec::config::{BackingConfig, PathConfig};
-use codec::wire::Stream;
+use codec::wire::{Packet, Stream};
 use frontend::nbd::server::TargetKey;
 use replication::config::ResourceConfig;
-use replication::io::{AdminCommand, DiskError, DiskOp, LinkLoss, LogLevel};
+use replication::io::{
+    AdminCommand, BufId, DiskError, DiskOp, LinkLoss, LogLevel, Request, RequestOp,
+};
 use replication::{Input, Output, Resource};
 use runtime::{Completed, Conn};
 use vocab::options::NetOptions;
-use vocab::{ConfigError, Dagtag, Instant, NodeId, Refusal, VolumeNr};
+use vocab::{ConfigError, Dagtag, Instant, NodeId, Refusal, SectorRange, VolumeNr};
 
 use super::attach::AttachJob;
 use super::disk::{self, Disk, Finished, Owner};
 use super::io::Io;
 use super::token::SocketOp;
-use super::volume::{Volumes, Wish};
+use super::volume::{Volumes, Wish, WishOp};
+use super::waterfall::{Begin, Kind, VolumeCounters, Waterfalls};
 use crate::digest::Algorithm;
 use crate::log::{self, Level, log};
 use crate::transport::{Event, Link, LinkId, Next};
@@ -62,6 +65,7 @@ pub(crate) struct Host {
     pub(crate) changed: bool,
     /// Links have something to send.
     unflushed: bool,
+    waterfalls: Waterfalls,
 }
 
 struct HostVolume {
@@ -72,6 +76,7 @@ struct HostVolume {
     path: Option<String>,
     /// A disk is being read.
     attaching: bool,
+    counters: VolumeCounters,
 }
 
 impl Host {
@@ -91,6 +96,7 @@ impl Host {
             notes: VecDeque::new(),
             changed: true,
             unflushed: false,
+            waterfalls: Waterfalls::default(),
         }
     }
 
@@ -101,10 +107,19 @@ impl Host {
         if log::enabled(Level::Trace) {
             trace(&self.name, "<-", &Brief(&input));
         }
-        self.core.handle(io.now(), input);
+        let (now, timing) = (io.now(), !self.waterfalls.is_empty());
+        if timing && let Some(end) = self.waterfalls.input(&input, now) {
+            if let Some(volume) = self.volume_mut(end.volume) {
+                volume.counters.add_replica(&end);
+            }
+        }
+        self.core.handle(now, input);
         while let Some(output) = self.core.poll() {
             if log::enabled(Level::Trace) {
                 trace(&self.name, "->", &Brief(&output));
+            }
+            if timing {
+                self.waterfalls.output(&output, now, runtime::clock::now);
             }
             self.carry_out(io, volumes, output);
         }
@@ -116,10 +131,64 @@ impl Host {
             Wish::Open { opener, write } => Input::Open { volume: nr, opener, write },
             Wish::Close { opener } => Input::Close { volume: nr, opener },
             Wish::Request { id, op, range } => {
-                Input::Request(Wish::request(nr, id, op, range, &mut io.bufs))
+                let weight = self.count(nr, &op, range, io.now());
+                let request = Wish::request(nr, id, op, range, &mut io.bufs);
+                return match weight {
+                    Some(weight) => self.feed_timed(io, volumes, request, weight),
+                    None => self.feed(io, volumes, Input::Request(request)),
+                };
             }
         };
         self.feed(io, volumes, input);
+    }
+
+    /// Counts a request that is about to be handed to the core. If it is to be timed, gives the
+    /// number of requests that it counts for.
+    fn count(
+        &mut self,
+        nr: VolumeNr,
+        op: &WishOp,
+        range: SectorRange,
+        now: Instant,
+    ) -> Option<u64> {
+        let counters = &mut self.volume_mut(nr)?.counters;
+        let bytes = range.len.bytes().0;
+        match op {
+            WishOp::Read => counters.reads.add(bytes),
+            WishOp::Write { .. } => counters.writes.add(bytes),
+            WishOp::Discard => counters.discards.add(bytes),
+            WishOp::Zeroes { .. } => counters.zeroes.add(bytes),
+            WishOp::Flush => counters.flushes.add(0),
+        }
+        match op {
+            WishOp::Read => counters.pick(Kind::Read, now),
+            WishOp::Write { .. } => counters.pick(Kind::Write, now),
+            _ => None,
+        }
+    }
+
+    /// Hands a request to the core and times what becomes of it.
+    fn feed_timed(&mut self, io: &mut Io, volumes: &mut Volumes, request: Request, weight: u64) {
+        let Request { volume, id, op, range } = request;
+        let (kind, buf) = match op {
+            RequestOp::Write { buf, .. } => (Kind::Write, Some(buf)),
+            _ => (Kind::Read, None),
+        };
+        let (received, handed) = (io.now(), runtime::clock::now());
+        let begin = Begin { kind, volume, id, range, buf, weight, received, handed };
+        self.waterfalls.begin(begin);
+        self.feed(io, volumes, Input::Request(request));
+        if self.waterfalls.waits(volume, id) && self.core.awaits_activity_log(volume, id) {
+            self.waterfalls.awaits_log(volume, id);
+        }
+    }
+
+    /// Users have the answers to all requests of a volume that the core has completed.
+    pub(crate) fn answered(&mut self, nr: VolumeNr) {
+        let volume = self.volumes.iter_mut().find(|v| v.nr == nr);
+        if let Some(volume) = volume.filter(|_| !self.waterfalls.is_empty()) {
+            self.waterfalls.answered(nr, &mut volume.counters, runtime::clock::now);
+        }
     }
 
     /// An operator's wish. The answer goes to `reply`, now or later.
@@ -209,6 +278,9 @@ impl Host {
             match link.read(io, stream) {
                 Next::Packet(packet, payload) => {
                     let payload = payload.map(|buf| io.bufs.insert(buf));
+                    if let (Packet::Data(nr, data), Some(buf)) = (&packet, payload) {
+                        self.count_replica(*nr, data.range, buf, io.now());
+                    }
                     self.feed(io, volumes, Input::Packet { peer: node, packet, payload });
                 }
                 Next::Nothing => return,
@@ -218,6 +290,18 @@ impl Host {
                     return self.feed(io, volumes, Input::LinkDown { peer: node, loss });
                 }
             }
+        }
+    }
+
+    /// Counts a write of a peer that is about to be handed to the core, and times some.
+    fn count_replica(&mut self, nr: VolumeNr, range: SectorRange, buf: BufId, now: Instant) {
+        let Some(volume) = self.volume_mut(nr) else { return };
+        volume.counters.replica_writes.add(range.len.bytes().0);
+        if let Some(weight) = volume.counters.pick(Kind::Replica, now) {
+            let (received, handed) = (now, now);
+            let (kind, id, buf) = (Kind::Replica, 0, Some(buf));
+            let begin = Begin { kind, volume: nr, id, range, buf, weight, received, handed };
+            self.waterfalls.begin(begin);
         }
     }
 
@@ -302,7 +386,10 @@ impl Host {
                 }
             }
             Output::Complete { volume, id, result } => {
-                let target = self.volume_mut(volume).map(|v| v.target);
+                let target = self.volume_mut(volume).map(|v| {
+                    v.counters.completed += 1;
+                    v.target
+                });
                 if let Some(target) = target.and_then(|key| volumes.get_mut(key)) {
                     target.completed(id, result, &io.bufs);
                 }
@@ -369,12 +456,15 @@ impl Host {
     /// Adds a volume that the core has accepted.
     pub(crate) fn add_volume(&mut self, volumes: &mut Volumes, nr: VolumeNr) -> TargetKey {
         let target = volumes.insert(self.id, nr);
-        self.volumes.push(HostVolume { nr, target, disk: None, path: None, attaching: false });
+        let counters = VolumeCounters::default();
+        let volume = HostVolume { nr, target, disk: None, path: None, attaching: false, counters };
+        self.volumes.push(volume);
         target
     }
 
     /// Removes a volume that the core has removed.
     pub(crate) fn remove_volume(&mut self, volumes: &mut Volumes, nr: VolumeNr) {
+        self.waterfalls.forget(nr);
         self.volumes.retain(|volume| {
             if volume.nr == nr {
                 volumes.remove(volume.target);
@@ -511,6 +601,30 @@ impl Host {
                 .collect();
         }
         status
+    }
+
+    /// Counters and latencies.
+    pub(crate) fn statistics(&self, now: Instant) -> ResourceStatistics {
+        let status = self.core.status();
+        let volumes = status.devices.iter().filter_map(|device| {
+            let volume = self.volumes.iter().find(|v| v.nr == device.volume)?;
+            Some(volume.counters.statistics(volume.nr, device.minor))
+        });
+        let connections = status.connections.iter().map(|connection| {
+            let link = self.links.get(&connection.peer_node_id);
+            ConnectionStatistics {
+                peer_node_id: connection.peer_node_id,
+                name: connection.name.clone(),
+                queued_bytes: link.map_or(0, |link| link.queued_bytes() as u64),
+                round_trip: link.and_then(|link| link.round_trip()),
+            }
+        });
+        ResourceStatistics {
+            name: self.name.clone(),
+            taken_ns: now.0,
+            volumes: volumes.collect(),
+            connections: connections.collect(),
+        }
     }
 
     /// What happened lately, and the core's own view of what is wrong.

@@ -10,6 +10,7 @@
 //!
 //! - `host`: a resource: the core and what its outputs are carried out with.
 //! - `disk`, `attach`: local disks. `volume`: volumes as targets of the front ends.
+//! - `waterfall`: where the time of requests goes.
 //! - `io`, `bufs`, `token`: what they share.
 //!
 //! Nothing on a shard is shared with another thread; others send closures to its mailbox.
@@ -23,6 +24,7 @@ pub(crate) mod io;
 mod tests;
 pub(crate) mod token;
 pub(crate) mod volume;
+mod waterfall;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -192,7 +194,8 @@ impl Shard {
     /// Carries wishes of a volume to its core, and completions to the front end.
     fn talk(&mut self, key: u32) {
         let mut wishes = std::mem::take(&mut self.wishes);
-        if let Some((resource, nr)) = self.volumes.take_wishes(key, &mut wishes) {
+        let owner = self.volumes.take_wishes(key, &mut wishes);
+        if let Some((resource, nr)) = owner {
             for wish in wishes.drain(..) {
                 self.with(resource, |host, io, volumes| host.wish(io, volumes, nr, wish));
             }
@@ -206,6 +209,11 @@ impl Shard {
             }
         }
         self.answers = answers;
+        if let Some((resource, nr)) = owner
+            && let Some(host) = self.hosts.get_mut(resource)
+        {
+            host.answered(nr);
+        }
     }
 
     /// Ends a turn: sends what is queued, tells subscribers, and sets the next deadlines.

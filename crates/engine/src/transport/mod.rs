@@ -23,6 +23,7 @@ mod tests;
 
 use std::time::Duration;
 
+use codec::admin::RoundTrip;
 use codec::config::PathConfig;
 use codec::wire::{Agreed, Features, Packet, Stream};
 use replication::io::LinkLoss;
@@ -185,6 +186,14 @@ impl Link {
             State::Up(up) => up.data.conn.tx.queued_bytes(),
             _ => 0,
         }
+    }
+
+    /// TCP's round trips on the data socket; `None` if there is none.
+    pub(crate) fn round_trip(&self) -> Option<RoundTrip> {
+        let State::Up(up) = &self.state else { return None };
+        let runtime::net::RoundTrip { least, smoothed } = up.data.conn.round_trip().ok()?;
+        let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        Some(RoundTrip { least_us: us(least), smoothed_us: us(smoothed) })
     }
 
     /// Tries to reach the peer until [`Event::Up`] or [`Link::close`].
