@@ -2,6 +2,7 @@
 //!
 //! Only the arguments are read here; everything else is the crate `engine`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ pub struct Args {
     /// Directory where the engine keeps what it was told
     #[arg(long, value_name = "DIRECTORY", default_value = DEFAULT_STATE_DIR)]
     state_dir: PathBuf,
+    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, to whoever can reach it
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Most detailed lines of the log: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: engine::log::Level,
@@ -48,6 +52,7 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         state_dir: absolute(&args.state_dir)?,
         config: common.config.clone(),
         node: common.node.clone(),
+        metrics: args.metrics,
         log_level: args.log_level,
         threads: args.threads.map(usize::from),
         pin: args.pin,

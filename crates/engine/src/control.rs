@@ -92,10 +92,11 @@ pub(crate) fn serve(engine: Arc<Engine>, listener: UnixListener) {
 }
 
 /// One of a limited number of places.
-struct Slot(Arc<AtomicUsize>);
+pub(crate) struct Slot(Arc<AtomicUsize>);
 
 impl Slot {
-    fn take(count: &Arc<AtomicUsize>, limit: usize) -> Option<Slot> {
+    /// Takes a place that is free until the slot is dropped; `None` if there are `limit` taken.
+    pub(crate) fn take(count: &Arc<AtomicUsize>, limit: usize) -> Option<Slot> {
         if count.fetch_add(1, Ordering::AcqRel) >= limit {
             count.fetch_sub(1, Ordering::AcqRel);
             return None;

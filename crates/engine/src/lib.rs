@@ -2,7 +2,8 @@
 //!
 //! - `shard`: a worker thread: resources, their disks and volumes. `transport`: connections.
 //! - `engine`: all shards and resources; `commands`: what operators ask; `control`: the socket
-//!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD.
+//!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
+//!   `metrics`: numbers for Prometheus.
 //! - `state`, `restore`: what is kept over a restart. `create_md`, `signature`: new metadata.
 //!
 //! Only this crate sees both `replication` and `runtime`, and it decides nothing about
@@ -16,6 +17,7 @@ mod engine;
 mod exports;
 mod hub;
 pub mod log;
+mod metrics;
 mod random;
 mod restore;
 mod shard;
@@ -25,6 +27,7 @@ mod transport;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -56,6 +59,8 @@ pub struct Options {
     pub config: Option<PathBuf>,
     /// Name of this host in the configuration; the host name if `None`.
     pub node: Option<String>,
+    /// Where metrics are served over HTTP, if anywhere.
+    pub metrics: Option<SocketAddr>,
     /// Most detailed level of the log.
     pub log_level: log::Level,
     /// Worker threads; one per usable CPU if `None`.
@@ -103,6 +108,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         Some(node) => node.clone(),
         None => host_name()?,
     };
+    let metrics = options.metrics.map(listen_for_metrics).transpose()?;
     let hub = Arc::new(Hub::default());
     let shards = start_shards(options, &hub)?;
     let (shutdown, wishes) = mpsc::channel();
@@ -124,6 +130,11 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     engine.restore(file)?;
     let server = engine.clone();
     spawn_named("control", move || control::serve(server, listener))?;
+    if let Some((listener, address)) = metrics {
+        log!(Level::Info, "engine", "metrics are at http://{address}/metrics");
+        let server = engine.clone();
+        spawn_named("metrics", move || metrics::serve(&server, &listener))?;
+    }
     spawn_named("signals", move || forward_signals(signals, &shutdown))?;
     log!(Level::Info, "engine", "ready at {}", options.socket.display());
     wait_for_the_end(&engine, &wishes);
@@ -132,6 +143,18 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let _ = std::fs::remove_file(&options.socket);
     log!(Level::Info, "engine", "ended");
     Ok(())
+}
+
+/// Listens for those who fetch metrics; also gives the address, with the port that the kernel chose
+/// if it was 0.
+fn listen_for_metrics(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |e| {
+        let next = "give --metrics an address of this host and a port that nobody uses";
+        StartError(format!("metrics: can not listen at {address}: {e}; {next}"))
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
 }
 
 /// As many open files as the administrator permits: a volume with two peers takes five, more if it
