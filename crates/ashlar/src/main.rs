@@ -156,6 +156,7 @@ mod tests {
             "ashlar status --json -s",
             "ashlar status --json --color always",
             "ashlar events --json --timestamps",
+            "ashlar top --node a",
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains("leave it out"), "{error}");
@@ -173,6 +174,8 @@ mod tests {
             "ashlar invalidate r0 -d --json",
             "ashlar attach r0 -c /f",
             "ashlar why r0 --json",
+            "ashlar top r0 --once --json --sort latency --interval 5",
+            "ashlar engine --metrics 127.0.0.1:9942",
             "ashlar exports --json",
             "ashlar export r0 --json",
         ] {

@@ -1,7 +1,7 @@
 //! The commands of `ashlar`.
 //!
 //! - `args`: the command line; `objects`: how it names things; `load`: the configuration files.
-//! - `client`: the control socket; `run`: what each command asks for.
+//! - `client`: the control socket; `run`: what each command asks for; `top`: the live view.
 //! - Pure, and tested against recorded output: [`status`], [`events`], [`why`] turn the engine's
 //!   answers into text, [`plan`] turns configuration and state into commands.
 
@@ -16,6 +16,7 @@ mod run;
 pub mod status;
 #[cfg(test)]
 mod tests;
+mod top;
 pub mod why;
 
 pub use args::{Color, Command, Common, DEFAULT_EXPORT_SOCKET, DEFAULT_SOCKET};
@@ -23,3 +24,4 @@ pub use client::Client;
 pub use error::{EXIT_STATUS, Error};
 pub use objects::Object;
 pub use run::run;
+pub use top::Sort;

@@ -9,6 +9,7 @@ use codec::admin::Listen;
 use vocab::NodeId;
 
 use super::objects::Object;
+use super::top::Sort;
 
 /// Where the engine's control socket is.
 pub const DEFAULT_SOCKET: &str = "/run/ashlar/ashlard.sock";
@@ -290,6 +291,25 @@ pub enum Command {
         #[arg(long, short = 'T')]
         timestamps: bool,
     },
+    /// Show what volumes do, how long it takes, and where the time goes
+    ///
+    /// Every line is about the last interval: requests per second, half of them (p50) and 99 % of
+    /// them (p99) took at most so long. The bar below it says which stages that time went to.
+    /// On a terminal: q ends, l n r w t sort, arrows scroll.
+    Top {
+        /// RESOURCE or all
+        #[arg(value_name = "RESOURCE", value_parser = object)]
+        object: Option<Object>,
+        /// Seconds from one look to the next
+        #[arg(long, short = 'i', value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+        interval: Duration,
+        /// Print one interval as text and end
+        #[arg(long, short = 'n')]
+        once: bool,
+        /// Volumes with most of this first
+        #[arg(long, value_name = "KEY", default_value = "load")]
+        sort: Sort,
+    },
     /// Explain what is not as it should be, and what to do
     Why {
         /// The resource
@@ -341,6 +361,7 @@ impl Command {
             }
             Command::Status { .. }
             | Command::Events { .. }
+            | Command::Top { .. }
             | Command::Why { .. }
             | Command::Export { .. }
             | Command::Exports

@@ -3,7 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, SystemTime};
 
-use codec::admin::{Answer, Event, ExportStatus, Listen, Request, ResourceStatus};
+use codec::admin::{
+    Answer, Event, ExportStatus, Listen, Request, ResourceStatistics, ResourceStatus,
+};
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
 use vocab::{ConfigError, NodeId, RefusalCode, Sector, Utc, VolumeNr};
@@ -14,6 +16,7 @@ use super::error::Error;
 use super::load::{Loaded, load};
 use super::objects::{Object, Selection};
 use super::plan::{Limits, Running, plan};
+use super::top::{self, Sort};
 use super::{events, status, why};
 
 const NOT_UP: &str = "bring it up with `ashlar up`, or look with `ashlar status`";
@@ -73,6 +76,9 @@ impl Session<'_> {
             }
             Command::Events { object, statistics, now, timestamps } => {
                 self.events(object.as_ref(), *statistics, *now, *timestamps)
+            }
+            Command::Top { object, interval, once, sort } => {
+                self.top(object.as_ref(), *interval, *once, *sort)
             }
             Command::ForgetPeer { resource, peer } => {
                 let what = format!("{resource}: forget node {peer}");
@@ -562,6 +568,49 @@ impl Session<'_> {
             if last {
                 return Ok(());
             }
+        }
+    }
+
+    fn statistics(&mut self, resource: Option<String>) -> Result<Vec<ResourceStatistics>, Error> {
+        match self.ask("statistics", Request::Statistics { resource })? {
+            Answer::Statistics(statistics) => Ok(statistics),
+            answer => Err(unfitting("statistics", &answer)),
+        }
+    }
+
+    /// On a terminal a live view; else one JSON array, or some lines of text, for each interval.
+    fn top(
+        &mut self,
+        object: Option<&Object>,
+        interval: Duration,
+        once: bool,
+        by: Sort,
+    ) -> Result<(), Error> {
+        let resource = only_resource(object)?;
+        if !once && !self.common.json && io::stdout().is_terminal() {
+            return top::screen::run(interval, by, || self.statistics(resource.clone()));
+        }
+        let mut before = self.statistics(resource.clone())?;
+        loop {
+            std::thread::sleep(interval);
+            let after = self.statistics(resource.clone())?;
+            let mut rows = top::rows(&before, &after);
+            top::sort(&mut rows, by);
+            if self.common.json && once {
+                self.json(&rows)?;
+            } else if self.common.json {
+                serde_json::to_writer(&mut *self.out, &rows).map_err(io::Error::from)?;
+                writeln!(self.out)?;
+            } else {
+                for line in top::lines(&rows) {
+                    writeln!(self.out, "{}", line.text())?;
+                }
+            }
+            self.out.flush()?;
+            if once {
+                return Ok(());
+            }
+            before = after;
         }
     }
 
