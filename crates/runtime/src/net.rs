@@ -4,11 +4,13 @@
 //! the socket down, which ends whatever operations are in flight; their memory stays with the
 //! ring until they have completed.
 
+mod info;
 mod rx;
 #[cfg(test)]
 mod tests;
 mod tx;
 
+pub use info::TcpInfo;
 pub use rx::{PEEK_MAX, Received, RxStream};
 pub use tx::TxQueue;
 
@@ -262,6 +264,22 @@ impl Conn {
             send.map_or(Ok(()), |n| socket.set_send_buffer_size(n))?;
             receive.map_or(Ok(()), |n| socket.set_recv_buffer_size(n))
         })
+    }
+
+    /// What the kernel says of a TCP socket. Fields that it does not know are 0.
+    ///
+    /// # Errors
+    /// The error number, e.g. `EOPNOTSUPP` on a unix socket.
+    pub fn tcp_info(&self) -> Result<TcpInfo, Errno> {
+        TcpInfo::of(&self.fd)
+    }
+
+    /// The kernel's buffers in bytes: to send, to receive.
+    ///
+    /// # Errors
+    /// The error number.
+    pub fn buffer_sizes(&self) -> Result<(usize, usize), Errno> {
+        with_socket(&self.fd, |socket| Ok((socket.send_buffer_size()?, socket.recv_buffer_size()?)))
     }
 
     /// The peer's address, if it is an IP address.
