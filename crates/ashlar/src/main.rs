@@ -157,6 +157,8 @@ mod tests {
             "ashlar status --json --color always",
             "ashlar events --json --timestamps",
             "ashlar top --node a",
+            "ashlar doctor r0 --serve --json",
+            "ashlar doctor r0 --node a",
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains("leave it out"), "{error}");
@@ -176,6 +178,8 @@ mod tests {
             "ashlar why r0 --json",
             "ashlar top r0 --once --json --sort latency --interval 5",
             "ashlar engine --metrics 127.0.0.1:9942",
+            "ashlar doctor r0 --json --scratch /srv",
+            "ashlar doctor r0 --serve",
             "ashlar exports --json",
             "ashlar export r0 --json",
         ] {

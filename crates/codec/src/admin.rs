@@ -10,12 +10,13 @@
 //!
 //! - `message`: calls, replies, events. `status`: what semantics §12 lists, in the JSON shape of
 //!   `drbdsetup status --json` (drbdsetup contract §3.2). `statistics`: latencies and counters.
-//!   `fields`: how words and ids of `vocab`
-//!   appear in JSON. `lines`: framing with a length limit.
+//!   `doctor`: what is measured on request. `fields`: how words and ids of `vocab` appear in JSON.
+//!   `lines`: framing with a length limit.
 //!
 //! Unknown requests and unknown fields of requests are errors, never ignored: a command that was
 //! half understood must not run. Fields a newer engine adds to its answers are ignored.
 
+mod doctor;
 pub(crate) mod fields;
 mod lines;
 mod message;
@@ -24,6 +25,10 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use doctor::{
+    DOCTOR_STEP_MAX_MS, DiskReads, DiskWrites, DoctorFigures, DoctorStep, Machine, Network, Series,
+    Serving, TcpFigures, Watch, WatchedDevice, WatchedPeer, WatchedThread, WatchedVolume,
+};
 pub use lines::{LineTooLong, Lines, MAX_CALL, MAX_LINE, encode_line};
 pub use message::{
     Answer, Call, EngineInfo, Event, ExportStatus, Failure, FailureKind, Line, Listen, Note,

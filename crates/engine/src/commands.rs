@@ -131,6 +131,7 @@ impl Engine {
             Request::CreateMd { disk, meta_disk, max_peers, force } => {
                 self.create_md(&disk, &meta_disk, max_peers, force)
             }
+            Request::Doctor { resource, step } => self.diagnose(&resource, step),
             Request::Info => Ok(Answer::Info(self.info())),
             Request::Shutdown { force } => self.ask_shutdown(force).map(done),
             Request::Events { .. } => unreachable!("the connection sees to subscriptions"),

@@ -135,6 +135,7 @@ pub(crate) struct Engine {
     /// Names of resources being created.
     pub(crate) creating: Mutex<BTreeSet<String>>,
     pub(crate) host: String,
+    pub(crate) doctor: crate::doctor::Doctor,
     pub(crate) started: Instant,
     /// Asks the main thread to shut down: by force or not, and where the answer goes.
     pub(crate) shutdown: mpsc::Sender<Shutdown>,

@@ -4,6 +4,7 @@
 //! - `engine`: all shards and resources; `commands`: what operators ask; `control`: the socket
 //!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
 //!   `metrics`: numbers for Prometheus.
+//! - `doctor`: measurements of what limits a resource.
 //! - `state`, `restore`: what is kept over a restart. `create_md`, `signature`: new metadata.
 //!
 //! Only this crate sees both `replication` and `runtime`, and it decides nothing about
@@ -13,6 +14,7 @@ mod commands;
 mod control;
 mod create_md;
 mod digest;
+mod doctor;
 mod engine;
 mod exports;
 mod hub;
@@ -120,6 +122,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         exports: Mutex::default(),
         creating: Mutex::new(BTreeSet::new()),
         host: host.clone(),
+        doctor: doctor::Doctor::default(),
         started: std::time::Instant::now(),
         shutdown: shutdown.clone(),
         unanswered: Arc::default(),

@@ -176,15 +176,6 @@ impl Drop for Connecting {
     }
 }
 
-/// How long the way to the peer and back takes, without what the peer's program does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RoundTrip {
-    /// The shortest of the last minutes.
-    pub least: Duration,
-    /// A moving average. Acknowledgements that the peer's kernel puts off lengthen it.
-    pub smoothed: Duration,
-}
-
 /// A connected stream socket.
 pub struct Conn {
     fd: Fd,
@@ -310,32 +301,6 @@ impl Conn {
             )
         };
         if result == 0 { Ok(credentials) } else { Err(Errno::last()) }
-    }
-
-    /// The kernel's estimates of the way to the peer and back, on a TCP connection.
-    ///
-    /// # Errors
-    /// The error number, e.g. `EOPNOTSUPP` on a unix socket.
-    pub fn round_trip(&self) -> Result<RoundTrip, Errno> {
-        // SAFETY: a struct of numbers, for which all bits zero is a value.
-        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut len = std::mem::size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes, the size of the struct pointed to; an older
-        // one knows fewer fields and leaves the rest zero.
-        let result = unsafe {
-            libc::getsockopt(
-                self.fd.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                (&raw mut info).cast(),
-                &mut len,
-            )
-        };
-        if result != 0 {
-            return Err(Errno::last());
-        }
-        let us = |us: u32| Duration::from_micros(us.into());
-        Ok(RoundTrip { least: us(info.tcpi_min_rtt), smoothed: us(info.tcpi_rtt) })
     }
 
     /// Gives the socket away as it is, connected, for instance to another thread.

@@ -2,11 +2,13 @@
 //!
 //! - `args`: the command line; `objects`: how it names things; `load`: the configuration files.
 //! - `client`: the control socket; `run`: what each command asks for; `top`: the live view.
+//! - `doctor`: measurements, one step after the other, and what follows from them.
 //! - Pure, and tested against recorded output: [`status`], [`events`], [`why`] turn the engine's
 //!   answers into text, [`plan`] turns configuration and state into commands.
 
 mod args;
 mod client;
+mod doctor;
 mod error;
 pub mod events;
 mod load;
@@ -19,7 +21,7 @@ mod tests;
 mod top;
 pub mod why;
 
-pub use args::{Color, Command, Common, DEFAULT_EXPORT_SOCKET, DEFAULT_SOCKET};
+pub use args::{Color, Command, Common, DEFAULT_EXPORT_SOCKET, DEFAULT_SOCKET, DoctorArgs};
 pub use client::Client;
 pub use error::{EXIT_STATUS, Error};
 pub use objects::Object;

@@ -8,6 +8,7 @@ pub mod nbd;
 pub mod relay;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -131,14 +132,16 @@ impl Cluster {
             let directory = directory.path().join(name);
             fs::create_dir(&directory).unwrap();
             let (config, args) = (file.clone(), setup.args.clone());
-            Node { name, directory, config, args, child: None }
+            Node { name, directory, config, args, inside: Vec::new(), child: None }
         });
         Cluster { nodes: nodes.collect(), directory }
     }
 
     /// Nodes that run, are connected, and have equal disks without an initial resync.
     pub fn up(setup: &Setup) -> Cluster {
-        Cluster::new(setup).brought_up(setup)
+        let mut cluster = Cluster::new(setup);
+        cluster.bring_up(setup);
+        cluster
     }
 
     /// The same of two nodes that talk through a relay.
@@ -159,24 +162,24 @@ impl Cluster {
             addresses.push(address.parse().unwrap());
         }
         let relay = relay::Relay::between(addresses[1], addresses[0], PORT);
-        (cluster.brought_up(setup), relay)
+        cluster.bring_up(setup);
+        (cluster, relay)
     }
 
-    fn brought_up(mut self, setup: &Setup) -> Cluster {
-        let cluster = &mut self;
-        for node in &mut cluster.nodes {
+    /// Does what [`Cluster::up`] does, with nodes that were changed before they start.
+    pub fn bring_up(&mut self, setup: &Setup) {
+        for node in &mut self.nodes {
             node.start();
             if !setup.clients.contains(&node.name) {
                 node.ok(&["create-md", "r0"]);
             }
             node.ok(&["up", "r0"]);
         }
-        cluster.wait_connected();
+        self.wait_connected();
         for nr in 0..setup.volumes {
-            cluster.nodes[0].ok(&["new-current-uuid", "--clear-bitmap", &format!("r0/{nr}")]);
+            self.nodes[0].ok(&["new-current-uuid", "--clear-bitmap", &format!("r0/{nr}")]);
         }
-        cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
-        self
+        self.wait("all disks are UpToDate", |c| c.all_up_to_date());
     }
 
     pub fn wait_connected(&self) {
@@ -265,6 +268,8 @@ pub struct Node {
     config: PathBuf,
     /// More arguments of the engine.
     pub args: Vec<String>,
+    /// A command that runs another one somewhere, such as in a network namespace.
+    pub inside: Vec<String>,
     child: Option<Child>,
 }
 
@@ -278,7 +283,10 @@ impl Node {
         assert!(self.child.is_none(), "{} runs", self.name);
         let log =
             File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
-        let mut child = Command::new(binary())
+        let words: Vec<&OsStr> =
+            self.inside.iter().map(OsStr::new).chain([binary().as_os_str()]).collect();
+        let mut child = Command::new(words[0])
+            .args(&words[1..])
             .arg("engine")
             .arg("--socket")
             .arg(self.socket())

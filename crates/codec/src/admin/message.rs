@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use vocab::options::{DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
 use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sector, StateError, VolumeNr};
 
+use super::doctor::{DoctorFigures, DoctorStep};
 use super::fields;
 use super::statistics::ResourceStatistics;
 use super::status::ResourceStatus;
@@ -260,6 +261,8 @@ pub enum Request {
     /// Writes new metadata to a disk that is not attached. Existing metadata is refused (119)
     /// unless `force`.
     CreateMd { disk: String, meta_disk: MetaDisk, max_peers: u8, force: bool },
+    /// One step of finding out what limits a resource; [`Answer::Doctor`].
+    Doctor { resource: String, step: DoctorStep },
     /// Facts about the engine; [`Answer::Info`].
     Info,
     /// Takes every resource down and exits. Refused while a volume is open, unless `force`.
@@ -332,6 +335,8 @@ pub enum Answer {
     },
     /// To [`Request::Exports`], sorted by name.
     Exports(Vec<ExportStatus>),
+    /// To [`Request::Doctor`].
+    Doctor(Box<DoctorFigures>),
     /// To [`Request::Info`].
     Info(EngineInfo),
 }

@@ -77,6 +77,16 @@ pub(crate) struct Jobs {
     pub(crate) finished: Vec<Finished>,
 }
 
+/// Jobs in flight, by kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct InFlight {
+    pub(crate) reads: u32,
+    pub(crate) writes: u32,
+    /// Flushes, discards, what waits for memory.
+    pub(crate) others: u32,
+    pub(crate) metadata: u32,
+}
+
 enum Job {
     Data(Owner, DataJob),
     Meta(Owner, Box<MetaJob>),
@@ -104,6 +114,24 @@ impl Jobs {
         });
         self.slots[index as usize] = Some(job);
         index
+    }
+
+    /// Jobs of a volume that are in its disk now, or wait for memory.
+    pub(crate) fn in_flight(&self, resource: u16, volume: VolumeNr) -> InFlight {
+        let mut count = InFlight::default();
+        for job in self.slots.iter().flatten() {
+            let (owner, counter) = match job {
+                Job::Data(owner, DataJob::Read { .. }) => (owner, &mut count.reads),
+                Job::Data(owner, DataJob::Write) => (owner, &mut count.writes),
+                Job::Data(owner, DataJob::Plain | DataJob::Unstarted(..)) => {
+                    (owner, &mut count.others)
+                }
+                Job::Meta(owner, _) => (owner, &mut count.metadata),
+                Job::Attach(_) => continue,
+            };
+            *counter += u32::from((owner.resource, owner.volume) == (resource, volume));
+        }
+        count
     }
 
     fn remove(&mut self, index: u32) -> Job {

@@ -641,6 +641,11 @@ impl Host {
         past.chain(present).collect()
     }
 
+    /// The connection to a peer.
+    pub(crate) fn link(&self, node: NodeId) -> Option<&Link> {
+        self.links.get(&node).map(|link| &**link)
+    }
+
     /// Openers of all volumes.
     pub(crate) fn openers(&self, volumes: &mut Volumes) -> usize {
         self.volumes.iter().filter_map(|v| volumes.get_mut(v.target).map(|t| t.openers())).sum()

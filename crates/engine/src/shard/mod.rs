@@ -64,6 +64,8 @@ pub(crate) struct Shard {
     pub(crate) nbd: Server,
     /// All shards, by number.
     pub(crate) peers: Vec<Sender<Message>>,
+    /// Why the kernel does not pin (all of) the buffers, if it does not.
+    pub(crate) pin_refused: Option<Errno>,
     hub: Arc<Hub>,
     timers: Timers<u16>,
     /// Resources that had something to do in this turn.
@@ -98,6 +100,7 @@ impl Shard {
             volumes: Volumes::default(),
             nbd,
             peers: Vec::new(),
+            pin_refused: None,
             hub,
             timers: Timers::new(),
             busy: Vec::new(),
@@ -311,6 +314,7 @@ fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno>
         shard.converse();
         shard.end_turn();
         if let Some(errno) = shard.io.ring.take_pin_refusal() {
+            shard.pin_refused = Some(errno);
             log!(
                 Level::Warn,
                 "engine",

@@ -3,6 +3,7 @@
 //! - `listen`: listening sockets; `stream`: one socket, bytes to packets and back.
 //! - `integrity`: digests of data on the wire.
 //! - `dance`: how two nodes that both listen and both connect end up with one pair of sockets.
+//! - `ping`: how long the peer takes to answer one.
 //! - This file: a [`Link`], from the core's wish to connect until the sockets are closed again.
 //!
 //! ```text
@@ -17,6 +18,7 @@
 mod dance;
 mod integrity;
 mod listen;
+mod ping;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -38,6 +40,7 @@ use crate::shard::token::SocketOp;
 use dance::Dance;
 use integrity::Integrity;
 pub(crate) use listen::Listeners;
+use ping::PingTime;
 pub(crate) use stream::LinkId;
 use stream::{Broken, Read, Socket};
 
@@ -98,6 +101,7 @@ struct Up {
     ended: Option<(Instant, LinkLoss)>,
     /// Reading waits for memory.
     starved: bool,
+    ping: PingTime,
 }
 
 /// Sockets that are about to be closed.
@@ -191,9 +195,25 @@ impl Link {
     /// TCP's round trips on the data socket; `None` if there is none.
     pub(crate) fn round_trip(&self) -> Option<RoundTrip> {
         let State::Up(up) = &self.state else { return None };
-        let runtime::net::RoundTrip { least, smoothed } = up.data.conn.round_trip().ok()?;
+        let tcp = up.data.conn.tcp_info().ok()?;
         let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        Some(RoundTrip { least_us: us(least), smoothed_us: us(smoothed) })
+        Some(RoundTrip { least_us: us(tcp.min_rtt), smoothed_us: us(tcp.rtt) })
+    }
+
+    /// The data socket, while the connection is up.
+    pub(crate) fn data_socket(&self) -> Option<&Conn> {
+        match &self.state {
+            State::Up(up) => Some(&up.data.conn),
+            _ => None,
+        }
+    }
+
+    /// How long the peer took for its last answer to a ping on this connection.
+    pub(crate) fn ping_time(&self) -> Option<Duration> {
+        match &self.state {
+            State::Up(up) => up.ping.last,
+            _ => None,
+        }
     }
 
     /// Tries to reach the peer until [`Event::Up`] or [`Link::close`].
@@ -309,6 +329,7 @@ impl Link {
             integrity: Integrity::default(),
             ended: None,
             starved: false,
+            ping: PingTime::default(),
         };
         self.state = State::Up(Box::new(up));
         log!(Level::Debug, self.label, "both sockets are up ({} to {})", path.local, path.remote);
@@ -335,6 +356,9 @@ impl Link {
             Ok(Read::Packet(packet, payload)) => {
                 if let Packet::ConnectionFeatures(theirs) = &packet {
                     up.agree(theirs);
+                }
+                if packet == Packet::PingAck {
+                    up.ping.answered(io.now());
                 }
                 log!(Level::Trace, self.label, "< {packet:?}");
                 match up.integrity.received(&packet, &mut up.agreed) {
@@ -383,6 +407,9 @@ impl Link {
             return;
         }
         log!(Level::Trace, self.label, "> {packet:?}");
+        if *packet == Packet::Ping {
+            up.ping.queued();
+        }
         let digest = up.integrity.own;
         up.socket(packet.stream()).queue(packet, payload, &agreed, digest);
         up.integrity.sent(packet, &mut up.agreed);
@@ -393,6 +420,7 @@ impl Link {
         if let State::Up(up) = &mut self.state {
             up.data.flush(&mut io.ring);
             up.control.flush(&mut io.ring);
+            up.ping.flushed(io.now());
         }
     }
 

@@ -315,6 +315,11 @@ pub enum Command {
         /// The resource
         resource: String,
     },
+    /// Measure network, disks and what goes on, and name what limits a volume
+    ///
+    /// Looks on for a moment, then probes the network to each peer that runs `ashlar doctor --serve`
+    /// meanwhile, reads this node's disks, and compares. Volumes and their disks are never written to.
+    Doctor(DoctorArgs),
     /// Serve a volume over NBD
     Export {
         /// RESOURCE or RESOURCE/VOLUME
@@ -347,6 +352,37 @@ pub enum Command {
     },
 }
 
+/// Arguments of `doctor`.
+#[derive(Args, Clone, Debug)]
+pub struct DoctorArgs {
+    /// RESOURCE, RESOURCE/VOLUME or all
+    #[arg(value_name = "RESOURCE", value_parser = object)]
+    pub object: Object,
+    /// Seconds that all of it may take [default: 30, with --serve 300]
+    #[arg(long, value_name = "SECONDS", value_parser = doctor_seconds)]
+    pub seconds: Option<Duration>,
+    /// Only look on: cause no load on network and disks
+    #[arg(long, conflicts_with_all = ["scratch", "serve", "probe_port"])]
+    pub passive: bool,
+    /// Measure writes too, in a file without a name in this folder, which must be on the same disks
+    #[arg(long, value_name = "FOLDER")]
+    pub scratch: Option<PathBuf>,
+    /// Answer the network probes of peers, instead of measuring
+    #[arg(long, conflicts_with = "scratch")]
+    pub serve: bool,
+    /// Port of network probes, the same on all nodes
+    #[arg(long, value_name = "PORT", default_value_t = 7099,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub probe_port: u16,
+}
+
+fn doctor_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(n @ 5..=3600) => Ok(Duration::from_secs(n)),
+        _ => Err("give 5 to 3600 whole seconds".to_owned()),
+    }
+}
+
 impl Command {
     /// The fields of [`Common`] that this command acts on. Whoever gives another one expects
     /// something that does not happen, so it has to be refused.
@@ -363,6 +399,7 @@ impl Command {
             | Command::Events { .. }
             | Command::Top { .. }
             | Command::Why { .. }
+            | Command::Doctor(_)
             | Command::Export { .. }
             | Command::Exports
             | Command::Info => (false, true),
@@ -400,6 +437,9 @@ impl Command {
             }
             Command::Status { color: Color::Always, .. } => {
                 Some("--color changes text only: JSON is never coloured")
+            }
+            Command::Doctor(DoctorArgs { serve: true, .. }) => {
+                Some("--serve lists nothing: it says on standard error what it does")
             }
             Command::Events { timestamps: true, .. } => {
                 Some("--timestamps changes text only: take the time when a line arrives")

@@ -10,14 +10,14 @@ use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
 use vocab::{ConfigError, NodeId, RefusalCode, Sector, Utc, VolumeNr};
 
-use super::args::{Color, Command, Common, Objects};
+use super::args::{Color, Command, Common, DoctorArgs, Objects};
 use super::client::Client;
 use super::error::Error;
 use super::load::{Loaded, load};
 use super::objects::{Object, Selection};
 use super::plan::{Limits, Running, plan};
 use super::top::{self, Sort};
-use super::{events, status, why};
+use super::{doctor, events, status, why};
 
 const NOT_UP: &str = "bring it up with `ashlar up`, or look with `ashlar status`";
 const NOT_CONFIGURED: &str = "check the name, or add it to the configuration";
@@ -86,6 +86,7 @@ impl Session<'_> {
                 self.simple(&what, Request::ForgetPeer { resource, peer })
             }
             Command::Why { resource } => self.why(resource),
+            Command::Doctor(args) => self.doctor(args),
             Command::Export { object, name, listen, read_only } => {
                 self.export(object, name.as_deref(), listen, *read_only)
             }
@@ -629,6 +630,25 @@ impl Session<'_> {
             }
             answer => Err(unfitting(&what, &answer)),
         }
+    }
+
+    fn doctor(&mut self, args: &DoctorArgs) -> Result<(), Error> {
+        let running = self.running_config()?;
+        let selections = args.object.select(&running, NOT_UP)?;
+        let timeout = self.common.timeout;
+        if args.serve {
+            return doctor::serve(self.client()?, args, &selections);
+        }
+        let mut progress = doctor::Progress::new(self.common.json);
+        let found = doctor::examine(self.client()?, args, &selections, timeout, &mut progress)?;
+        drop(progress);
+        if self.common.json {
+            return self.json(&found);
+        }
+        for examination in &found {
+            write!(self.out, "{}", doctor::render(examination))?;
+        }
+        Ok(())
     }
 
     fn export(

@@ -9,7 +9,7 @@ use codec::admin::ResourceStatus;
 use codec::config::{Config, Host, ResourceConfig, SourceFile, parse};
 
 /// What one node printed.
-struct Recording {
+pub(super) struct Recording {
     file: &'static str,
     plain: &'static str,
     json: &'static str,
@@ -28,7 +28,7 @@ fn recording(file: &'static str, text: &'static str) -> Recording {
     Recording { file, plain, json, events: events.lines().filter(|l| !l.is_empty()).collect() }
 }
 
-fn recordings() -> Vec<Recording> {
+pub(super) fn recordings() -> Vec<Recording> {
     recordings![
         "01-connect-skip-initial-sync.g11" "01-connect-skip-initial-sync.g12"
         "01-connect-skip-initial-sync.g13" "04-disconnect-write-resync.g11"
@@ -51,7 +51,7 @@ fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 
 impl Recording {
     /// The status as recorded, completed with what only the events of this version show.
-    fn status(&self) -> ResourceStatus {
+    pub(super) fn status(&self) -> ResourceStatus {
         let mut all: Vec<ResourceStatus> = serde_json::from_str(self.json).expect(self.file);
         let mut status = all.remove(0);
         for line in &self.events {
@@ -79,7 +79,7 @@ impl Recording {
 }
 
 /// The resources of `host` in a configuration without includes.
-fn configured(text: &str, host: &str) -> Vec<ResourceConfig> {
+pub(super) fn configured(text: &str, host: &str) -> Vec<ResourceConfig> {
     let file = SourceFile { name: "test.conf".into(), text: text.into() };
     let config: Config = parse(file, &mut |_, _| Ok(Vec::new())).unwrap();
     config.resolve(&Host { name: host, is_local: &|_| true }).unwrap().resources

@@ -9,8 +9,8 @@ use std::thread;
 
 use clap::Parser;
 use codec::admin::{
-    Answer, Call, Event, Failure, FailureKind, Line, Lines, MAX_CALL, Outcome, Reply, Request,
-    encode_line,
+    Answer, Call, DiskReads, DoctorFigures, DoctorStep, Event, Failure, FailureKind, Line, Lines,
+    MAX_CALL, Machine, Outcome, Reply, Request, Series, Watch, encode_line,
 };
 use vocab::{ConfigError, Refusal, StateError};
 
@@ -304,4 +304,77 @@ fn included_files_are_found_next_to_their_includer() {
     assert_eq!(loaded.resources[0].name, "r0");
     let error = loaded.resource("r9").unwrap_err().to_string();
     assert_eq!(error, "resource r9: not in the configuration; check the name, or add it");
+}
+
+/// An engine that measures, and whose peer serves no probes.
+fn measuring(request: &Request) -> (Outcome, Vec<Line>) {
+    let series = Series { block: 4096, depth: 1, operations: 1, ..Series::default() };
+    let figures = match request {
+        Request::Doctor { step: DoctorStep::Machine, .. } => {
+            DoctorFigures::Machine(Machine::default())
+        }
+        Request::Doctor { step: DoctorStep::Watch { .. }, .. } => {
+            DoctorFigures::Watch(Watch::default())
+        }
+        Request::Doctor { step: DoctorStep::Reads { .. }, .. } => DoctorFigures::Reads(DiskReads {
+            path: "/dev/vg/a".to_owned(),
+            direct: true,
+            volatile_cache: true,
+            allocated_percent: 100,
+            sequential: series,
+            random: series,
+            random_deep: series,
+            flush: Some(series),
+        }),
+        Request::Doctor { step: DoctorStep::Probe { .. }, .. } => {
+            let failure = Failure::new(FailureKind::Io, "nobody is there", "serve");
+            return (Outcome::Failed(failure), Vec::new());
+        }
+        Request::Doctor { .. } => {
+            let detail = "it is no folder";
+            return (Refusal::config(ConfigError::InvalidRequest, detail).into(), Vec::new());
+        }
+        other => return up(other),
+    };
+    ok(Answer::Doctor(Box::new(figures)))
+}
+
+/// The steps asked for, by name, and their times.
+fn steps(ran: &Ran) -> Vec<(String, u64)> {
+    let json = ran.asked.iter().map(|r| serde_json::to_value(r).unwrap());
+    let steps = json.filter(|r| r["command"] == "doctor").map(|r| r["step"].clone());
+    steps.map(|s| (s["step"].as_str().unwrap().to_owned(), s["ms"].as_u64().unwrap_or(0))).collect()
+}
+
+#[test]
+fn doctor_shares_its_time_among_steps_and_goes_on_after_a_failure() {
+    let ran = ashlar("doctor r0 --seconds 5 --json", Some(measuring));
+    let asked = steps(&ran);
+    let names: Vec<&str> = asked.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["machine", "watch", "probe", "reads"]);
+    // Two of four shares of four seconds; a step that did not need its share leaves it to others,
+    // up to half of the time that an answer may take.
+    assert!((100..=2000).contains(&asked[1].1), "{asked:?}");
+    assert!(asked[2..].iter().all(|(_, ms)| (100..=2500).contains(ms)), "{asked:?}");
+    ran.result.unwrap();
+    let found: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(found[0]["missing"][0]["what"], "network to bravo");
+    assert_eq!(found[0]["missing"][0]["why"], "nobody is there; serve");
+    assert_eq!(found[0]["figures"]["reads"][0]["path"], "/dev/vg/a");
+    assert_eq!(ran.err, "", "no progress where nobody looks");
+    let passive = ashlar("doctor all --passive --seconds 5", Some(measuring));
+    assert_eq!(steps(&passive).len(), 2);
+    assert!(passive.out.contains("network and disks: --passive was given"), "{}", passive.out);
+}
+
+#[test]
+fn doctor_refuses_what_it_can_not_do_before_it_measures() {
+    for words in ["doctor r0:bravo", "doctor r1", "doctor r0/7"] {
+        let ran = ashlar(words, Some(measuring));
+        assert_eq!((status_of(&ran), steps(&ran).len()), (10, 0), "{words}");
+    }
+    // What the engine says of the folder is the answer, whatever else was measured.
+    let ran = ashlar("doctor r0 --seconds 5 --scratch /nowhere", Some(measuring));
+    assert_eq!(steps(&ran).last().map(|(name, _)| name.as_str()), Some("scratch"));
+    assert_eq!((status_of(&ran), ran.out.as_str()), (10, ""));
 }
