@@ -5,11 +5,14 @@
 //! after. The figures in docs/performance.md come from here.
 //!
 //! - `table`: every row on every system; `options`: its arguments; `rows`: what is done;
-//!   `bed`: the systems, with `cluster` for ours and `peers` for others'; `revision`: an older one.
+//!   `bed`: the systems, with `cluster` for ours and `peers` for others', and `place`, where their
+//!   disks lie; `revision`: an older one.
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
+//! - `targets`: what the project wants to reach, each with a verdict.
 //! - `writes` with `profile`, `activity_log`, `idle`: closer looks at one thing each.
-//! - `fio`, `cpu`, `process`: the client, CPU time, and processes that end with us.
+//! - `fio`, `cpu`, `limit`, `process`: the client, CPU time, disks of a known speed, and processes
+//!   that end with us.
 
 mod activity_log;
 mod bed;
@@ -19,8 +22,10 @@ mod cpu;
 mod fio;
 mod history;
 mod idle;
+mod limit;
 mod options;
 mod peers;
+mod place;
 pub mod process;
 mod profile;
 mod report;
@@ -29,10 +34,12 @@ mod revision;
 mod rows;
 mod statistics;
 mod table;
+mod targets;
 mod writes;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -56,6 +63,20 @@ cargo xtask bench [table] [OPTION...]
     --svg FILE           a chart (default target/bench/table.svg)
     --history FILE       a line is added, and compared (default target/bench/history.jsonl)
     --quick              less than a minute, after the build: shows that it works; no figures
+cargo xtask bench targets [OPTION...]
+    What the project wants to reach: each target as a ratio within one run, with its limit and
+    whether it holds; takes about 20 minutes. Needs what the table needs, root for disks of a
+    limited speed and for 6,000 volumes, and tgt: what lacks is named and not measured. Fails if
+    something that was measured does not hold.
+    --only NAME,...      cpu, latency, disk-limit, sequential, diskless, activity-log, idle, scale
+    --rounds N           of each target (default 5)
+    --seconds S          of each run (default 2)
+    --mib M              size of each volume (default 256; four times that for sequential)
+    --idle-volumes N     of idle, and of the latency of scale (default 300)
+    --json FILE          every round (default target/bench/targets.json)
+    --history FILE       a line for each target is added, and compared (default
+                         target/bench/targets.jsonl)
+    --quick              two minutes, after the build: shows that it works; no figures
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
                        [--volumes V]
     activity-log         metadata writes per data write: cold, then hot; fails where they are more
@@ -85,8 +106,16 @@ impl Options {
     fn cluster(&self, program: &Path, mib: u64, disk: String) -> Result<Cluster> {
         let directory = tempfile::Builder::new().prefix("ashlar-bench").tempdir()?;
         let (replicas, threads) = (self.nodes, Some(1));
-        let shape =
-            Shape { replicas, diskless: false, volumes: 1, mib, sparse: false, disk, threads };
+        let shape = Shape {
+            replicas,
+            diskless: false,
+            volumes: 1,
+            mib,
+            sparse: false,
+            served: 1,
+            disk,
+            threads,
+        };
         Cluster::start(program, directory, shape)
     }
 }
@@ -96,6 +125,14 @@ pub fn main(arguments: &[String]) -> Result<()> {
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
         println!("{HELP}");
         return Ok(());
+    }
+    if let [word, rest @ ..] = arguments
+        && word == targets::floors::PEER
+    {
+        return targets::floors::peer(rest);
+    }
+    if arguments.iter().any(|argument| argument == "targets") {
+        return targets::run(arguments);
     }
     let single_ones = ["writes", "activity-log", "idle"];
     match arguments.iter().any(|argument| single_ones.contains(&argument.as_str())) {
@@ -181,4 +218,18 @@ fn build(frame_pointers: bool) -> Result<PathBuf> {
         bail!("the program does not build");
     }
     Ok(target.join("release").join("ashlar"))
+}
+
+/// Where what is not asked for by name goes.
+fn folder() -> Result<PathBuf> {
+    let manifest = workspace::root().join("Cargo.toml");
+    Ok(Metadata::of(&manifest)?.target_directory.join("bench"))
+}
+
+/// A time for people.
+fn words(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..=89 => format!("{seconds} s"),
+        seconds => format!("{} min", (seconds + 30) / 60),
+    }
 }

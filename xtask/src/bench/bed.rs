@@ -2,30 +2,23 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::cluster::{Cluster, Shape, allocate};
 use super::cpu::Clock;
 use super::fio::{Job, Target};
 use super::options::{Disks, Options};
-use super::process::{self, Daemon};
+use super::place::Place;
+use super::process::Daemon;
 use super::results::{Run, SystemNote};
 use super::rows::{Row, Times};
-use crate::workspace::Metadata;
 
 /// Copies of every volume of ours.
 const REPLICAS: usize = 3;
-/// Room that stays free, MiB.
-const SPARE: u64 = 512;
 /// The system that the others are compared with.
 pub const RAW: &str = "raw";
-
-/// What our folders begin with; the process id follows.
-const PREFIX: &str = "ashlar-bench-";
 
 /// A program to measure.
 #[derive(Clone, Debug)]
@@ -65,22 +58,19 @@ impl Bed {
     /// Starts everything and writes every volume once, from its beginning to its end: neither
     /// file systems nor activity logs have firsts afterwards.
     pub fn set_up(disks: Disks, options: &Options, programs: &[Program]) -> Result<Bed> {
-        let parent = parent(disks)?;
-        let room = Room::of(&parent)?;
-        report_leftovers(&parent);
-        require_room(disks, options, programs.len(), &parent, &room)?;
-        let prefix = format!("{PREFIX}{}-", std::process::id());
-        let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent)?;
+        let raw = usize::from(options.compare.is_none());
+        let copies = raw + REPLICAS * programs.len() + options.peers.len();
+        let needed = (copies * options.volumes_used()) as u64 * (options.mib + 1);
+        let Place { folder, file_system, direct } = Place::new(disks, needed)?;
         let mut bed = Bed {
             systems: Vec::new(),
-            file_system: room.file_system,
+            file_system,
             clusters: Vec::new(),
             daemons: Vec::new(),
             clock: Clock::new()?,
             mib: options.mib,
             folder,
         };
-        let direct = direct_works(bed.folder.path())?;
         if options.compare.is_none() {
             bed.add_raw(options, direct)?;
         }
@@ -131,6 +121,7 @@ impl Bed {
             volumes: options.volumes_used(),
             mib: options.mib,
             sparse: false,
+            served: options.volumes_used(),
             disk: String::new(),
             threads: None,
         };
@@ -161,8 +152,16 @@ impl Bed {
             }
             let targets = &self.systems[index].targets;
             let (mib, seconds) = (self.mib, None);
-            let fill =
-                Job { targets, pattern: "write", block: "1m", depth: 4, jobs: 1, mib, seconds };
+            let fill = Job {
+                targets,
+                pattern: "write",
+                block: "1m",
+                depth: 4,
+                jobs: 1,
+                mib,
+                seconds,
+                rate: None,
+            };
             fill.run().with_context(|| format!("filling {}", self.systems[index].name))?;
         }
         self.check()
@@ -187,6 +186,7 @@ impl Bed {
             jobs: row.jobs(),
             mib: self.mib,
             seconds: Some(seconds),
+            rate: None,
         };
         let spent =
             || Ok::<_, anyhow::Error>([servers, hops].map(|pids| self.clock.processes(pids)));
@@ -227,111 +227,4 @@ fn files(folder: &Path, options: &Options) -> Result<Vec<PathBuf>> {
         allocate(file, options.mib)?;
     }
     Ok(files)
-}
-
-/// Names folders of runs that were killed. They are not removed: a process of another container
-/// is not seen, and may use them.
-fn report_leftovers(parent: &Path) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            let path = entry.path();
-            eprintln!("left behind by a run that was killed, please remove: {}", path.display());
-        }
-    }
-}
-
-/// Where disks of a kind are.
-fn parent(disks: Disks) -> Result<PathBuf> {
-    match disks {
-        Disks::Ram => {
-            let shm = PathBuf::from("/dev/shm");
-            match Room::of(&shm)?.is_memory() {
-                true => Ok(shm),
-                false => bail!("/dev/shm is not in memory; leave it out with --disks file"),
-            }
-        }
-        Disks::File => {
-            let temporary = std::env::temp_dir();
-            if !Room::of(&temporary)?.is_memory() {
-                return Ok(temporary);
-            }
-            // As many systems have it today.
-            let target = Metadata::of(&crate::workspace::root().join("Cargo.toml"))?;
-            let folder = target.target_directory.join("bench");
-            fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-            match Room::of(&folder)?.is_memory() {
-                true => bail!("set TMPDIR to a folder that is on a disk, or use --disks ram"),
-                false => Ok(folder),
-            }
-        }
-    }
-}
-
-/// A file system.
-struct Room {
-    file_system: String,
-    free_mib: u64,
-}
-
-impl Room {
-    fn of(folder: &Path) -> Result<Room> {
-        let output = Command::new("df")
-            .args(["--block-size=1M", "--output=fstype,avail"])
-            .arg(folder)
-            .output()
-            .context("df could not be started")?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let room = text.lines().nth(1).and_then(|line| {
-            let (file_system, free) = line.trim().split_once(char::is_whitespace)?;
-            let free_mib = free.trim().parse().ok()?;
-            Some(Room { file_system: file_system.to_owned(), free_mib })
-        });
-        room.with_context(|| format!("{}: is it there?", folder.display()))
-    }
-
-    fn is_memory(&self) -> bool {
-        ["tmpfs", "ramfs"].contains(&self.file_system.as_str())
-    }
-}
-
-/// Running out of room in the middle would be seen as a broken disk.
-fn require_room(
-    disks: Disks,
-    options: &Options,
-    programs: usize,
-    parent: &Path,
-    room: &Room,
-) -> Result<()> {
-    let raw = usize::from(options.compare.is_none());
-    let copies = raw + REPLICAS * programs + options.peers.len();
-    let needed = (copies * options.volumes_used()) as u64 * (options.mib + 1) + SPARE;
-    let mut free = room.free_mib;
-    if disks == Disks::Ram {
-        let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
-        let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-        free = free.min(kib.context("/proc/meminfo has no MemAvailable")? >> 10);
-    }
-    if free < needed {
-        bail!(
-            "{} has {free} MiB free, {needed} are needed; smaller volumes (--mib) or fewer \
-             (--volumes) need less",
-            parent.display()
-        );
-    }
-    Ok(())
-}
-
-/// False on a tmpfs before Linux 6.6.
-fn direct_works(folder: &Path) -> Result<bool> {
-    let file = folder.join("direct");
-    let mut dd = process::command("dd");
-    dd.args(["if=/dev/zero", "bs=4096", "count=1", "oflag=direct", "status=none"]);
-    dd.arg(format!("of={}", file.display()));
-    let works = process::output(dd, Duration::from_secs(20)).is_ok();
-    process::check_signals()?;
-    fs::remove_file(file)?;
-    Ok(works)
 }

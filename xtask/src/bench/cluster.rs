@@ -18,8 +18,23 @@ pub const NAMES: &[&str] = &["alpha", "bravo", "charlie", "delta"];
 
 /// How long the nodes may take to find each other.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// And for each volume.
+const PATIENCE_EACH: Duration = Duration::from_millis(50);
+/// Resources that one command is for.
+const AT_ONCE: usize = 250;
+/// Files that an engine has open for each volume, at most: a disk, sockets to listen, and two for
+/// each peer.
+const FILES_EACH: usize = 10;
+/// And besides.
+const FILES: usize = 500;
+/// So many volumes need more files than a process is commonly allowed.
+const MANY: usize = 1_000;
 /// How long a command may take.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(40);
+/// How often is looked whether something holds yet.
+const TICK: Duration = Duration::from_millis(50);
+/// The same where the time until then is the figure.
+const RESYNC_TICK: Duration = Duration::from_millis(5);
 /// The port of the first resource; the next ones have the next.
 const PORT: usize = 7000;
 
@@ -31,6 +46,8 @@ pub struct Cluster {
     network: String,
     shape: Shape,
     engines: Vec<Daemon>,
+    /// The others have been ended.
+    is_alone: bool,
 }
 
 /// What a cluster is to be.
@@ -46,6 +63,8 @@ pub struct Shape {
     pub mib: u64,
     /// Their blocks are not there before they are written.
     pub sparse: bool,
+    /// Volumes that clients can use, of these.
+    pub served: usize,
     /// Lines for the section `disk`.
     pub disk: String,
     /// Threads of each engine; as many as the engine likes if not said.
@@ -84,13 +103,19 @@ impl Shape {
     fn nodes(&self) -> usize {
         self.replicas + usize::from(self.diskless)
     }
+
+    /// Files that an engine of so many volumes may have open.
+    pub fn files_for(volumes: usize) -> usize {
+        FILES + FILES_EACH * volumes
+    }
 }
 
 impl Cluster {
     /// Starts engines with UpToDate, connected replicas. Everything of theirs is in `directory`.
     pub fn start(program: &Path, directory: TempDir, shape: Shape) -> Result<Cluster> {
         let (program, network) = (program.to_owned(), network());
-        let mut cluster = Cluster { program, directory, network, shape, engines: Vec::new() };
+        let mut cluster =
+            Cluster { program, directory, network, shape, engines: Vec::new(), is_alone: false };
         for node in 0..cluster.shape.replicas {
             for volume in 0..cluster.shape.volumes {
                 // One MiB for metadata, of which a volume of this size needs far less.
@@ -107,16 +132,13 @@ impl Cluster {
             if node < cluster.shape.replicas {
                 cluster.command(node, &["create-md", "all"])?;
             }
-            cluster.command(node, &["up", "all"])?;
+            cluster.command_for_all(node, &["up"], "")?;
         }
         cluster.wait("the nodes are connected", |resource| {
             let connections = array(&resource["connections"]);
             connections.iter().all(|peer| peer["connection-state"] == "Connected")
         })?;
-        for volume in 0..cluster.shape.volumes {
-            let volume = format!("r{volume}/0");
-            cluster.command(0, &["new-current-uuid", "--clear-bitmap", &volume])?;
-        }
+        cluster.command_for_all(0, &["new-current-uuid", "--clear-bitmap"], "/0")?;
         cluster.wait("the disks are UpToDate", |resource| {
             let disk = &resource["devices"][0]["disk-state"];
             disk == "UpToDate" || disk == "Diskless"
@@ -157,7 +179,15 @@ impl Cluster {
     fn start_engine(&mut self, node: usize) -> Result<()> {
         let directory = self.file(NAMES[node]);
         fs::create_dir_all(&directory)?;
-        let mut engine = process::command(&self.program);
+        let mut engine = match self.shape.volumes {
+            0..MANY => process::command(&self.program),
+            volumes => {
+                let mut limited = process::command("prlimit");
+                limited.arg(format!("--nofile={}", Shape::files_for(volumes))).arg("--");
+                limited.arg(&self.program);
+                limited
+            }
+        };
         engine.args(["engine", "--log-level", "warn", "--node", NAMES[node]]);
         engine.arg("--socket").arg(self.socket(node));
         engine.arg("--state-dir").arg(directory.join("state"));
@@ -177,9 +207,47 @@ impl Cluster {
         Ok(())
     }
 
-    /// Serves all volumes from a node.
+    /// Ends all engines but the first one, which goes on alone.
+    pub fn lose_peers(&mut self) {
+        self.engines.truncate(1);
+        self.is_alone = true;
+    }
+
+    /// Has a replica of the first volume give up all of its data, and waits until it has them again.
+    /// Returns how long that took.
+    ///
+    /// # Errors
+    /// If it is not UpToDate in time, or that without having received the whole volume.
+    pub fn resync(&self, node: usize) -> Result<Duration> {
+        let before = self.received(node)?;
+        let begun = Instant::now();
+        self.command(node, &["invalidate", "r0/0"])?;
+        self.wait_for(node, RESYNC_TICK, "the disk is UpToDate again", |resource| {
+            let peers = array(&resource["connections"]);
+            let mut resyncs =
+                peers.iter().map(|peer| &peer["peer_devices"][0]["replication-state"]);
+            resource["devices"][0]["disk-state"] == "UpToDate"
+                && resyncs.all(|state| state == "Established")
+        })?;
+        let time = begun.elapsed();
+        let mib = self.received(node)?.saturating_sub(before) >> 10;
+        if mib < self.shape.mib {
+            bail!("{} was resynced with {mib} of {} MiB", NAMES[node], self.shape.mib);
+        }
+        Ok(time)
+    }
+
+    /// KiB that a node has received from its peers for the first volume.
+    fn received(&self, node: usize) -> Result<u64> {
+        let status = self.status(node)?;
+        let peers = array(&status[0]["connections"]).iter();
+        let kib = peers.map(|peer| peer["peer_devices"][0]["received"].as_u64());
+        kib.sum::<Option<u64>>().context("the status has no received")
+    }
+
+    /// Serves volumes from a node.
     fn export(&self, node: usize) -> Result<()> {
-        for volume in 0..self.shape.volumes {
+        for volume in 0..self.shape.served {
             let socket = self.nbd(node, volume).display().to_string();
             self.command(node, &["export", &format!("r{volume}/0"), "--listen", &socket])?;
         }
@@ -209,7 +277,7 @@ impl Cluster {
     }
 
     fn served_by(&self, node: usize) -> Vec<Target> {
-        let volumes = 0..self.shape.volumes;
+        let volumes = 0..self.shape.served;
         let target =
             |volume| Target::Nbd { socket: self.nbd(node, volume), export: format!("r{volume}") };
         volumes.map(target).collect()
@@ -238,6 +306,17 @@ impl Cluster {
             .with_context(|| format!("{} on {}", arguments.join(" "), NAMES[node]))
     }
 
+    /// A command for all resources, some at a time: each answer has to come in time. `end` is added
+    /// to each name.
+    fn command_for_all(&self, node: usize, words: &[&str], end: &str) -> Result<()> {
+        let names: Vec<String> = (0..self.shape.volumes).map(|n| format!("r{n}{end}")).collect();
+        for names in names.chunks(AT_ONCE) {
+            let names = names.iter().map(String::as_str);
+            self.command(node, &words.iter().copied().chain(names).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
     /// All resources as a node sees them.
     fn status(&self, node: usize) -> Result<Vec<Value>> {
         let text = self.command(node, &["status", "--json"])?;
@@ -246,15 +325,24 @@ impl Cluster {
 
     /// Waits until something holds for every resource on all nodes.
     fn wait(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
+        (0..self.engines.len()).try_for_each(|node| self.wait_for(node, TICK, what, &holds))
+    }
+
+    /// The same on one node, looking every `tick`.
+    fn wait_for(
+        &self,
+        node: usize,
+        tick: Duration,
+        what: &str,
+        holds: impl Fn(&Value) -> bool,
+    ) -> Result<()> {
         let begun = Instant::now();
-        for node in 0..self.engines.len() {
-            while !self.status(node)?.iter().all(&holds) {
-                process::check_signals()?;
-                if begun.elapsed() > PATIENCE {
-                    bail!("waited in vain until {what}:\n{}", self.command(node, &["status"])?);
-                }
-                std::thread::sleep(Duration::from_millis(50));
+        while !self.status(node)?.iter().all(&holds) {
+            process::check_signals()?;
+            if begun.elapsed() > PATIENCE + PATIENCE_EACH * self.shape.volumes as u32 {
+                bail!("waited in vain until {what}:\n{}", self.command(node, &["status"])?);
             }
+            std::thread::sleep(tick);
         }
         Ok(())
     }
@@ -268,9 +356,11 @@ impl Cluster {
         for (node, name) in NAMES.iter().enumerate().take(self.engines.len()) {
             for resource in self.status(node)? {
                 let peers = array(&resource["connections"]);
-                let lost = peers.iter().find(|peer| peer["connection-state"] != "Connected");
+                let mut lost = peers.iter().filter(|peer| peer["connection-state"] != "Connected");
                 let disk = &resource["devices"][0]["disk-state"];
-                if lost.is_some() || (node < self.shape.replicas && disk != "UpToDate") {
+                if (!self.is_alone && lost.next().is_some())
+                    || (node < self.shape.replicas && disk != "UpToDate")
+                {
                     let status = self.command(node, &["status", "-vv", "-s"])?;
                     bail!("{name} has lost a peer or its disk:\n{status}");
                 }

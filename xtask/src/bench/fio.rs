@@ -7,12 +7,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::limit::Group;
 use super::process;
 
 /// How much longer than its job fio may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long writing a whole volume may take.
 const FILL_PATIENCE: Duration = Duration::from_secs(1800);
+/// Of a run on disks of a limited speed, seconds.
+const WARM_UP: u64 = 1;
 /// The share of reads of `randrw`, percent.
 const READS: u32 = 70;
 
@@ -52,6 +55,8 @@ pub struct Job<'a> {
     pub mib: u64,
     /// Go on for so long; else once over the part.
     pub seconds: Option<u64>,
+    /// Requests per second that each job makes at most.
+    pub rate: Option<u32>,
 }
 
 /// What fio says of it.
@@ -97,7 +102,24 @@ impl Job<'_> {
     /// # Errors
     /// If fio fails, hangs or the user wants an end.
     pub fn run(&self) -> Result<Report> {
-        let mut command = process::command("fio");
+        self.run_by(process::command("fio"))
+    }
+
+    /// The same on disks of a limited speed, from the second second on: at first a limit lets some
+    /// requests pass that were saved up. With a group fio itself is a member of it, for files.
+    ///
+    /// # Errors
+    /// As [`Job::run`], and if fio can not enter the group.
+    pub fn run_limited(&self, group: Option<&Group>) -> Result<Report> {
+        let mut command = match group {
+            Some(group) => process::command_within(group.members(), "fio"),
+            None => process::command("fio"),
+        };
+        command.arg(format!("--ramp_time={WARM_UP}"));
+        self.run_by(command)
+    }
+
+    fn run_by(&self, mut command: Command) -> Result<Report> {
         command.args(self.arguments());
         let patience = match self.seconds {
             Some(seconds) => Duration::from_secs(seconds) + PATIENCE,
@@ -127,6 +149,9 @@ impl Job<'_> {
         if let Some(seconds) = self.seconds {
             words.push("--time_based".to_owned());
             words.push(format!("--runtime={seconds}"));
+        }
+        if let Some(rate) = self.rate {
+            words.push(format!("--rate_iops={rate}"));
         }
         for (index, target) in self.targets.iter().enumerate() {
             words.push(format!("--name=volume{index}"));
@@ -223,10 +248,17 @@ mod tests {
             jobs: 4,
             mib: 100,
             seconds: Some(3),
+            rate: Some(500),
         };
         let words = job.arguments();
-        for word in ["--rwmixread=70", "--numjobs=4", "--iodepth=64", "--runtime=3", "--size=100m"]
-        {
+        for word in [
+            "--rwmixread=70",
+            "--numjobs=4",
+            "--iodepth=64",
+            "--runtime=3",
+            "--size=100m",
+            "--rate_iops=500",
+        ] {
             assert!(words.iter().any(|have| have == word), "{word}");
         }
         let uris: Vec<_> = words.iter().filter(|word| word.starts_with("--uri")).collect();

@@ -15,7 +15,7 @@ use super::process;
 /// Size of each volume; its blocks are never written.
 const MIB: u64 = 64;
 /// After setting up, until nothing is left of that.
-const SETTLE: Duration = Duration::from_secs(15);
+pub const SETTLE: Duration = Duration::from_secs(15);
 
 /// The measurement.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
@@ -30,29 +30,45 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
             volumes,
             mib: options.mib.unwrap_or(MIB),
             sparse: true,
+            served: volumes,
             disk: String::new(),
             threads: None,
         },
     )?;
     println!("{volumes} connected volumes on {} engines, all idle", options.nodes);
     wait(SETTLE)?;
-    let (clock, pids) = (Clock::new()?, cluster.pids());
-    let before: Vec<f64> = pids.iter().map(|pid| clock.process(*pid)).collect::<Result<_>>()?;
-    let begun = Instant::now();
-    wait(Duration::from_secs(options.seconds))?;
-    let seconds = begun.elapsed().as_secs_f64();
-    for ((pid, before), name) in pids.iter().zip(before).zip(NAMES) {
-        let cpu = (clock.process(*pid)? - before) / seconds;
-        let kib = resident(*pid)?;
+    let engines = observe(&cluster.pids(), Duration::from_secs(options.seconds))?;
+    for (Idle { mib, cpu }, name) in engines.iter().zip(NAMES) {
         println!(
-            "    {name:<8} {:.1} MiB, {:.0} KiB a volume; {:.2} % of a CPU, {:.3} % for 100 volumes",
-            kib as f64 / 1024.0,
-            kib as f64 / volumes as f64,
+            "    {name:<8} {mib:.1} MiB, {:.0} KiB a volume; {:.2} % of a CPU, {:.3} % for 100 volumes",
+            mib * 1024.0 / volumes as f64,
             100.0 * cpu,
             100.0 * cpu * 100.0 / volumes as f64
         );
     }
     Ok(())
+}
+
+/// What an engine costs.
+pub struct Idle {
+    /// Memory that is really there.
+    pub mib: f64,
+    /// The part of a CPU.
+    pub cpu: f64,
+}
+
+/// Looks at engines for so long.
+pub fn observe(pids: &[u32], time: Duration) -> Result<Vec<Idle>> {
+    let clock = Clock::new()?;
+    let spent = || pids.iter().map(|pid| clock.process(*pid)).collect::<Result<Vec<f64>>>();
+    let before = spent()?;
+    let begun = Instant::now();
+    wait(time)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let each = pids.iter().zip(spent()?).zip(before).map(|((pid, after), before)| {
+        Ok(Idle { mib: resident(*pid)? as f64 / 1024.0, cpu: (after - before) / seconds })
+    });
+    each.collect()
 }
 
 /// Memory of a process that is really there, in KiB.
@@ -64,7 +80,8 @@ fn resident(pid: u32) -> Result<u64> {
     number.with_context(|| format!("{path} has no VmRSS"))
 }
 
-fn wait(time: Duration) -> Result<()> {
+/// Lets time pass, unless the user wants an end.
+pub fn wait(time: Duration) -> Result<()> {
     let begun = Instant::now();
     while begun.elapsed() < time {
         process::check_signals()?;

@@ -171,7 +171,8 @@ impl Options {
     }
 }
 
-fn number<N>(name: &str, value: &str, least: N, most: N) -> Result<N>
+/// A number within its limits.
+pub fn number<N>(name: &str, value: &str, least: N, most: N) -> Result<N>
 where
     N: std::str::FromStr + PartialOrd + std::fmt::Display,
 {

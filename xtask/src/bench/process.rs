@@ -48,6 +48,14 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// The same as a member of a control group from its first instruction on; `members` is the group's
+/// `cgroup.procs`.
+pub fn command_within(members: PathBuf, program: impl AsRef<OsStr>) -> Command {
+    let mut shell = command("sh");
+    shell.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(members).arg(program);
+    shell
+}
+
 /// True if a program is in the search path or where administrators' programs are.
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -182,6 +190,19 @@ mod tests {
         assert_eq!(shell("echo one").unwrap(), "one\n");
         let error = shell("echo two >&2; exit 3").unwrap_err().to_string();
         assert!(error.contains("sh failed: two"), "{error}");
+    }
+
+    #[test]
+    fn a_program_is_a_member_before_it_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let members = folder.path().join("cgroup.procs");
+        let mut command = command_within(members.clone(), "sh");
+        command.args(["-c", "cat \"$1\"; echo $$", "sh"]).arg(&members);
+        let text = output(command, Duration::from_secs(20)).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() == 2 && lines[0] == lines[1], "{text}");
+        let nowhere = command_within(folder.path().join("no/group"), "true");
+        assert!(output(nowhere, Duration::from_secs(20)).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::bed::{Bed, Program, RAW};
 use super::options::{Disks, Options};
 use super::results::{self, Machine, Measured, OfSystem, Results, Run, Set, Settings, Tree};
 use super::rows::Row;
-use super::{build, chart, fio, history, process, report, revision};
+use super::{build, chart, fio, folder, history, process, report, revision, words};
 
 /// What a run takes besides its seconds: fio's start, its end, and a look at the nodes.
 const BESIDES: Duration = Duration::from_millis(1_000);
@@ -95,12 +95,6 @@ fn each(options: &Options) -> Duration {
     Duration::from_secs(options.seconds) + BESIDES
 }
 
-/// Where what is not asked for by name goes.
-fn folder() -> Result<PathBuf> {
-    let manifest = crate::workspace::root().join("Cargo.toml");
-    Ok(crate::workspace::Metadata::of(&manifest)?.target_directory.join("bench"))
-}
-
 /// Runs all rows on disks of one kind.
 fn measure(
     disks: Disks,
@@ -173,12 +167,4 @@ fn save(options: &Options, results: &Results, folder: &Path) -> Result<()> {
         println!("chart: {}", path.display());
     }
     Ok(())
-}
-
-/// A time for people.
-fn words(time: Duration) -> String {
-    match time.as_secs() {
-        seconds @ 0..=89 => format!("{seconds} s"),
-        seconds => format!("{} min", (seconds + 30) / 60),
-    }
 }

@@ -29,11 +29,19 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let mut cluster = options.cluster(program, mib, disk.unwrap_or_default())?;
     let targets = &cluster.local();
     // Every block once: neither the file systems nor the activity logs have firsts afterwards.
-    let fill =
-        Job { targets, pattern: "write", block: "1m", depth: 8, jobs: 1, mib, seconds: None };
+    let fill = Job {
+        targets,
+        pattern: "write",
+        block: "1m",
+        depth: 8,
+        jobs: 1,
+        mib,
+        seconds: None,
+        rate: None,
+    };
     fill.run()?;
     let (pattern, block, seconds) = ("randwrite", "4k", Some(options.seconds));
-    let job = Job { targets, pattern, block, depth, jobs: 1, mib, seconds };
+    let job = Job { targets, pattern, block, depth, jobs: 1, mib, seconds, rate: None };
     println!("{} replicas, {depth} random writes of 4 KiB in flight", options.nodes);
     let clock = Clock::new()?;
     for _ in 0..ROUNDS {

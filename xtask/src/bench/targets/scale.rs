@@ -1,0 +1,95 @@
+//! Target 8: many volumes.
+
+use anyhow::{Context, Result};
+
+use super::Setting;
+use super::check::{Check, Figure, Limit, Unit, least, ratios};
+use super::stand::{Client, Load, Plan, Stand};
+use crate::bench::options::Disks;
+
+/// Volumes in use at once.
+const VOLUMES: [usize; 4] = [1, 2, 4, 8];
+/// Requests in flight on each.
+const DEPTH: u32 = 32;
+/// IOPS by those of one volume.
+const LEAST: f64 = 0.9;
+const WAYS: [(&str, &str); 2] = [("write", "randwrite"), ("read", "randread")];
+
+/// The fixed load: writes per second, and in flight.
+const RATE: u32 = 2_000;
+const RATE_DEPTH: u32 = 4;
+
+/// The measurement.
+pub fn measure(setting: &Setting) -> Result<Vec<Check>> {
+    let mut checks = more_volumes(setting)?;
+    checks.push(idle_volumes(setting)?);
+    Ok(checks)
+}
+
+fn more_volumes(setting: &Setting) -> Result<Vec<Check>> {
+    let options = setting.options;
+    let volumes = VOLUMES[VOLUMES.len() - 1];
+    let plan = Plan { raw: 0, volumes, ..Plan::new(Disks::Ram, options) };
+    let mut stand = Stand::start(setting.program, options, plan)?;
+    let mut iops: [[Vec<f64>; 4]; 2] = Default::default();
+    setting.rounds(|| {
+        for ((_, pattern), iops) in WAYS.iter().zip(&mut iops) {
+            for (volumes, iops) in VOLUMES.iter().zip(iops) {
+                let load = Load::random(pattern, DEPTH);
+                iops.push(stand.run(Client::Local(*volumes), load)?.iops);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(WAYS.iter().zip(iops).map(|((way, _), iops)| flat(way, iops)).collect())
+}
+
+/// The machine's cores are the same for all of them: flat per core is flat.
+fn flat(way: &str, iops: [Vec<f64>; 4]) -> Check {
+    let [one, more @ ..] = &iops;
+    let parts = ratios(&least(&[&more[0], &more[1], &more[2]]), one);
+    let what =
+        format!("4 KiB {way}, disks ram: IOPS of the worst of 2, 4, 8 volumes by those of 1");
+    let check = Check::new(what, Limit::AtLeast(LEAST), Unit::Part, parts);
+    VOLUMES.iter().zip(iops).fold(check, |check, (volumes, iops)| {
+        check.with(Figure::new(format!("{volumes}:"), Unit::PerSecond, iops))
+    })
+}
+
+fn idle_volumes(setting: &Setting) -> Result<Check> {
+    let options = setting.options;
+    let mut latencies: [Vec<f64>; 2] = Default::default();
+    let mut stands = [0, options.idle]
+        .map(|idle| {
+            let plan = Plan { raw: 0, idle, ..Plan::new(Disks::Ram, options) };
+            Stand::start(setting.program, options, plan)
+        })
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    setting.rounds(|| {
+        for (stand, latencies) in stands.iter_mut().zip(&mut latencies) {
+            let load = Load { rate: Some(RATE), ..Load::random("randwrite", RATE_DEPTH) };
+            let run = stand.run(Client::Local(1), load)?;
+            latencies.push(run.write.context("nothing was written")?.mean_us);
+        }
+        Ok(())
+    })?;
+    let [alone, among] = latencies;
+    let what = format!("4 KiB write, {RATE}/s, disks ram: latency by that without idle volumes");
+    let alone = Figure::new("alone", Unit::Us, alone);
+    let among = Figure::new(format!("among {} idle volumes", options.idle), Unit::Us, among);
+    Ok(Check::not_above(&what, among, alone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_number_of_volumes_counts() {
+        let check = flat("write", [vec![100.0], vec![120.0], vec![89.0], vec![95.0]]);
+        assert_eq!((check.measured, check.holds), (Some(0.89), Some(false)));
+        let check = flat("write", [vec![100.0], vec![120.0], vec![91.0], vec![95.0]]);
+        assert_eq!(check.holds, Some(true));
+    }
+}
