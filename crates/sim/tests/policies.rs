@@ -546,6 +546,7 @@ fn reads_under_way_wait_for_data_as_new_ones_do() {
     plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
     scenario(plan, |w| {
         w.form();
+        w.wait("the client sees the disk", |w| w.device(1, 0).disk == DiskState::UpToDate);
         let opener = w.open(1);
         w.write(1, 0);
         w.cut_one_way(0, 1);
