@@ -47,6 +47,11 @@ use crate::log::{Level, log};
 use crate::shard::Message;
 use crate::state::StateDir;
 
+/// For tests that show where nothing is allocated.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: runtime::counting::Counting = runtime::counting::Counting;
+
 /// So long the process waits for the last answers on its control socket to be written.
 const ANSWERS: Duration = Duration::from_secs(1);
 

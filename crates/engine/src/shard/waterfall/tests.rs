@@ -257,6 +257,31 @@ fn timed_requests_count_for_those_that_are_not() {
 }
 
 #[test]
+fn timing_a_request_allocates_nothing() {
+    let mut bed = Bed::default();
+    let mut write = |request: u64| {
+        let now = Instant(request * 10_000_000);
+        assert!(bed.counters.pick(Kind::Write, now).is_some(), "each is timed at this pace");
+        bed.begin(Kind::Write, request * 10_000, request * 10_000 + 1);
+        let at = request * 10_000 + 2;
+        bed.send(at, 1);
+        bed.send(at, 2);
+        bed.write(at);
+        bed.disk_done(at + 100, 9);
+        bed.ack(at + 200, 1);
+        bed.ack(at + 300, 2);
+        bed.complete(Ok(None));
+        bed.answered(at + 301);
+    };
+    // The histograms of a volume and of its peers come into being with the first.
+    write(0);
+    let before = runtime::counting::allocations();
+    (1..100).for_each(&mut write);
+    assert_eq!(runtime::counting::allocations(), before);
+    assert_eq!(bed.counters.write.as_ref().unwrap().total.count(), 200);
+}
+
+#[test]
 fn after_a_pause_the_next_request_is_timed() {
     let mut sampler = Sampler::default();
     let mut now = Instant(0);
