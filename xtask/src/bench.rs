@@ -10,7 +10,7 @@
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
 //! - `targets`: what the project wants to reach, each with a verdict.
-//! - `writes` with `profile`, `activity_log`, `idle`: closer looks at one thing each.
+//! - `writes` with `profile`, `activity_log`, `idle`, `integrity`: closer looks at one thing each.
 //! - `fio`, `cpu`, `limit`, `process`: the client, CPU time, disks of a known speed, and processes
 //!   that end with us.
 
@@ -22,6 +22,7 @@ mod cpu;
 mod fio;
 mod history;
 mod idle;
+mod integrity;
 mod limit;
 mod options;
 mod peers;
@@ -78,15 +79,18 @@ cargo xtask bench targets [OPTION...]
                          target/bench/targets.jsonl)
     --quick              two minutes, after the build: shows that it works; no figures
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
-                       [--volumes V]
+                       [--volumes V] [--json]
     activity-log         metadata writes per data write: cold, then hot; fails where they are more
                          than one for 60 at depth 64, or any at all while extents are hot
     writes               CPU time of the whole machine per 4 KiB write
     idle                 memory and CPU time of engines with V connected volumes that nobody uses
+    integrity            CPU time of all engines per 4 KiB write with data-integrity-alg crc32c, and
+                         without, by turns; seven runs of each
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight
-    (default 64 and 32), volumes of M MiB (default 4096, 1024 and 64), activity logs of E extents,
+    (default 64, else 32), volumes of M MiB (default 4096, 1024, 64 and 256), activity logs of E extents,
     V volumes (default 300; only idle has several).
     --profile (of writes) says where the engines spend it; needs Linux' perf.
+    --json (of integrity) prints every run and the medians as JSON.
     The disks are files in TMPDIR; it should be on a real file system.";
 
 /// What to measure, and how.
@@ -99,6 +103,7 @@ struct Options {
     al_extents: Option<u32>,
     volumes: Option<usize>,
     profile: bool,
+    json: bool,
 }
 
 impl Options {
@@ -113,6 +118,7 @@ impl Options {
             mib,
             sparse: false,
             served: 1,
+            net: Vec::new(),
             disk,
             threads,
         };
@@ -134,7 +140,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);
     }
-    let single_ones = ["writes", "activity-log", "idle"];
+    let single_ones = ["writes", "activity-log", "idle", "integrity"];
     match arguments.iter().any(|argument| single_ones.contains(&argument.as_str())) {
         true => single(arguments),
         false => table::run(arguments),
@@ -151,6 +157,7 @@ fn single(arguments: &[String]) -> Result<()> {
         al_extents: None,
         volumes: None,
         profile: false,
+        json: false,
     };
     let mut name = None;
     let mut arguments = arguments.iter();
@@ -167,6 +174,7 @@ fn single(arguments: &[String]) -> Result<()> {
             "--al-extents" => options.al_extents = Some(number()?),
             "--volumes" => options.volumes = Some(number()?.max(1) as usize),
             "--profile" => options.profile = true,
+            "--json" => options.json = true,
             other if name.is_none() && !other.starts_with('-') => name = Some(other),
             other => bail!("{other} is not understood\n{HELP}"),
         }
@@ -182,6 +190,7 @@ fn single(arguments: &[String]) -> Result<()> {
     fio::require()?;
     match name {
         Some("activity-log") => activity_log::run(&build(false)?, &options),
+        Some("integrity") => integrity::run(&build(false)?, &options),
         Some("writes") => writes::run(&build(options.profile)?, &options),
         Some(other) => bail!("{other} is not a measurement\n{HELP}"),
         None => bail!("{HELP}"),
@@ -190,11 +199,12 @@ fn single(arguments: &[String]) -> Result<()> {
 
 /// An option that the measurement does not honour is a mistake.
 fn refuse_unused(name: Option<&str>, options: &Options) -> Result<()> {
-    let idle = name == Some("idle");
+    let (idle, integrity) = (name == Some("idle"), name == Some("integrity"));
     let unused = [
         ("--volumes", !idle && options.volumes.is_some()),
         ("--depth", idle && options.depth.is_some()),
-        ("--al-extents", idle && options.al_extents.is_some()),
+        ("--al-extents", (idle || integrity) && options.al_extents.is_some()),
+        ("--json", !integrity && options.json),
         ("--profile", name != Some("writes") && options.profile),
     ];
     match unused.iter().find(|(_, given)| *given) {

@@ -122,6 +122,7 @@ impl Bed {
             mib: options.mib,
             sparse: false,
             served: options.volumes_used(),
+            net: Vec::new(),
             disk: String::new(),
             threads: None,
         };

@@ -65,6 +65,8 @@ pub struct Shape {
     pub sparse: bool,
     /// Volumes that clients can use, of these.
     pub served: usize,
+    /// Lines for the section `net`, by volume; none for those beyond.
+    pub net: Vec<String>,
     /// Lines for the section `disk`.
     pub disk: String,
     /// Threads of each engine; as many as the engine likes if not said.
@@ -154,7 +156,8 @@ impl Cluster {
         let mut config = String::new();
         let nodes = self.shape.nodes();
         for volume in 0..self.shape.volumes {
-            writeln!(config, "resource r{volume} {{\n  net {{ protocol C; }}")?;
+            let net = self.shape.net.get(volume).map_or("", String::as_str);
+            writeln!(config, "resource r{volume} {{\n  net {{ protocol C; {net} }}")?;
             writeln!(config, "  disk {{ {} }}", self.shape.disk)?;
             for (id, name) in NAMES.iter().enumerate().take(nodes) {
                 let disk = match id < self.shape.replicas {

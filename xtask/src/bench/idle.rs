@@ -31,6 +31,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
             mib: options.mib.unwrap_or(MIB),
             sparse: true,
             served: volumes,
+            net: Vec::new(),
             disk: String::new(),
             threads: None,
         },

@@ -113,6 +113,7 @@ impl Stand {
             // Else those that nobody uses would take room.
             sparse: plan.idle > 0,
             served: plan.volumes,
+            net: Vec::new(),
             disk: plan.disk.to_owned(),
             threads: None,
         };
