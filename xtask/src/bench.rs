@@ -11,8 +11,8 @@
 //!   becomes of them.
 //! - `targets`: what the project wants to reach, each with a verdict.
 //! - `writes` with `profile`, `activity_log`, `idle`, `integrity`: closer looks at one thing each.
-//! - `fio`, `cpu`, `limit`, `process`: the client, CPU time, disks of a known speed, and processes
-//!   that end with us.
+//! - `fio`, `cpu`, `limit`, `process`, `namespace`: the client, CPU time, disks of a known speed, and
+//!   processes that end with us.
 
 mod activity_log;
 mod bed;
@@ -24,6 +24,7 @@ mod history;
 mod idle;
 mod integrity;
 mod limit;
+mod namespace;
 mod options;
 mod peers;
 mod place;
@@ -58,7 +59,8 @@ cargo xtask bench [table] [OPTION...]
     --mib M              size of each volume (default 256)
     --disks D            ram, file or both (default)
     --client-node C      local, diskless or both (default)
-    --peers NAME,...     others, with the same jobs: qemu-nbd, nbdkit, tgt (one copy each)
+    --peers NAME,...     others, with the same jobs: qemu-nbd, nbdkit, tgt (one copy each); ceph,
+                         gluster (three copies; gluster needs root)
     --compare REV        this tree and that git revision by turns, instead of raw storage
     --json FILE          every run (default target/bench/table.json)
     --svg FILE           a chart (default target/bench/table.svg)
@@ -78,6 +80,8 @@ cargo xtask bench targets [OPTION...]
     --history FILE       a line for each target is added, and compared (default
                          target/bench/targets.jsonl)
     --quick              two minutes, after the build: shows that it works; no figures
+cargo xtask bench chart FILE... --svg FILE
+    The table and the chart of what --json has kept, in one run or in several that differ in rows.
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
                        [--volumes V] [--json]
     activity-log         metadata writes per data write: cold, then hot; fails where they are more
@@ -136,6 +140,11 @@ pub fn main(arguments: &[String]) -> Result<()> {
         && word == targets::floors::PEER
     {
         return targets::floors::peer(rest);
+    }
+    if let Some((first, rest)) = arguments.split_first()
+        && first == "chart"
+    {
+        return chart::again(rest);
     }
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);

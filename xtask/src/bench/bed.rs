@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use super::cluster::{Cluster, Shape, allocate};
+use super::cluster::{Cluster, Shape};
 use super::cpu::Clock;
 use super::fio::{Job, Target};
 use super::options::{Disks, Options};
+use super::peers::{Peer, Running, Wanted};
 use super::place::Place;
-use super::process::Daemon;
 use super::results::{Run, SystemNote};
 use super::rows::{Row, Times};
 
@@ -34,12 +34,16 @@ pub struct Program {
 pub struct System {
     pub name: String,
     pub note: String,
+    /// Of each volume.
+    copies: usize,
     /// One per volume.
     targets: Vec<Target>,
     /// Processes that serve; none if the kernel does it.
     servers: Vec<u32>,
     /// Processes between fio and the servers.
     hops: Vec<u32>,
+    /// CPU seconds of fio with a single request, where its report does not know of all its threads.
+    start: Option<f64>,
 }
 
 /// All of them, running. They end with it.
@@ -47,7 +51,7 @@ pub struct Bed {
     pub systems: Vec<System>,
     pub file_system: String,
     clusters: Vec<Cluster>,
-    daemons: Vec<Daemon>,
+    peers: Vec<Box<dyn Running>>,
     clock: Clock,
     mib: u64,
     /// Last: it goes when nobody uses it.
@@ -59,14 +63,15 @@ impl Bed {
     /// file systems nor activity logs have firsts afterwards.
     pub fn set_up(disks: Disks, options: &Options, programs: &[Program]) -> Result<Bed> {
         let raw = usize::from(options.compare.is_none());
-        let copies = raw + REPLICAS * programs.len() + options.peers.len();
-        let needed = (copies * options.volumes_used()) as u64 * (options.mib + 1);
+        let mib = options.volumes_used() as u64 * (options.mib + 1);
+        let peers: u64 = options.peers.iter().map(|peer| peer.room_mib(mib)).sum();
+        let needed = (raw + REPLICAS * programs.len()) as u64 * mib + peers;
         let Place { folder, file_system, direct } = Place::new(disks, needed)?;
         let mut bed = Bed {
             systems: Vec::new(),
             file_system,
             clusters: Vec::new(),
-            daemons: Vec::new(),
+            peers: Vec::new(),
             clock: Clock::new()?,
             mib: options.mib,
             folder,
@@ -78,18 +83,8 @@ impl Bed {
             bed.add_cluster(options, program)?;
         }
         for peer in &options.peers {
-            let folder = bed.own_folder(peer.name())?;
-            let files = files(&folder, options)?;
-            let serving = peer.serve(&folder, &files, direct)?;
-            bed.systems.push(System {
-                name: peer.name().to_owned(),
-                note: peer.note().to_owned(),
-                targets: serving.targets,
-                servers: serving.servers.iter().map(Daemon::pid).collect(),
-                hops: serving.hops.iter().map(Daemon::pid).collect(),
-            });
-            bed.daemons.extend(serving.servers);
-            bed.daemons.extend(serving.hops);
+            bed.add_peer(*peer, options, direct)
+                .with_context(|| format!("the peer {}", peer.name()))?;
         }
         bed.fill()?;
         Ok(bed)
@@ -102,15 +97,34 @@ impl Bed {
     }
 
     fn add_raw(&mut self, options: &Options, direct: bool) -> Result<()> {
-        let files = files(&self.own_folder(RAW)?, options)?;
+        let folder = self.own_folder(RAW)?;
+        let files = wanted(&folder, options, direct).files()?;
         let how = if direct { "O_DIRECT" } else { "the page cache" };
         self.systems.push(System {
             name: RAW.to_owned(),
             note: format!("the backing storage itself: fio's libaio on a file, {how}, one copy"),
+            copies: 1,
             targets: files.into_iter().map(|path| Target::File { path, direct }).collect(),
             servers: Vec::new(),
             hops: Vec::new(),
+            start: None,
         });
+        Ok(())
+    }
+
+    fn add_peer(&mut self, peer: Peer, options: &Options, direct: bool) -> Result<()> {
+        let folder = self.own_folder(peer.name())?;
+        let serving = peer.serve(&wanted(&folder, options, direct))?;
+        self.systems.push(System {
+            name: peer.name().to_owned(),
+            note: format!("version {}; {}", peer.version()?, peer.note()),
+            copies: peer.copies(),
+            targets: serving.targets,
+            servers: serving.servers,
+            hops: serving.hops,
+            start: None,
+        });
+        self.peers.push(serving.running);
         Ok(())
     }
 
@@ -131,7 +145,8 @@ impl Bed {
             .with_context(|| format!("the cluster of {}", program.name))?;
         let mut add = |name: String, note: &str, targets: Vec<Target>| {
             let (note, servers) = (format!("commit {}; {note}", program.tree), cluster.pids());
-            self.systems.push(System { name, note, targets, servers, hops: Vec::new() });
+            let (copies, hops, start) = (REPLICAS, Vec::new(), None);
+            self.systems.push(System { name, note, copies, targets, servers, hops, start });
         };
         if options.clients.local {
             let note = "three copies, protocol C; the client is on a node that has one of them";
@@ -164,6 +179,13 @@ impl Bed {
                 rate: None,
             };
             fill.run().with_context(|| format!("filling {}", self.systems[index].name))?;
+            if targets[0].has_own_threads() {
+                // A single request.
+                let start = Job { targets: &targets[..1], pattern: "read", mib: 1, ..fill };
+                let before = self.clock.children()?;
+                start.run()?;
+                self.systems[index].start = Some(self.clock.children()? - before);
+            }
         }
         self.check()
     }
@@ -174,7 +196,7 @@ impl Bed {
 
     /// One run of a row on one system.
     pub fn run(&mut self, row: &Row, system: usize, seconds: u64) -> Result<Run> {
-        let System { targets, servers, hops, name, .. } = &self.systems[system];
+        let System { targets, servers, hops, name, start, .. } = &self.systems[system];
         let targets = match row.times {
             Times::Volumes => &targets[..],
             Times::One | Times::Jobs => &targets[..1],
@@ -192,8 +214,12 @@ impl Bed {
         let spent =
             || Ok::<_, anyhow::Error>([servers, hops].map(|pids| self.clock.processes(pids)));
         let [before, before_hops] = spent()?;
-        let report = job.run().with_context(|| format!("{} on {name}", row.name()))?;
+        let before_client = self.clock.children()?;
+        let mut report = job.run().with_context(|| format!("{} on {name}", row.name()))?;
         let [after, after_hops] = spent()?;
+        if let Some(start) = start {
+            report.cpu = (self.clock.children()? - before_client - start).max(0.0);
+        }
         let server = (!servers.is_empty()).then_some(after? - before?);
         let run = Run::new(&report, server, after_hops? - before_hops?);
         let run = run.with_context(|| format!("{} on {name}: nothing was done", row.name()))?;
@@ -203,8 +229,8 @@ impl Bed {
 
     /// Fails if something has ended or lost a part.
     fn check(&mut self) -> Result<()> {
-        for daemon in &mut self.daemons {
-            daemon.check()?;
+        for peer in &mut self.peers {
+            peer.check()?;
         }
         for cluster in &mut self.clusters {
             cluster.check()?;
@@ -214,18 +240,15 @@ impl Bed {
 
     /// What each system is.
     pub fn notes(&self) -> Vec<SystemNote> {
-        let note =
-            |system: &System| SystemNote { name: system.name.clone(), note: system.note.clone() };
+        let note = |system: &System| {
+            let System { name, note, copies, .. } = system;
+            SystemNote { name: name.clone(), copies: *copies, note: note.clone() }
+        };
         self.systems.iter().map(note).collect()
     }
 }
 
-/// Files as large as the volumes.
-fn files(folder: &Path, options: &Options) -> Result<Vec<PathBuf>> {
-    let volumes = 0..options.volumes_used();
-    let files: Vec<PathBuf> = volumes.map(|n| folder.join(format!("disk{n}"))).collect();
-    for file in &files {
-        allocate(file, options.mib)?;
-    }
-    Ok(files)
+/// What a system in `folder` is to serve.
+fn wanted<'a>(folder: &'a Path, options: &Options, direct: bool) -> Wanted<'a> {
+    Wanted { folder, volumes: options.volumes_used(), mib: options.mib, direct }
 }

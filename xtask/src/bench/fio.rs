@@ -36,6 +36,26 @@ pub enum Target {
         /// Around the page cache.
         direct: bool,
     },
+    /// An image of a Ceph cluster, by librbd.
+    Rbd {
+        /// The cluster's configuration.
+        config: PathBuf,
+        /// The pool that has the image.
+        pool: &'static str,
+        /// The image's name.
+        image: String,
+    },
+    /// A file of a GlusterFS volume, by libgfapi.
+    Gluster {
+        /// A process in the namespaces to run in: the library writes to /tmp.
+        namespace: u32,
+        /// Where the volume is asked for.
+        host: String,
+        /// The volume.
+        volume: &'static str,
+        /// The file's name.
+        file: String,
+    },
 }
 
 /// A run.
@@ -96,13 +116,75 @@ pub fn require() -> Result<()> {
     Ok(())
 }
 
+/// Fails, saying what to install, unless fio has an engine that is not in every build of it.
+pub fn require_engine(engine: &str) -> Result<()> {
+    let output = Command::new("fio").arg("--enghelp").output().context("fio --enghelp")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if text.lines().any(|line| line.trim() == engine) {
+        return Ok(());
+    }
+    bail!("this fio has no engine {engine}; Debian's package fio has")
+}
+
+impl Target {
+    /// Works in threads of its own within fio, of which fio's report does not know.
+    pub fn has_own_threads(&self) -> bool {
+        matches!(self, Target::Rbd { .. } | Target::Gluster { .. })
+    }
+
+    /// fio, where and as the target needs it.
+    fn fio(&self) -> Command {
+        match self {
+            Target::Nbd { .. } | Target::File { .. } => process::command("fio"),
+            Target::Rbd { config, .. } => {
+                let mut command = process::command("fio");
+                command.env("CEPH_CONF", config);
+                command
+            }
+            Target::Gluster { namespace, .. } => process::command_within(*namespace, "fio"),
+        }
+    }
+
+    /// What tells fio to use it.
+    fn arguments(&self) -> Vec<String> {
+        match self {
+            Target::Nbd { socket, export } => vec![
+                "--ioengine=nbd".to_owned(),
+                format!("--uri=nbd+unix:///{export}?socket={}", socket.display()),
+            ],
+            // io_uring hands requests to a file on tmpfs to worker threads, which costs more than
+            // the requests; libaio does them at once.
+            Target::File { path, direct } => vec![
+                "--ioengine=libaio".to_owned(),
+                format!("--direct={}", u8::from(*direct)),
+                format!("--filename={}", path.display()),
+            ],
+            Target::Rbd { pool, image, .. } => vec![
+                "--ioengine=rbd".to_owned(),
+                "--clustername=ceph".to_owned(),
+                "--clientname=admin".to_owned(),
+                format!("--pool={pool}"),
+                format!("--rbdname={image}"),
+            ],
+            Target::Gluster { host, volume, file, .. } => vec![
+                // The one that waits for each request has no depth.
+                "--ioengine=gfapi_async".to_owned(),
+                "--direct=1".to_owned(),
+                format!("--brick={host}"),
+                format!("--volume={volume}"),
+                format!("--filename={file}"),
+            ],
+        }
+    }
+}
+
 impl Job<'_> {
     /// Reads and writes.
     ///
     /// # Errors
     /// If fio fails, hangs or the user wants an end.
     pub fn run(&self) -> Result<Report> {
-        self.run_by(process::command("fio"))
+        self.run_by(self.program()?)
     }
 
     /// The same on disks of a limited speed, from the second second on: at first a limit lets some
@@ -112,11 +194,16 @@ impl Job<'_> {
     /// As [`Job::run`], and if fio can not enter the group.
     pub fn run_limited(&self, group: Option<&Group>) -> Result<Report> {
         let mut command = match group {
-            Some(group) => process::command_within(group.members(), "fio"),
-            None => process::command("fio"),
+            Some(group) => process::command_in_group(group.members(), "fio"),
+            None => self.program()?,
         };
         command.arg(format!("--ramp_time={WARM_UP}"));
         self.run_by(command)
+    }
+
+    /// fio, where its targets can be reached from.
+    fn program(&self) -> Result<Command> {
+        Ok(self.targets.first().context("a job without targets")?.fio())
     }
 
     fn run_by(&self, mut command: Command) -> Result<Report> {
@@ -155,19 +242,7 @@ impl Job<'_> {
         }
         for (index, target) in self.targets.iter().enumerate() {
             words.push(format!("--name=volume{index}"));
-            match target {
-                Target::Nbd { socket, export } => {
-                    words.push("--ioengine=nbd".to_owned());
-                    words.push(format!("--uri=nbd+unix:///{export}?socket={}", socket.display()));
-                }
-                Target::File { path, direct } => {
-                    // io_uring hands requests to a file on tmpfs to worker threads, which costs
-                    // more than the requests; libaio does them at once.
-                    words.push("--ioengine=libaio".to_owned());
-                    words.push(format!("--direct={}", u8::from(*direct)));
-                    words.push(format!("--filename={}", path.display()));
-                }
-            }
+            words.extend(target.arguments());
         }
         words
     }
@@ -263,5 +338,21 @@ mod tests {
         }
         let uris: Vec<_> = words.iter().filter(|word| word.starts_with("--uri")).collect();
         assert_eq!(uris, ["--uri=nbd+unix:///r0?socket=a", "--uri=nbd+unix:///r0?socket=b"]);
+    }
+
+    #[test]
+    fn targets_with_a_library_are_used_by_it() {
+        let image = Target::Rbd { config: "/c".into(), pool: "p", image: "v1".to_owned() };
+        assert!(image.has_own_threads() && image.arguments().contains(&"--rbdname=v1".to_owned()));
+        let set = image
+            .fio()
+            .get_envs()
+            .any(|(name, value)| name == "CEPH_CONF" && value == Some(std::ffi::OsStr::new("/c")));
+        assert!(set);
+        let (host, file) = ("127.0.0.1".to_owned(), "v1".to_owned());
+        let file = Target::Gluster { namespace: 5, host, volume: "v", file };
+        assert!(file.has_own_threads() && file.arguments().contains(&"--filename=v1".to_owned()));
+        assert!(file.fio().get_args().any(|word| word == "nsenter"));
+        assert!(!Target::File { path: "/f".into(), direct: true }.has_own_threads());
     }
 }

@@ -80,6 +80,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         jobs: 1,
         mib,
         seconds: Some(seconds),
+        rate: None,
     };
     for volume in 0..DIGESTS.len() {
         // Every block once: neither the file systems nor the activity logs have firsts afterwards.

@@ -1,8 +1,10 @@
-//! Other people's block servers, run with the same jobs on the same kind of disks.
+//! Other people's block storage, run with the same jobs on the same kind of disks.
 //!
-//! All of them hold one copy. They are what a single copy costs without replication, in programs
-//! that many know; none of them does what Ashlar does.
+//! Ceph and GlusterFS hold three copies as we do. The others hold one: they are what a single copy
+//! costs without replication, in programs that many know.
 
+mod ceph;
+mod gluster;
 mod tgt;
 
 use std::ffi::OsStr;
@@ -10,9 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
-use super::fio::Target;
+use super::cluster::allocate;
+use super::fio::{self, Target};
+use super::namespace::Namespace;
 use super::process::{self, Daemon};
 
 /// How long a server may take to start.
@@ -24,18 +28,76 @@ pub enum Peer {
     QemuNbd,
     Nbdkit,
     Tgt,
+    Ceph,
+    Gluster,
 }
 
-const ALL: &[Peer] = &[Peer::QemuNbd, Peer::Nbdkit, Peer::Tgt];
+const ALL: &[Peer] = &[Peer::QemuNbd, Peer::Nbdkit, Peer::Tgt, Peer::Ceph, Peer::Gluster];
+
+/// What a peer is to serve.
+pub struct Wanted<'a> {
+    /// Where it puts all it writes.
+    pub folder: &'a Path,
+    pub volumes: usize,
+    /// Size of each volume.
+    pub mib: u64,
+    /// The file system of the folder has a way around the page cache.
+    pub direct: bool,
+}
+
+impl Wanted<'_> {
+    /// Files as large as the volumes.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        let files = (0..self.volumes).map(|n| self.folder.join(format!("disk{n}")));
+        let files: Vec<PathBuf> = files.collect();
+        files.iter().try_for_each(|file| allocate(file, self.mib))?;
+        Ok(files)
+    }
+
+    /// For a peer that does not work otherwise.
+    fn require_direct(&self) -> Result<()> {
+        match self.direct {
+            true => Ok(()),
+            false => bail!(
+                "{} has no direct I/O, which tmpfs has since Linux 6.6: use --disks file",
+                self.folder.display()
+            ),
+        }
+    }
+}
 
 /// A running one.
 pub struct Serving {
-    /// One per disk.
+    /// One per volume.
     pub targets: Vec<Target>,
-    /// What serves; their CPU time is the server's.
-    pub servers: Vec<Daemon>,
-    /// What stands between fio and the server; their CPU time is the client's.
-    pub hops: Vec<Daemon>,
+    /// Processes that serve; their CPU time is the servers'.
+    pub servers: Vec<u32>,
+    /// Processes between fio and the servers; their CPU time is the client's.
+    pub hops: Vec<u32>,
+    /// Ends all of them when it is dropped.
+    pub running: Box<dyn Running>,
+}
+
+/// Something that serves until it is dropped.
+pub trait Running {
+    /// Fails if something has ended or lost a copy: with one missing, less work is measured.
+    fn check(&mut self) -> Result<()>;
+}
+
+impl Running for Vec<Daemon> {
+    fn check(&mut self) -> Result<()> {
+        self.iter_mut().try_for_each(Daemon::check)
+    }
+}
+
+impl Serving {
+    /// Of daemons without anything between them.
+    fn by(targets: Vec<Target>, mut servers: Vec<Daemon>, hops: Vec<Daemon>) -> Serving {
+        let pids = |daemons: &[Daemon]| daemons.iter().map(Daemon::pid).collect();
+        let (server_pids, hop_pids) = (pids(&servers), pids(&hops));
+        servers.extend(hops);
+        Serving { targets, servers: server_pids, hops: hop_pids, running: Box::new(servers) }
+    }
 }
 
 impl Peer {
@@ -60,6 +122,8 @@ impl Peer {
             Peer::QemuNbd => "qemu-nbd",
             Peer::Nbdkit => "nbdkit",
             Peer::Tgt => "tgt",
+            Peer::Ceph => "ceph",
+            Peer::Gluster => "gluster",
         }
     }
 
@@ -76,7 +140,42 @@ impl Peer {
                  more hop in every latency, and its CPU time counts as the client's; through the \
                  page cache"
             }
+            Peer::Ceph => ceph::NOTE,
+            Peer::Gluster => gluster::NOTE,
         }
+    }
+
+    /// Copies of each volume.
+    pub fn copies(self) -> usize {
+        match self {
+            Peer::QemuNbd | Peer::Nbdkit | Peer::Tgt => 1,
+            Peer::Ceph | Peer::Gluster => 3,
+        }
+    }
+
+    /// What it needs where its folder is, for volumes of so many MiB together.
+    pub fn room_mib(self, mib: u64) -> u64 {
+        match self {
+            Peer::QemuNbd | Peer::Nbdkit | Peer::Tgt => mib,
+            Peer::Ceph => ceph::room_mib(mib),
+            Peer::Gluster => gluster::room_mib(mib),
+        }
+    }
+
+    /// As its program says it.
+    pub fn version(self) -> Result<String> {
+        let program = match self {
+            Peer::QemuNbd => "qemu-nbd",
+            Peer::Nbdkit => "nbdkit",
+            Peer::Tgt => "tgtd",
+            Peer::Ceph => "ceph-osd",
+            Peer::Gluster => "glusterfsd",
+        };
+        let mut command = process::command(program);
+        command.arg("--version");
+        let text = process::output(command, PATIENCE)?;
+        let number = number(&text);
+        Ok(number.with_context(|| format!("{program} says no version but {text:?}"))?.to_owned())
     }
 
     /// Programs, with the Debian package of each.
@@ -85,6 +184,8 @@ impl Peer {
             Peer::QemuNbd => &[("qemu-nbd", "qemu-utils")],
             Peer::Nbdkit => &[("nbdkit", "nbdkit")],
             Peer::Tgt => &[("tgtd", "tgt"), ("tgtadm", "tgt"), ("qemu-nbd", "qemu-utils")],
+            Peer::Ceph => ceph::NEEDS,
+            Peer::Gluster => gluster::NEEDS,
         }
     }
 
@@ -95,6 +196,7 @@ impl Peer {
         if self == Peer::Tgt && !qemu_speaks_iscsi() {
             packages.push("qemu-block-extra");
         }
+        packages.sort_unstable();
         packages.dedup();
         if !packages.is_empty() {
             bail!(
@@ -103,31 +205,48 @@ impl Peer {
                 packages.join(" ")
             );
         }
-        Ok(())
+        match self {
+            Peer::QemuNbd | Peer::Nbdkit | Peer::Tgt => Ok(()),
+            Peer::Ceph => fio::require_engine("rbd"),
+            Peer::Gluster => {
+                fio::require_engine("gfapi_async")?;
+                match Namespace::is_possible() {
+                    true => Ok(()),
+                    false => bail!(
+                        "the peer gluster needs root, for trusted attributes of its files and to \
+                         see folders of ours in the place of /var: run this with sudo"
+                    ),
+                }
+            }
+        }
     }
 
-    /// Serves disks; what the servers need and say goes into `folder`.
-    pub fn serve(self, folder: &Path, disks: &[PathBuf], direct: bool) -> Result<Serving> {
+    /// Serves volumes; what the servers need and say goes into a folder.
+    pub fn serve(self, wanted: &Wanted) -> Result<Serving> {
         match self {
-            Peer::QemuNbd => qemu_nbd(folder, disks, direct),
-            Peer::Nbdkit => nbdkit(folder, disks),
-            Peer::Tgt => tgt::serve(folder, disks),
+            Peer::QemuNbd => qemu_nbd(wanted),
+            Peer::Nbdkit => nbdkit(wanted),
+            Peer::Tgt => tgt::serve(wanted.folder, &wanted.files()?),
+            Peer::Ceph => ceph::serve(wanted),
+            Peer::Gluster => gluster::serve(wanted),
         }
     }
 }
 
 /// One process per disk, with as many connections as a row has jobs and fio's own look at the size.
-fn qemu_nbd(folder: &Path, disks: &[PathBuf], direct: bool) -> Result<Serving> {
-    let mut serving = Serving { targets: Vec::new(), servers: Vec::new(), hops: Vec::new() };
-    for (index, disk) in disks.iter().enumerate() {
+fn qemu_nbd(wanted: &Wanted) -> Result<Serving> {
+    let (mut servers, mut targets) = (Vec::new(), Vec::new());
+    for (index, disk) in wanted.files()?.iter().enumerate() {
         let mut command = process::command("qemu-nbd");
-        let (cache, aio) = if direct { ("none", "native") } else { ("writeback", "threads") };
+        let (cache, aio) =
+            if wanted.direct { ("none", "native") } else { ("writeback", "threads") };
         command.args(["--format=raw", &format!("--cache={cache}"), &format!("--aio={aio}")]);
-        let (daemon, target) = qemu(command, folder, &format!("qemu{index}"), disk.as_os_str())?;
-        serving.servers.push(daemon);
-        serving.targets.push(target);
+        let name = format!("qemu{index}");
+        let (daemon, target) = qemu(command, wanted.folder, &name, disk.as_os_str())?;
+        servers.push(daemon);
+        targets.push(target);
     }
-    Ok(serving)
+    Ok(Serving::by(targets, servers, Vec::new()))
 }
 
 /// Starts a qemu-nbd that serves `image` on a socket of its own.
@@ -146,18 +265,23 @@ fn qemu(
 }
 
 /// One process per disk.
-fn nbdkit(folder: &Path, disks: &[PathBuf]) -> Result<Serving> {
-    let mut serving = Serving { targets: Vec::new(), servers: Vec::new(), hops: Vec::new() };
-    for (index, disk) in disks.iter().enumerate() {
-        let socket = folder.join(format!("nbdkit{index}"));
+fn nbdkit(wanted: &Wanted) -> Result<Serving> {
+    let (mut servers, mut targets) = (Vec::new(), Vec::new());
+    for (index, disk) in wanted.files()?.iter().enumerate() {
+        let socket = wanted.folder.join(format!("nbdkit{index}"));
         let mut command = process::command("nbdkit");
         command.args(["--foreground", "--unix"]).arg(&socket).arg("file").arg(disk);
-        let mut daemon = Daemon::start(command, folder.join(format!("nbdkit{index}.log")))?;
+        let mut daemon = Daemon::start(command, wanted.folder.join(format!("nbdkit{index}.log")))?;
         daemon.wait("its socket is there", PATIENCE, || socket.exists())?;
-        serving.servers.push(daemon);
-        serving.targets.push(Target::Nbd { socket, export: "r0".to_owned() });
+        servers.push(daemon);
+        targets.push(Target::Nbd { socket, export: "r0".to_owned() });
     }
-    Ok(serving)
+    Ok(Serving::by(targets, servers, Vec::new()))
+}
+
+/// The first word that begins with a digit.
+fn number(text: &str) -> Option<&str> {
+    text.split_whitespace().find(|word| word.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 /// Its drivers are modules in a folder that has the machine's name.
@@ -176,7 +300,24 @@ mod tests {
     fn peers_are_chosen_by_name_and_once() {
         let chosen = Peer::choose("tgt,qemu-nbd,tgt").unwrap();
         assert_eq!(chosen, [Peer::Tgt, Peer::QemuNbd]);
-        let error = Peer::choose("ceph").unwrap_err().to_string();
-        assert_eq!(error, "\"ceph\" is not a peer; there are qemu-nbd, nbdkit, tgt");
+        let error = Peer::choose("drbd").unwrap_err().to_string();
+        let known = "qemu-nbd, nbdkit, tgt, ceph, gluster";
+        assert_eq!(error, format!("\"drbd\" is not a peer; there are {known}"));
+    }
+
+    #[test]
+    fn versions_are_found_in_what_programs_say() {
+        assert_eq!(number("ceph version 16.2.15 (618f) pacific"), Some("16.2.15"));
+        assert_eq!(number("1.0.85\n"), Some("1.0.85"));
+        assert_eq!(number("none"), None);
+    }
+
+    #[test]
+    fn a_peer_that_needs_direct_io_says_where_it_has_it() {
+        let mut wanted = Wanted { folder: Path::new("/x"), volumes: 1, mib: 1, direct: true };
+        wanted.require_direct().unwrap();
+        wanted.direct = false;
+        let error = wanted.require_direct().unwrap_err().to_string();
+        assert!(error.starts_with("/x has no direct I/O") && error.contains("--disks file"));
     }
 }

@@ -50,10 +50,19 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 
 /// The same as a member of a control group from its first instruction on; `members` is the group's
 /// `cgroup.procs`.
-pub fn command_within(members: PathBuf, program: impl AsRef<OsStr>) -> Command {
+pub fn command_in_group(members: PathBuf, program: impl AsRef<OsStr>) -> Command {
     let mut shell = command("sh");
     shell.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(members).arg(program);
     shell
+}
+
+/// A program in the mount and process namespaces of another process.
+pub fn command_within(process: u32, program: impl AsRef<OsStr>) -> Command {
+    let mut command = command("nsenter");
+    command.args(["--target", &process.to_string(), "--mount", "--pid", "--"]);
+    // nsenter has the program as its child, which has to end with it.
+    command.args(["setpriv", "--pdeathsig", "KILL", "--"]).arg(program);
+    command
 }
 
 /// True if a program is in the search path or where administrators' programs are.
@@ -115,6 +124,11 @@ impl Daemon {
         self.process.0.id()
     }
 
+    /// Kills it and waits until it is gone; for those who have more to do afterwards.
+    pub fn end(&mut self) {
+        self.process.end();
+    }
+
     /// Fails, with the end of its log, if it has ended by itself.
     pub fn check(&mut self) -> Result<()> {
         if let Some(status) = self.process.0.try_wait()? {
@@ -142,18 +156,26 @@ impl Daemon {
 /// Killed when dropped.
 struct Process(Child);
 
-impl Drop for Process {
-    fn drop(&mut self) {
+impl Process {
+    fn end(&mut self) {
         // Ended or not, it must not outlive the measurement.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 /// What `command` runs in the end.
 fn name(command: &Command) -> String {
-    let mut words = command.get_args().skip_while(|word| *word != "--").skip(1);
-    let program = words.next().unwrap_or(command.get_program());
+    let words: Vec<&OsStr> = command.get_args().collect();
+    let marked = words.iter().rposition(|word| *word == "--");
+    let program = marked.and_then(|at| words.get(at + 1)).copied();
+    let program = program.unwrap_or(command.get_program());
     Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
 }
 
@@ -196,12 +218,12 @@ mod tests {
     fn a_program_is_a_member_before_it_runs() {
         let folder = tempfile::tempdir().unwrap();
         let members = folder.path().join("cgroup.procs");
-        let mut command = command_within(members.clone(), "sh");
+        let mut command = command_in_group(members.clone(), "sh");
         command.args(["-c", "cat \"$1\"; echo $$", "sh"]).arg(&members);
         let text = output(command, Duration::from_secs(20)).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.len() == 2 && lines[0] == lines[1], "{text}");
-        let nowhere = command_within(folder.path().join("no/group"), "true");
+        let nowhere = command_in_group(folder.path().join("no/group"), "true");
         assert!(output(nowhere, Duration::from_secs(20)).is_err());
     }
 
@@ -229,6 +251,14 @@ mod tests {
         let mut daemon = Daemon::start(shell, folder.path().join("log")).unwrap();
         let error = daemon.wait("never", Duration::from_secs(20), || false).unwrap_err();
         assert!(error.to_string().contains("last words"), "{error}");
+    }
+
+    #[test]
+    fn a_program_has_its_own_name_however_it_is_started() {
+        let mut plain = command("/usr/bin/fio");
+        plain.arg("--name=global");
+        assert_eq!(name(&plain), "fio");
+        assert_eq!(name(&command_within(1, "gluster")), "gluster");
     }
 
     #[test]

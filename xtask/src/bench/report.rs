@@ -12,6 +12,9 @@ Mann and Whitney chance alone separates the runs as well as here in less than 1 
 five runs on each side that is so if all of one side are above all of the other. Of a hundred marks
 that could be, one is there by chance.";
 
+/// Characters of a line of the notes.
+const WIDTH: usize = 96;
+
 /// Everything that was measured.
 pub fn print(results: &Results) {
     let Results { machine, tree, settings, .. } = results;
@@ -30,7 +33,9 @@ pub fn print(results: &Results) {
         settings.mib, settings.seconds
     );
     for system in &results.systems {
-        println!("    {}: {}", system.name, system.note);
+        for line in wrapped(&format!("{}: {}", system.name, system.note)) {
+            println!("    {line}");
+        }
     }
     let width = results.systems.iter().map(|system| system.name.len()).max().unwrap_or(0);
     for set in &results.sets {
@@ -55,6 +60,21 @@ pub fn print(results: &Results) {
          of all their processes together. Spread: from the least to the most IOPS of all runs, as\n\
          a part of the median."
     );
+}
+
+/// Lines that fit; all but the first are indented.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.last_mut().expect("there is one from the beginning");
+        if !last.is_empty() && last.chars().count() + 1 + word.chars().count() > WIDTH {
+            lines.push(format!("    {word}"));
+        } else {
+            last.push_str(if last.is_empty() { "" } else { " " });
+            last.push_str(word);
+        }
+    }
+    lines
 }
 
 fn line(system: &OfSystem, width: usize) -> String {
@@ -164,7 +184,11 @@ fn verdict(verdict: Option<Verdict>) -> String {
 }
 
 fn percent(part: Option<f64>) -> String {
-    part.map_or("-".to_owned(), |part| format!("{:.0} %", part * 100.0))
+    part.map_or("-".to_owned(), |part| match part * 100.0 {
+        // What is a hundred times slower is not nothing.
+        small if small > 0.0 && small < 0.95 => format!("{small:.1} %"),
+        percent => format!("{percent:.0} %"),
+    })
 }
 
 #[cfg(test)]
@@ -178,6 +202,20 @@ mod tests {
         assert_eq!(verdict(Some(Verdict { ratio: 0.5, beyond_noise: None })), "0.50  ");
         assert_eq!(verdict(Some(Verdict { ratio: 0.5, beyond_noise: Some(false) })), "0.50  ");
         assert_eq!(verdict(Some(Verdict { ratio: 1.5, beyond_noise: Some(true) })), "1.50 *");
+    }
+
+    #[test]
+    fn small_parts_are_not_rounded_to_nothing() {
+        let parts = [None, Some(0.0), Some(0.002), Some(0.0096), Some(0.5)].map(percent);
+        assert_eq!(parts, ["-", "0 %", "0.2 %", "1 %", "50 %"]);
+    }
+
+    #[test]
+    fn long_notes_are_wrapped_between_words() {
+        let lines = wrapped(&"word ".repeat(40));
+        assert_eq!(lines.iter().flat_map(|line| line.split_whitespace()).count(), 40);
+        assert!(lines.iter().all(|line| line.len() <= WIDTH) && lines[1].starts_with("    word"));
+        assert_eq!(wrapped("raw: short"), ["raw: short"]);
     }
 
     #[test]

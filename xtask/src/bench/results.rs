@@ -1,10 +1,10 @@
 //! What was measured: single runs, their medians, and where it was. Written as JSON.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::fio::{Report, Side};
@@ -12,7 +12,7 @@ use super::statistics::{median, spread};
 use crate::workspace;
 
 /// All of a measurement.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
     /// UTC.
     pub time: String,
@@ -57,23 +57,25 @@ pub struct Settings {
 }
 
 /// What a system is.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SystemNote {
     pub name: String,
+    /// Of each volume.
+    pub copies: usize,
     pub note: String,
 }
 
 /// All rows on one kind of disks.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Set {
     /// `ram` or `file`.
-    pub disks: &'static str,
+    pub disks: String,
     pub file_system: String,
     pub rows: Vec<Measured>,
 }
 
 /// One row.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
     pub row: String,
     pub title: String,
@@ -81,7 +83,7 @@ pub struct Measured {
 }
 
 /// One row of one system.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OfSystem {
     pub system: String,
     pub median: Run,
@@ -93,7 +95,7 @@ pub struct OfSystem {
 }
 
 /// One run, or the medians of several.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     pub iops: f64,
     pub mib_per_second: f64,
@@ -106,12 +108,63 @@ pub struct Run {
 }
 
 /// Of one direction, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     pub mean_us: f64,
     pub p50_us: f64,
     pub p99_us: f64,
     pub p999_us: f64,
+}
+
+impl Results {
+    /// What was written to files; rows of several files come together.
+    ///
+    /// # Errors
+    /// If a file can not be read, or was not measured as the first one was.
+    pub fn read(files: &[PathBuf]) -> Result<Results> {
+        let mut all: Option<Results> = None;
+        for path in files {
+            let name = || path.display().to_string();
+            let text = fs::read_to_string(path).with_context(name)?;
+            let next: Results = serde_json::from_str(&text)
+                .with_context(|| format!("{} is not a measurement", path.display()))?;
+            match &mut all {
+                None => all = Some(next),
+                Some(all) => all.join(next).with_context(name)?,
+            }
+        }
+        all.context("name files that cargo xtask bench --json has written")
+    }
+
+    /// Adds the rows of others that were measured in the same way.
+    fn join(&mut self, other: Results) -> Result<()> {
+        let names = |results: &Results| -> Vec<String> {
+            results.systems.iter().map(|system| system.name.clone()).collect()
+        };
+        for (what, same) in [
+            ("commit", self.tree == other.tree),
+            ("machine", self.machine == other.machine),
+            ("settings", self.settings == other.settings && self.quick == other.quick),
+            ("systems", names(self) == names(&other)),
+        ] {
+            if !same {
+                bail!("it has another {what} than the first file: its rows can not be compared");
+            }
+        }
+        for set in other.sets {
+            match self.sets.iter_mut().find(|own| own.disks == set.disks) {
+                None => self.sets.push(set),
+                Some(own) => {
+                    let twice = |row: &&Measured| own.rows.iter().any(|own| own.row == row.row);
+                    if let Some(row) = set.rows.iter().find(twice) {
+                        bail!("the row {} is in another file too", row.row);
+                    }
+                    own.rows.extend(set.rows);
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Run {
@@ -238,7 +291,7 @@ pub fn git(arguments: &[&str]) -> Result<String> {
         .context("git could not be started")?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        anyhow::bail!("git {}: {}", arguments.join(" "), text.trim());
+        bail!("git {}: {}", arguments.join(" "), text.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -299,7 +352,7 @@ pub mod tests {
             settings: Settings { seconds: 3, volumes: 8, mib: 256, diskless_node: true },
             arguments: Vec::new(),
             systems: Vec::new(),
-            sets: vec![Set { disks: "ram", file_system: "tmpfs".to_owned(), rows }],
+            sets: vec![Set { disks: "ram".to_owned(), file_system: "tmpfs".to_owned(), rows }],
         }
     }
 
@@ -325,6 +378,33 @@ pub mod tests {
         assert_eq!((summed.spread, summed.of_raw), (Some(1.0), Some(0.25)));
         assert_eq!(summed.median.write.unwrap().p50_us, 1.0);
         assert!(OfSystem::new("x", Vec::new(), None).is_none());
+    }
+
+    #[test]
+    fn rows_of_several_files_come_together_if_they_were_measured_alike() {
+        let folder = tempfile::tempdir().unwrap();
+        let keep = |name: &str, results: &Results| {
+            let path = folder.path().join(name);
+            write(&path, &serde_json::to_string(results).unwrap()).unwrap();
+            path
+        };
+        let first = results(&[1.0, 2.0]);
+        let mut second = first.clone();
+        second.sets[0].rows[0].row = "b-row".to_owned();
+        let mut third = second.clone();
+        third.machine.kernel.push('1');
+        let files = [keep("1", &first), keep("2", &second), keep("3", &third)];
+        let rows: Vec<String> = Results::read(&files[..2]).unwrap().sets[0]
+            .rows
+            .iter()
+            .map(|row| row.row.clone())
+            .collect();
+        assert_eq!(rows, ["a-row", "b-row"]);
+        let error = |files: &[PathBuf]| format!("{:#}", Results::read(files).unwrap_err());
+        assert!(error(&files).contains("3: it has another machine than the first file"));
+        let twice = [files[0].clone(), files[0].clone()];
+        assert!(error(&twice).contains("the row a-row is in another file too"));
+        assert!(error(&[]).contains("name files"));
     }
 
     #[test]

@@ -135,7 +135,7 @@ fn measure(
     let rows = options.rows.iter().zip(runs);
     let rows = rows.map(|(row, runs)| measured(row, options, &bed, runs)).collect::<Result<_>>()?;
     let file_system = bed.file_system.clone();
-    results.sets.push(Set { disks: disks.name(), file_system, rows });
+    results.sets.push(Set { disks: disks.name().to_owned(), file_system, rows });
     Ok(())
 }
 

@@ -25,7 +25,7 @@ pub fn serve(folder: &Path, disks: &[PathBuf]) -> Result<Serving> {
     // It appends the number of the control port.
     let socket = folder.join("tgtd.sock.0");
     daemon.wait("its control socket is there", PATIENCE, || socket.exists())?;
-    let mut serving = Serving { targets: Vec::new(), servers: vec![daemon], hops: Vec::new() };
+    let (mut targets, mut hops) = (Vec::new(), Vec::new());
     for (index, disk) in disks.iter().enumerate() {
         let disk = disk.display().to_string();
         let (number, name) = ((index + 1).to_string(), format!("{NAME}{index}"));
@@ -43,8 +43,8 @@ pub fn serve(folder: &Path, disks: &[PathBuf]) -> Result<Serving> {
         command.args(["--format=raw", "--cache=none"]);
         let image = format!("iscsi://{portal}/{name}/1");
         let (hop, target) = qemu(command, folder, &format!("hop{index}"), image.as_ref())?;
-        serving.hops.push(hop);
-        serving.targets.push(target);
+        hops.push(hop);
+        targets.push(target);
     }
-    Ok(serving)
+    Ok(Serving::by(targets, vec![daemon], hops))
 }

@@ -7,11 +7,10 @@ use super::check::Limit as Bound;
 use super::check::{Check, Figure, Unit, ratios};
 use super::disk_limit::{DEPTH, REQUESTS, not_limited};
 use super::stand::{Client, Load, Plan, Stand};
-use crate::bench::cluster::allocate;
 use crate::bench::fio::Job;
 use crate::bench::limit::Limit;
 use crate::bench::options::Disks;
-use crate::bench::peers::{Peer, Serving};
+use crate::bench::peers::{Peer, Serving, Wanted};
 
 /// With the disk as the limit, of a local replica.
 const LEAST_OF_LOCAL: f64 = 0.95;
@@ -106,9 +105,8 @@ fn at_the_limit_of_the_cpu(setting: &Setting) -> Result<Vec<Check>> {
 /// tgt with a file beside the cluster's, fully written.
 fn start_tgt(stand: &Stand, mib: u64) -> Result<Serving> {
     let folder = stand.folder("tgt")?;
-    let disk = folder.join("disk");
-    allocate(&disk, mib)?;
-    let serving = Peer::Tgt.serve(&folder, &[disk], stand.place().direct)?;
+    let wanted = Wanted { folder: &folder, volumes: 1, mib, direct: stand.place().direct };
+    let serving = Peer::Tgt.serve(&wanted)?;
     let (targets, pattern, block) = (&serving.targets[..1], "write", "1m");
     Job { targets, pattern, block, depth: 4, jobs: 1, mib, seconds: None, rate: None }.run()?;
     Ok(serving)
