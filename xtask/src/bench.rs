@@ -10,7 +10,8 @@
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
 //! - `targets`: what the project wants to reach, each with a verdict.
-//! - `writes` with `profile`, `activity_log`, `idle`, `integrity`: closer looks at one thing each.
+//! - `writes` with `profile`, `shares`, `activity_log`, `idle`, `integrity`: closer looks at one
+//!   thing each.
 //! - `fio`, `cpu`, `limit`, `process`, `namespace`: the client, CPU time, disks of a known speed, and
 //!   processes that end with us.
 
@@ -34,6 +35,7 @@ mod report;
 mod results;
 mod revision;
 mod rows;
+pub mod shares;
 mod statistics;
 mod table;
 mod targets;
@@ -87,6 +89,10 @@ cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-ext
     activity-log         metadata writes per data write: cold, then hot; fails where they are more
                          than one for 60 at depth 64, or any at all while extents are hot
     writes               CPU time of the whole machine per 4 KiB write
+    shares               CPU time per 4 KiB request of each engine, of the client and of the whole
+                         machine, for reads and writes, on a node with a replica and on one without
+                         a disk, at depths 1 to 64; disks in memory (/dev/shm), volumes of 256 MiB.
+                         What `cargo xtask scaling` counts with.
     idle                 memory and CPU time of engines with V connected volumes that nobody uses
     integrity            CPU time of all engines per 4 KiB write with data-integrity-alg crc32c, and
                          without, by turns; seven runs of each
@@ -94,8 +100,8 @@ cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-ext
     (default 64, else 32), volumes of M MiB (default 4096, 1024, 64 and 256), activity logs of E extents,
     V volumes (default 300; only idle has several).
     --profile (of writes) says where the engines spend it; needs Linux' perf.
-    --json (of integrity) prints every run and the medians as JSON.
-    The disks are files in TMPDIR; it should be on a real file system.";
+    --json (of integrity and shares) prints every run and the medians as JSON.
+    The disks are files in TMPDIR, unless said otherwise; it should be on a real file system.";
 
 /// What to measure, and how.
 #[derive(Clone, Debug)]
@@ -149,7 +155,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);
     }
-    let single_ones = ["writes", "activity-log", "idle", "integrity"];
+    let single_ones = ["writes", "activity-log", "shares", "idle", "integrity"];
     match arguments.iter().any(|argument| single_ones.contains(&argument.as_str())) {
         true => single(arguments),
         false => table::run(arguments),
@@ -191,6 +197,9 @@ fn single(arguments: &[String]) -> Result<()> {
     if !(1..=cluster::NAMES.len()).contains(&options.nodes) {
         bail!("1 to {} nodes, not {}", cluster::NAMES.len(), options.nodes);
     }
+    if name == Some("shares") && options.nodes == cluster::NAMES.len() {
+        bail!("shares needs one more node, without a disk: {} at most with one", options.nodes - 1);
+    }
     refuse_unused(name, &options)?;
     process::watch_signals()?;
     if name == Some("idle") {
@@ -200,6 +209,7 @@ fn single(arguments: &[String]) -> Result<()> {
     match name {
         Some("activity-log") => activity_log::run(&build(false)?, &options),
         Some("integrity") => integrity::run(&build(false)?, &options),
+        Some("shares") => shares::run(&build(false)?, &options),
         Some("writes") => writes::run(&build(options.profile)?, &options),
         Some(other) => bail!("{other} is not a measurement\n{HELP}"),
         None => bail!("{HELP}"),
@@ -209,12 +219,13 @@ fn single(arguments: &[String]) -> Result<()> {
 /// An option that the measurement does not honour is a mistake.
 fn refuse_unused(name: Option<&str>, options: &Options) -> Result<()> {
     let (idle, integrity) = (name == Some("idle"), name == Some("integrity"));
+    let shares = name == Some("shares");
     let unused = [
         ("--volumes", !idle && options.volumes.is_some()),
         ("--depth", idle && options.depth.is_some()),
-        ("--al-extents", (idle || integrity) && options.al_extents.is_some()),
-        ("--json", !integrity && options.json),
+        ("--al-extents", (idle || integrity || shares) && options.al_extents.is_some()),
         ("--profile", name != Some("writes") && options.profile),
+        ("--json", !integrity && !shares && options.json),
     ];
     match unused.iter().find(|(_, given)| *given) {
         Some((option, _)) => bail!("{option} is of no use for {}\n{HELP}", name.unwrap_or("this")),

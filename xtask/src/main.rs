@@ -9,6 +9,7 @@ mod bench;
 mod compat;
 mod fuzz;
 mod mutants;
+mod scaling;
 mod sim;
 mod test;
 mod tidy;
@@ -20,6 +21,7 @@ const HELP: &str = "\
 cargo xtask <command>
     test       install what the tests need, then run every check and test
     bench      measure real engines
+    scaling    compute what many nodes would do, from what this machine measures
     sim        run seeds of the simulator
     torture    kill, stop and cut off three real engines under load
     vm         boot guests with other kernels, to test against the real thing
@@ -50,6 +52,7 @@ fn run() -> Result<()> {
     match command.as_str() {
         "test" => test::main(rest),
         "bench" => bench::main(rest),
+        "scaling" => scaling::main(rest),
         "sim" => sim::main(rest),
         "torture" => torture::main(rest),
         "vm" => vm::main(rest),

@@ -11,7 +11,7 @@ mod fio;
 mod nbd;
 mod net;
 mod nodes;
-mod random;
+pub mod random;
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -86,6 +86,8 @@ pub struct Report {
     pub write: Side,
     /// CPU time of fio's jobs, without its start and end, in seconds.
     pub cpu: f64,
+    /// How often their threads stopped running.
+    pub switches: u64,
 }
 
 /// One direction.
@@ -261,7 +263,8 @@ fn parse(text: &str) -> Result<Report> {
     // Percent of the run time, both summed up over the jobs.
     let milliseconds = number(job, "job_runtime")?;
     let cpu = (number(job, "usr_cpu")? + number(job, "sys_cpu")?) / 100.0 * milliseconds / 1000.0;
-    Ok(Report { read: side(&job["read"])?, write: side(&job["write"])?, cpu })
+    let switches = job["ctx"].as_u64().context("fio's report lacks ctx")?;
+    Ok(Report { read: side(&job["read"])?, write: side(&job["write"])?, cpu, switches })
 }
 
 fn side(value: &Value) -> Result<Side> {

@@ -55,7 +55,7 @@ fn report_leftovers(parent: &Path) {
 }
 
 /// Where disks of a kind are.
-fn parent(disks: Disks) -> Result<PathBuf> {
+pub fn parent(disks: Disks) -> Result<PathBuf> {
     match disks {
         Disks::Ram => {
             let shm = PathBuf::from("/dev/shm");

@@ -328,7 +328,8 @@ pub mod tests {
             p999: 30.0,
         };
         let run = |rate: f64, cpu: Option<f64>| {
-            let report = Report { read: Side::default(), write: side(rate), cpu: 0.005 };
+            let report =
+                Report { read: Side::default(), write: side(rate), cpu: 0.005, switches: 0 };
             Run::new(&report, cpu, 0.0).unwrap()
         };
         let raw: Vec<Run> = iops.iter().map(|iops| run(iops * 2.0, None)).collect();
@@ -358,7 +359,7 @@ pub mod tests {
 
     fn run(iops: f64, cpu: Option<f64>) -> Run {
         let side = Side { requests: 100, rate: iops, mean: 2.0, median: 1.0, ..Side::default() };
-        let report = Report { read: Side::default(), write: side, cpu: 0.001 };
+        let report = Report { read: Side::default(), write: side, cpu: 0.001, switches: 0 };
         Run::new(&report, cpu, 0.0).unwrap()
     }
 
