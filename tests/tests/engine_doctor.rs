@@ -168,9 +168,14 @@ fn a_slow_disk_is_named_wherever_it_is() {
     let load = Load::on(alpha, 8);
     let found = doctor(alpha, &["r0", "--passive", "--seconds", "10"]);
     assert_eq!(bottleneck(&found), "disk of bravo", "{found:#}");
-    // The one who has it names it, too.
+    // The one who has it names it, too, and says who sees more.
     let found = doctor(bravo, &["r0", "--passive", "--seconds", "10"]);
-    assert!(bottleneck(&found).starts_with("disk of bravo (/"), "{found:#}");
+    let own = list(&found["findings"]).iter().find(|f| {
+        let object = f["object"].as_str().unwrap();
+        object.starts_with("disk of bravo (/")
+    });
+    let own = own.unwrap_or_else(|| panic!("it names its disk: {found:#}"));
+    assert!(own["remedy"].as_str().unwrap().contains("on alpha"), "{found:#}");
 
     disk.releases(bravo);
     disk.holds(alpha);

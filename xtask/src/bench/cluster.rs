@@ -110,6 +110,11 @@ impl Shape {
     pub fn files_for(volumes: usize) -> usize {
         FILES + FILES_EACH * volumes
     }
+
+    /// The volumes of an engine that may have so many files open.
+    pub fn volumes_for(files: usize) -> usize {
+        files.saturating_sub(FILES) / FILES_EACH
+    }
 }
 
 impl Cluster {

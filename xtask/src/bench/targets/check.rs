@@ -165,9 +165,19 @@ pub fn ratios(of: &[f64], by: &[f64]) -> Vec<f64> {
 
 /// By round: the least of several figures.
 pub fn least(figures: &[&[f64]]) -> Vec<f64> {
-    let rounds = figures.iter().map(|runs| runs.len()).min().unwrap_or(0);
-    let of = |round: usize| figures.iter().map(|runs| runs[round]).fold(f64::INFINITY, f64::min);
-    (0..rounds).map(of).collect()
+    by_round(figures, f64::min)
+}
+
+/// By round: the greatest of several figures.
+pub fn greatest(figures: &[&[f64]]) -> Vec<f64> {
+    by_round(figures, f64::max)
+}
+
+fn by_round(figures: &[&[f64]], choose: fn(f64, f64) -> f64) -> Vec<f64> {
+    let [first, others @ ..] = figures else { return Vec::new() };
+    others.iter().fold(first.to_vec(), |chosen, figure| {
+        chosen.iter().zip(*figure).map(|(a, b)| choose(*a, *b)).collect()
+    })
 }
 
 #[cfg(test)]
@@ -204,6 +214,7 @@ mod tests {
     fn figures_are_put_together_round_by_round() {
         assert_eq!(ratios(&[1.0, 9.0], &[2.0, 3.0]), [0.5, 3.0]);
         assert_eq!(least(&[&[1.0, 9.0], &[2.0, 3.0]]), [1.0, 3.0]);
+        assert_eq!(greatest(&[&[1.0, 9.0], &[2.0, 3.0]]), [2.0, 9.0]);
         assert!(least(&[]).is_empty());
     }
 

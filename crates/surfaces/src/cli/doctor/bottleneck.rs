@@ -24,10 +24,32 @@ pub(super) fn bottleneck(case: &Case<'_>) -> Option<Finding> {
     let busiest = watched.max_by(|a, b| load(a).total_cmp(&load(b)));
     match busiest {
         Some(volume) if load(volume) >= LOAD => {
-            saturated_thread(case).or_else(|| under_load(case, volume))
+            let found = saturated_thread(case).or_else(|| under_load(case, volume));
+            let writer = writer(case).filter(|_| volume.requests < LOAD);
+            found.map(|finding| match writer {
+                Some(writer) => seen_from_a_secondary(case, finding, writer),
+                None => finding,
+            })
         }
         _ => at_rest(case),
     }
+}
+
+/// The node that writes, if that is another one.
+fn writer<'a>(case: &'a Case<'_>) -> Option<&'a str> {
+    let primary = case.status.connections.iter().find(|c| c.peer_role == Role::Primary);
+    primary.map(|connection| connection.name.as_str())
+}
+
+/// A Secondary sees where writes are that have reached it, not what kept them from coming.
+fn seen_from_a_secondary(case: &Case<'_>, finding: Finding, writer: &str) -> Finding {
+    let remedy = format!(
+        "run `ashlar doctor {}` on {writer}, which writes: only there all parts are seen; if it names \
+         this one, {}",
+        case.config.name, finding.remedy
+    );
+    let evidence = format!("most of what has come here and waits is there: {}", finding.evidence);
+    Finding { weight: Weight::Note, evidence, remedy, ..finding }
 }
 
 fn load(volume: &WatchedVolume) -> f64 {

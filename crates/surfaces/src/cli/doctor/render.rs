@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use codec::admin::{Series, WatchedPeer, WatchedVolume};
+use vocab::Bytes;
 
 use super::{Examination, Finding, Weight};
 
@@ -67,7 +68,10 @@ fn row(name: &str, series: &Series, out: &mut String) {
     if series.operations == 0 {
         return;
     }
-    let throughput = rate(series.per_second() * f64::from(series.block));
+    let throughput = match series.block {
+        0 => String::new(),
+        block => rate(series.per_second() * f64::from(block)),
+    };
     let (each, median, p99) = match series.block {
         // A stream: its bytes are no operations.
         1 => (String::new(), String::new(), String::new()),
@@ -148,24 +152,24 @@ fn write_volume(volume: &WatchedVolume, seconds: f64, out: &mut String) {
     let per_second = |kib: u64| rate(kib as f64 * 1024.0 / seconds.max(1e-9));
     let _ = writeln!(
         out,
-        "  volume {}: {:.1} requests in flight, {:.1} of peers; in the disk {:.1} reads, {:.1} writes, \
-         {:.1} flushes, {:.1} metadata; {} read, {} written, {:.1} log transactions/s",
+        "  volume {}: {:.1} requests in flight, {:.1} of peers; {} read, {} written, {:.1} log \
+         transactions/s\n    in the disk {:.1} reads, {:.1} writes, {:.1} flushes, {:.1} metadata",
         volume.volume,
         volume.requests,
         volume.unanswered,
+        per_second(volume.read_kib),
+        per_second(volume.written_kib),
+        volume.al_writes as f64 / seconds.max(1e-9),
         volume.disk_reads,
         volume.disk_writes,
         volume.disk_flushes,
         volume.disk_metadata,
-        per_second(volume.read_kib),
-        per_second(volume.written_kib),
-        volume.al_writes as f64 / seconds.max(1e-9),
     );
     if let Some(device) = &volume.device {
         let mean = |ms: u64, n: u64| time(ms as f64 * 1e6 / n.max(1) as f64);
         let _ = writeln!(
             out,
-            "  device {}: {} reads ({} each), {} writes ({}), {} flushes ({}), busy {:.0} %",
+            "    device {}: {} reads ({} each), {} writes ({}), {} flushes ({}), busy {:.0} %",
             device.name,
             device.reads,
             mean(device.read_ms, device.reads),
@@ -187,14 +191,14 @@ fn write_peer(name: &str, peer: &WatchedPeer, seconds: f64, out: &mut String) {
     let pending: f64 = peer.pending.iter().sum();
     let _ = writeln!(
         out,
-        "  {name}: {pending:.1} requests wait for it; {} there, {} back, round trip {} (shortest {}), \
+        "  {name}: {pending:.1} requests wait for it; {} there, {} back\n    round trip {} (shortest {}), \
          path MTU {}, {} sent again{}",
         per_second(tcp.acked_bytes),
         per_second(tcp.received_bytes),
         time(tcp.rtt as f64),
         time(tcp.min_rtt as f64),
         tcp.path_mtu,
-        tcp.resent_bytes,
+        Bytes(tcp.resent_bytes),
         peer.ping.map_or_else(String::new, |ns| format!(", last ping {}", time(ns as f64)))
     );
 }

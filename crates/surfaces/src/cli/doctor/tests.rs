@@ -252,13 +252,17 @@ fn a_peers_disk_and_the_network_to_it_are_told_apart() {
 }
 
 #[test]
-fn a_secondary_names_its_own_disk() {
+fn a_secondary_names_its_own_disk_and_who_sees_the_rest() {
     let mut made = Made::busy();
     made.status.role = Role::Secondary;
     let volume = made.volume();
     (volume.requests, volume.unanswered, volume.disk_writes) = (0.0, 6.0, 5.5);
     made.figures.watch.peers.iter_mut().for_each(|p| p.pending = vec![0.0]);
-    assert!(made.bottleneck().starts_with("disk of g11"), "{}", made.bottleneck());
+    made.status.connections[1].peer_role = Role::Primary;
+    let findings = made.findings();
+    let [only] = &findings[..] else { panic!("{findings:?}") };
+    assert_eq!((only.weight, only.object.as_str()), (Weight::Note, "disk of g11 (/dev/vg/r0)"));
+    assert!(only.remedy.contains("on g13, which writes"), "{only:?}");
 }
 
 #[test]
@@ -464,10 +468,10 @@ Measured                                   throughput   per second      median  
   disk 0: random read, 4 KiB, depth 32      180 MiB/s        46000      435 us      870 us
 
 Seen in 5.0 s
-  volume 0: 0.1 requests in flight, 0.0 of peers; in the disk 0.0 reads, 2.0 writes, 0.0 flushes, \
-0.0 metadata; 0 KiB/s read, 20.0 MiB/s written, 0.0 log transactions/s
-  g12: 2.5 requests wait for it; 20.0 MiB/s there, 0 KiB/s back, round trip 100 us (shortest 50 us), \
-path MTU 1500, 0 sent again, last ping 200 us
+  volume 0: 0.1 requests in flight, 0.0 of peers; 0 KiB/s read, 20.0 MiB/s written, 0.0 log transactions/s
+    in the disk 0.0 reads, 2.0 writes, 0.0 flushes, 0.0 metadata
+  g12: 2.5 requests wait for it; 20.0 MiB/s there, 0 KiB/s back
+    round trip 100 us (shortest 50 us), path MTU 1500, 0 B sent again, last ping 200 us
   g13: not connected
   thread shard0: on a CPU 20 %, waiting for one 0 %
 
