@@ -120,7 +120,7 @@ impl Options {
     /// Engines with one volume, of one thread each.
     fn cluster(&self, program: &Path, mib: u64, disk: String) -> Result<Cluster> {
         let directory = tempfile::Builder::new().prefix("ashlar-bench").tempdir()?;
-        let (replicas, threads) = (self.nodes, Some(1));
+        let replicas = self.nodes;
         let shape = Shape {
             replicas,
             diskless: false,
@@ -130,7 +130,7 @@ impl Options {
             served: 1,
             net: Vec::new(),
             disk,
-            threads,
+            engine: &["--threads=1"],
         };
         Cluster::start(program, directory, shape)
     }

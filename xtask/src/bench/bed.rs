@@ -138,7 +138,7 @@ impl Bed {
             served: options.volumes_used(),
             net: Vec::new(),
             disk: String::new(),
-            threads: None,
+            engine: &[],
         };
         let directory = tempfile::Builder::new().prefix("nodes").tempdir_in(self.folder.path())?;
         let cluster = Cluster::start(&program.path, directory, shape)

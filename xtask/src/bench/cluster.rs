@@ -69,8 +69,8 @@ pub struct Shape {
     pub net: Vec<String>,
     /// Lines for the section `disk`.
     pub disk: String,
-    /// Threads of each engine; as many as the engine likes if not said.
-    pub threads: Option<u16>,
+    /// More arguments of the engines.
+    pub engine: &'static [&'static str],
 }
 
 /// A volume's counters of metadata writes.
@@ -199,9 +199,7 @@ impl Cluster {
         engine.args(["engine", "--log-level", "warn", "--node", NAMES[node]]);
         engine.arg("--socket").arg(self.socket(node));
         engine.arg("--state-dir").arg(directory.join("state"));
-        if let Some(threads) = self.shape.threads {
-            engine.args(["--threads", &threads.to_string()]);
-        }
+        engine.args(self.shape.engine);
         self.engines.push(Daemon::start(engine, directory.join("log"))?);
         self.command(node, &["info", "--wait-engine", "30"])?;
         Ok(())

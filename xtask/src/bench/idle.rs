@@ -33,7 +33,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
             served: volumes,
             net: Vec::new(),
             disk: String::new(),
-            threads: None,
+            engine: &[],
         },
     )?;
     println!("{volumes} connected volumes on {} engines, all idle", options.nodes);

@@ -68,7 +68,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         served: DIGESTS.len(),
         net: DIGESTS.map(net).to_vec(),
         disk: String::new(),
-        threads: Some(1),
+        engine: &["--threads=1"],
     };
     let mut cluster = Cluster::start(program, directory, shape)?;
     let targets = cluster.local();

@@ -93,10 +93,10 @@ pub(super) fn run(program: &Path, options: &Options) -> Result<()> {
     let mib = options.mib.unwrap_or(MIB);
     let parent = super::place::parent(Disks::Ram)?;
     let directory = tempfile::Builder::new().prefix("ashlar-bench").tempdir_in(parent)?;
-    let (replicas, threads) = (options.nodes, None);
+    let (replicas, engine) = (options.nodes, &[]);
     let disk = String::new();
     let (diskless, volumes, sparse, served, net) = (true, 1, false, 1, Vec::new());
-    let shape = Shape { replicas, diskless, volumes, mib, sparse, served, net, disk, threads };
+    let shape = Shape { replicas, diskless, volumes, mib, sparse, served, net, disk, engine };
     let mut cluster = Cluster::start(program, directory, shape)?;
     let local = cluster.local();
     let diskless = cluster.diskless().context("a cluster without a diskless node")?;

@@ -32,6 +32,8 @@ pub struct Plan {
     pub mib: u64,
     /// Lines for the section `disk`.
     pub disk: &'static str,
+    /// More arguments of the engines.
+    pub engine: &'static [&'static str],
 }
 
 /// Who reads and writes.
@@ -74,7 +76,7 @@ impl Plan {
     /// One volume of which there are three replicas, and a raw file.
     pub fn new(disks: Disks, options: &Options) -> Plan {
         let mib = options.mib;
-        Plan { disks, raw: 1, diskless: false, volumes: 1, idle: 0, mib, disk: "" }
+        Plan { disks, raw: 1, diskless: false, volumes: 1, idle: 0, mib, disk: "", engine: &[] }
     }
 }
 
@@ -115,7 +117,7 @@ impl Stand {
             served: plan.volumes,
             net: Vec::new(),
             disk: plan.disk.to_owned(),
-            threads: None,
+            engine: plan.engine,
         };
         let directory = tempfile::Builder::new().prefix("nodes").tempdir_in(place.folder.path())?;
         let cluster = Cluster::start(program, directory, shape)?;
