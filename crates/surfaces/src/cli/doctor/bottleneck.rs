@@ -82,8 +82,11 @@ enum Place<'a> {
 fn under_load(case: &Case<'_>, volume: &WatchedVolume) -> Option<Finding> {
     let all = load(volume);
     let position = case.status.devices.iter().position(|d| d.volume == volume.volume)?;
-    let mut places =
-        vec![(volume.disk_writes + volume.disk_reads + volume.disk_flushes, Place::Disk)];
+    let in_disk = volume.disk_writes + volume.disk_reads + volume.disk_flushes;
+    // Writes of a peer wait for those that they must not overtake, and for the flush behind them:
+    // while a disk is at work on these, the others are nowhere else.
+    let behind_them = volume.requests < LOAD && in_disk >= volume.disk_metadata.max(LOAD);
+    let mut places = vec![(if behind_them { all } else { in_disk }, Place::Disk)];
     for peer in &case.figures.watch.peers {
         let config = case.config.peers.iter().find(|p| p.node_id == peer.peer);
         if let (Some(config), Some(pending)) = (config, peer.pending.get(position)) {
@@ -100,7 +103,9 @@ fn under_load(case: &Case<'_>, volume: &WatchedVolume) -> Option<Finding> {
     }
     let of = format!("of {all:.1} requests in flight {here:.1}");
     Some(match place {
-        Place::Disk => local_disk(case, volume, &of),
+        Place::Disk => {
+            local_disk(case, volume, &format!("of {all:.1} requests in flight {in_disk:.1}"))
+        }
         Place::Metadata => metadata(case, volume),
         Place::Peer(config, peer) => at_peer(case, config, peer, &of),
     })
@@ -228,10 +233,13 @@ fn at_peer(case: &Case<'_>, config: &PeerConfig, peer: &WatchedPeer, of: &str) -
     }
     let evidence = format!(
         "{figures}; all but {:.0} % of the data that has no answer has arrived there, so it waits for \
-         the disk",
+         the disk, or for a CPU",
         unsent * 100.0
     );
-    let remedy = format!("run `ashlar doctor {}` on {there}: it reads that disk", case.config.name);
+    let remedy = format!(
+        "run `ashlar doctor {}` on {there}: it looks at that disk and those threads",
+        case.config.name
+    );
     finding(format!("disk of {there}"), evidence, &remedy)
 }
 

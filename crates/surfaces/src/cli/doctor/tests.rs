@@ -263,6 +263,16 @@ fn a_secondary_names_its_own_disk_and_who_sees_the_rest() {
     let [only] = &findings[..] else { panic!("{findings:?}") };
     assert_eq!((only.weight, only.object.as_str()), (Weight::Note, "disk of g11 (/dev/vg/r0)"));
     assert!(only.remedy.contains("on g13, which writes"), "{only:?}");
+    // Writes that wait for those before them and their flush count, too.
+    let volume = made.volume();
+    (volume.unanswered, volume.disk_writes, volume.disk_flushes) = (7.9, 2.6, 0.5);
+    let found = made.findings();
+    assert_eq!(found[0].object, "disk of g11 (/dev/vg/r0)", "{found:?}");
+    assert!(found[0].evidence.contains("of 7.9 requests in flight 3.1 were in it"), "{found:?}");
+    // The activity log holds them up if that is written.
+    let volume = made.volume();
+    (volume.disk_writes, volume.disk_flushes, volume.disk_metadata) = (0.0, 0.0, 1.0);
+    assert_eq!(made.findings()[0].object, "metadata of volume 0 on g11");
 }
 
 #[test]
