@@ -47,6 +47,7 @@ const PREDICT_HEADER_MAX: usize = 128;
 /// Most pairs per receive, and most bytes of payload.
 const PAIRS_MAX: usize = 64;
 const PREDICTED_BYTES_MAX: usize = 256 << 10;
+const _: () = assert!(2 * PREDICT_MAX <= PREDICTED_BYTES_MAX, "two pairs fit");
 /// Confidence from which to predict, its maximum, and what a pair of another size costs. A
 /// stream with one odd packet (a barrier) per ten writes stays predicted.
 const CONFIDENT: u8 = 4;
