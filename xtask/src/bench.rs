@@ -12,8 +12,8 @@
 //! - `targets`: what the project wants to reach, each with a verdict.
 //! - `writes` with `profile`, `shares`, `activity_log`, `idle`, `integrity`: closer looks at one
 //!   thing each.
-//! - `fio`, `cpu`, `limit`, `process`, `namespace`: the client, CPU time, disks of a known speed, and
-//!   processes that end with us.
+//! - `fio`, `cpu`, `limit`, `namespace`: the client, CPU time, disks of a known speed, and processes
+//!   that all end together.
 
 mod activity_log;
 mod bed;
@@ -29,7 +29,6 @@ mod namespace;
 mod options;
 mod peers;
 mod place;
-pub mod process;
 mod profile;
 mod report;
 mod results;
@@ -47,6 +46,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::process;
 use crate::workspace::{self, Metadata};
 use cluster::{Cluster, Shape};
 

@@ -5,10 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+mod arguments;
 mod bench;
 mod compat;
 mod fuzz;
 mod mutants;
+mod netns;
+mod process;
 mod scaling;
 mod sim;
 mod test;

@@ -1,4 +1,4 @@
-//! Processes of a measurement. They end with it, whatever its end is: each asks the kernel to be
+//! Processes of a command of ours. They end with it, whatever its end is: each asks the kernel to be
 //! killed when its parent dies, and Ctrl-C reaches only this process, which then cleans up.
 
 use std::ffi::OsStr;

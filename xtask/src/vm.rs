@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::bench::process;
+use crate::process;
 use guest::Kind;
 use image::Images;
 use rig::Rig;
@@ -79,7 +79,7 @@ fn smoke(kind: Kind) -> Result<()> {
     let disk = kind.disk();
     let script = format!(
         "mkfs.ext4 -q {disk} && mount -t ext4 {disk} /mnt && echo kept > /mnt/file && sync && \
-         echo b > /tmp/unsynced && blockdev --getsize64 {disk}"
+         blockdev --getsize64 {disk}"
     );
     let size = guest.run(&script, PATIENCE)?;
     ensure!(size.trim() == (DISK_MIB << 20).to_string(), "the disk has {size} bytes");

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::fio::Target;
-use super::process::{self, Daemon};
+use crate::process::{self, Daemon};
 
 /// Names of nodes, in the order of their ids.
 pub const NAMES: &[&str] = &["alpha", "bravo", "charlie", "delta"];

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::limit::Group;
-use super::process;
+use crate::process;
 
 /// How much longer than its job fio may take.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::Options;
 use super::cluster::{Cluster, NAMES, Shape};
 use super::cpu::Clock;
-use super::process;
+use crate::process;
 
 /// Size of each volume; its blocks are never written.
 const MIB: u64 = 64;

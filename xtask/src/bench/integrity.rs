@@ -10,9 +10,9 @@ use super::Options;
 use super::cluster::{Cluster, Shape};
 use super::cpu::Clock;
 use super::fio::Job;
-use super::process;
 use super::results::{Machine, Tree, now};
 use super::statistics::{judge, median, spread};
+use crate::process;
 
 /// The volumes, by their digest.
 const DIGESTS: [&str; 2] = ["none", "crc32c"];

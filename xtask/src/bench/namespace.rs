@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::process::{self, Daemon};
+use crate::process::{self, Daemon};
 
 /// How long its first process may take to be there, and its processes to be gone.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use super::peers::Peer;
 use super::rows::{Row, Times};
+use crate::arguments::{Words, number};
 
 /// Fewer runs than this say nothing about noise.
 const ROUNDS: usize = 5;
@@ -88,17 +89,9 @@ impl Options {
             compare: None,
         };
         let mut rows_named = false;
-        let mut given: Vec<&str> = Vec::new();
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let name = argument.as_str();
-            if given.contains(&name) {
-                bail!("{name} is there twice");
-            }
-            given.push(name);
-            let mut value = || -> Result<&String> {
-                arguments.next().with_context(|| format!("{name} needs a value"))
-            };
+        let mut words = Words::new(arguments);
+        while let Some(name) = words.next()? {
+            let mut value = || words.value(name);
             match name {
                 "table" | "--quick" => {}
                 "--rows" => {
@@ -168,17 +161,6 @@ impl Options {
             true => self.volumes,
             false => 1,
         }
-    }
-}
-
-/// A number within its limits.
-pub fn number<N>(name: &str, value: &str, least: N, most: N) -> Result<N>
-where
-    N: std::str::FromStr + PartialOrd + std::fmt::Display,
-{
-    match value.parse() {
-        Ok(number) if (&least..=&most).contains(&&number) => Ok(number),
-        _ => bail!("{name} is a number from {least} to {most}, not {value:?}"),
     }
 }
 

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use super::cluster::allocate;
 use super::fio::{self, Target};
 use super::namespace::Namespace;
-use super::process::{self, Daemon};
+use crate::process::{self, Daemon};
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);

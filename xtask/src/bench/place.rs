@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use super::options::Disks;
-use super::process;
+use crate::process;
 use crate::workspace::Metadata;
 
 /// Room that stays free, MiB.

@@ -9,7 +9,8 @@ use super::bed::{Bed, Program, RAW};
 use super::options::{Disks, Options};
 use super::results::{self, Machine, Measured, OfSystem, Results, Run, Set, Settings, Tree};
 use super::rows::Row;
-use super::{build, chart, fio, folder, history, process, report, revision, words};
+use super::{build, chart, fio, folder, history, report, revision, words};
+use crate::process;
 
 /// What a run takes besides its seconds: fio's start, its end, and a look at the nodes.
 const BESIDES: Duration = Duration::from_millis(1_000);

@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use super::results::{self, Machine, Tree};
-use super::{build, fio, folder, process, words};
+use super::{build, fio, folder, words};
+use crate::process;
 use check::Check;
 use options::Options;
 

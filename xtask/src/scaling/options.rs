@@ -1,13 +1,13 @@
 //! The arguments.
 
 use std::fs;
-use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
 use super::costs::{Costs, RECORDED};
 use super::model::{Hardware, Load, Network, P4800X};
 use super::sim::Run;
+use crate::arguments::{Words, number};
 
 /// From the moment a thread is woken until it runs, on an idle core: fitted to this machine's
 /// throughput, see docs/scaling.md.
@@ -53,17 +53,9 @@ impl Options {
         let mut measured = RECORDED.to_owned();
         let mut run = Run { seed: 1, warm_up_us: WARM_UP_US, window_us: 20_000.0 };
         let (mut view, mut json) = (None, false);
-        let mut given: Vec<&str> = Vec::new();
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let name = argument.as_str();
-            if given.contains(&name) {
-                bail!("{name} is there twice");
-            }
-            given.push(name);
-            let mut value = || -> Result<&String> {
-                arguments.next().with_context(|| format!("{name} needs a value"))
-            };
+        let mut words = Words::new(arguments);
+        while let Some(name) = words.next()? {
+            let mut value = || words.value(name);
             match name {
                 "table" => set(&mut view, View::Table)?,
                 "latency" => set(&mut view, View::Latency)?,
@@ -104,7 +96,7 @@ impl Options {
         }
         hardware.network = Some(network);
         let view = view.unwrap_or(View::Table);
-        refuse_unused(view, &given)?;
+        refuse_unused(view, words.given())?;
         let costs = Costs { measured: Costs::read(&measured)?, idle_us, flush_us, cpu };
         Ok(Options { view, hardware, workloads, depth, replicas, costs, run, json })
     }
@@ -148,16 +140,6 @@ fn refuse_unused(view: View, given: &[&str]) -> Result<()> {
     match given.iter().find(|name| unused.contains(name)) {
         Some(name) => bail!("{name} is of no use for this view; cargo xtask scaling --help"),
         None => Ok(()),
-    }
-}
-
-fn number<N>(name: &str, value: &str, least: N, most: N) -> Result<N>
-where
-    N: FromStr + PartialOrd + std::fmt::Display,
-{
-    match value.parse() {
-        Ok(number) if (&least..=&most).contains(&&number) => Ok(number),
-        _ => bail!("{name} is a number from {least} to {most}, not {value:?}"),
     }
 }
 

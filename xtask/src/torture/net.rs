@@ -7,12 +7,10 @@
 //!          ns 3               nothing leads out of the three
 //! ```
 
-use std::path::Path;
-use std::process::Command;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::{NODES, Node};
+use crate::netns::{ip, remove, sweep};
 
 /// Every namespace of this command is named so, then the process id, then the node.
 const PREFIX: &str = "ashlar-torture-";
@@ -34,7 +32,7 @@ impl Network {
     /// # Errors
     /// If this is not root, or the kernel or `ip` refuses.
     pub fn new() -> Result<Network> {
-        sweep();
+        sweep(PREFIX);
         let network = Network { pid: std::process::id() };
         for node in 1..=NODES {
             let add = ip(&["netns", "add", &network.name(node)]);
@@ -83,35 +81,4 @@ impl Drop for Network {
 
 fn interface(peer: Node) -> String {
     format!("to{peer}")
-}
-
-fn ip(words: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(words).output().context("`ip` could not be started")?;
-    if !output.status.success() {
-        bail!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
-}
-
-/// Kills what runs in a namespace and removes it. Nobody is told of failures: it is what happens
-/// on the way out.
-fn remove(name: &str) {
-    if let Ok(output) = Command::new("ip").args(["netns", "pids", name]).output() {
-        for pid in String::from_utf8_lossy(&output.stdout).split_whitespace() {
-            let _ = Command::new("kill").args(["-KILL", pid]).status();
-        }
-    }
-    let _ = Command::new("ip").args(["netns", "delete", name]).output();
-}
-
-/// Removes the namespaces of runs whose process is gone.
-fn sweep() {
-    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            remove(&name);
-        }
-    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::rig::{Rig, address, cable};
-use crate::bench::process::{self, Daemon};
+use crate::process::{self, Daemon};
 
 /// How long a boot may take, also on a machine with other work.
 const BOOT_PATIENCE: Duration = Duration::from_secs(180);

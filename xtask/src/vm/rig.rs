@@ -9,12 +9,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::guest::{Guest, Kind};
 use super::image::Images;
-use crate::bench::process;
+use crate::netns::{ip, remove, sweep};
+use crate::process;
 
 /// Every namespace of this command is named so, then the process id, then a number.
 const PREFIX: &str = "ashlar-vm-";
@@ -38,7 +39,7 @@ impl<'a> Rig<'a> {
     /// # Errors
     /// If this is not root, or the kernel or `ip` refuses.
     pub fn new(images: &'a Images) -> Result<Rig<'a>> {
-        sweep();
+        sweep(PREFIX);
         let directory = tempfile::Builder::new().prefix("ashlar-vm").tempdir()?;
         let namespace = format!("{PREFIX}{}", std::process::id());
         let add = ip(&["netns", "add", &namespace]);
@@ -102,35 +103,4 @@ impl Drop for Rig<'_> {
 /// The host's end of a guest's network card.
 pub fn cable(nr: u8) -> String {
     format!("tap{nr}")
-}
-
-fn ip(words: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(words).output().context("`ip` could not be started")?;
-    if !output.status.success() {
-        bail!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
-}
-
-/// Kills what runs in a namespace and removes it. Nobody is told of failures: it is what happens
-/// on the way out.
-fn remove(name: &str) {
-    if let Ok(output) = Command::new("ip").args(["netns", "pids", name]).output() {
-        for pid in String::from_utf8_lossy(&output.stdout).split_whitespace() {
-            let _ = Command::new("kill").args(["-KILL", pid]).status();
-        }
-    }
-    let _ = Command::new("ip").args(["netns", "delete", name]).output();
-}
-
-/// Removes the namespaces of runs whose process is gone.
-fn sweep() {
-    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(PREFIX);
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            remove(&name);
-        }
-    }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Running, Serving, Wanted};
 use crate::bench::cluster;
 use crate::bench::fio::Target;
-use crate::bench::process::{self, Daemon};
+use crate::process::{self, Daemon};
 
 /// What a reader of its figures has to know.
 pub const NOTE: &str = "three copies by three OSDs with BlueStore on files, answered when all \

@@ -13,7 +13,7 @@ use super::{Running, Serving, Wanted};
 use crate::bench::cluster;
 use crate::bench::fio::Target;
 use crate::bench::namespace::Namespace;
-use crate::bench::process;
+use crate::process;
 
 /// What a reader of its figures has to know.
 pub const NOTE: &str = "three copies by three bricks, answered when all have a write; with its \

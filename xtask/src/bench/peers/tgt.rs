@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::{PATIENCE, Serving, qemu};
 use crate::bench::cluster;
-use crate::bench::process::{self, Daemon};
+use crate::process::{self, Daemon};
 
 /// Threads that do the I/O of a volume: the default is 16, made for disks that are slow.
 const THREADS: &str = "4";

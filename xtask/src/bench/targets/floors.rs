@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::process::{self, Daemon};
+use crate::process::{self, Daemon};
 
 /// The hidden word after `bench`; what to do and the port follow.
 pub const PEER: &str = "floor-peer";

@@ -10,7 +10,7 @@ use super::stand::{Plan, Stand};
 use crate::bench::cluster::Shape;
 use crate::bench::idle::{Idle, SETTLE, observe, wait};
 use crate::bench::options::Disks;
-use crate::bench::process;
+use crate::process;
 
 /// Of a CPU, for a hundred connected volumes.
 const MOST_CPU: f64 = 0.01;

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use super::{TARGETS, Target};
-use crate::bench::options::number;
+use crate::arguments::{Words, number};
 
 const ROUNDS: usize = 5;
 const SECONDS: u64 = 2;
@@ -46,17 +46,9 @@ impl Options {
             history: None,
             quick,
         };
-        let mut given: Vec<&str> = Vec::new();
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let name = argument.as_str();
-            if given.contains(&name) {
-                bail!("{name} is there twice");
-            }
-            given.push(name);
-            let mut value = || -> Result<&String> {
-                arguments.next().with_context(|| format!("{name} needs a value"))
-            };
+        let mut words = Words::new(arguments);
+        while let Some(name) = words.next()? {
+            let mut value = || words.value(name);
             match name {
                 "targets" | "--quick" => {}
                 "--only" => options.targets = choose(value()?)?,
