@@ -10,6 +10,7 @@
 
 mod guest;
 mod image;
+mod lvm;
 mod rig;
 
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ cargo xtask vm build [--again]
     Builds the guests from Debian packages (about 200 MB to load), if that was not done before.
 cargo xtask vm smoke [--kind user-mode|emulated]
     Boots a guest, or one of each kind, and uses what tests need: network, disk, DRBD, power cut.
+cargo xtask vm lvm
+    Tests the agent's pools of LVM on a volume group of a guest.
 cargo xtask vm run --kind user-mode|emulated [--modules M,...] COMMAND
     Boots a guest, runs a shell command in it, prints what that prints.
 All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
@@ -46,6 +49,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
     match (*command, rest) {
         ("build", []) => Images::get().map(|_| ()),
         ("build", ["--again"]) => Images::build().map(|_| ()),
+        ("lvm", []) => lvm::test(),
         ("smoke", []) => [Kind::UserMode, Kind::Emulated].into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
         ("run", ["--kind", kind, "--modules", modules, line]) => {

@@ -95,6 +95,12 @@ impl Guest {
         process::output(command, patience).with_context(|| format!("in the guest: {line}"))
     }
 
+    /// The command that runs another one in it, words separated by spaces.
+    pub fn ssh_words(&self) -> String {
+        let words: Vec<String> = self.ssh.iter().map(|word| word.display().to_string()).collect();
+        words.join(" ")
+    }
+
     /// Ends it as a power cut would: what its disk has not is gone.
     ///
     /// # Errors

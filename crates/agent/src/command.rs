@@ -1,0 +1,201 @@
+//! Running other programs: LVM is driven through its own tools.
+//!
+//! A command has a deadline, and what it started dies with it. Its messages are in English
+//! whatever the node's language is, because some of them are looked at.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How long a command may take unless said otherwise.
+pub const DEADLINE: Duration = Duration::from_secs(45);
+
+/// Something that runs programs: this machine, or in tests a guest.
+pub trait Runner {
+    /// Runs `argv` (the program first) and returns what it wrote to standard output.
+    ///
+    /// # Errors
+    /// If it can not be started, takes too long, or does not exit with 0.
+    fn run(&self, argv: &[&str]) -> Result<String, CommandError>;
+}
+
+/// A command that was not carried out, or not known to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandError {
+    /// The command as an operator would type it.
+    pub command: String,
+    /// What became of it.
+    pub why: Failure,
+}
+
+/// What became of a command that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// There is no such program on this node.
+    NotInstalled,
+    /// It could not be started or waited for.
+    NotRun(String),
+    /// It was still running at the deadline, and was killed; it may have done its work.
+    TooLong(Duration),
+    /// It said no.
+    Exit {
+        /// Its exit status; `None` if a signal ended it.
+        code: Option<i32>,
+        /// What it wrote to standard error, without white space around.
+        stderr: String,
+    },
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`: ", self.command)?;
+        match &self.why {
+            Failure::NotInstalled => write!(f, "the program is not installed"),
+            Failure::NotRun(why) => write!(f, "it could not be run: {why}"),
+            Failure::TooLong(limit) => {
+                write!(f, "still running after {} s, and was ended", limit.as_secs())
+            }
+            Failure::Exit { code: Some(code), stderr } => write!(f, "exit {code}: {stderr}"),
+            Failure::Exit { code: None, stderr } => write!(f, "ended by a signal: {stderr}"),
+        }
+    }
+}
+
+impl std::error::Error for CommandError {}
+
+/// Programs of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct System {
+    /// How long each may take.
+    pub deadline: Duration,
+}
+
+impl Default for System {
+    fn default() -> System {
+        System { deadline: DEADLINE }
+    }
+}
+
+impl Runner for System {
+    fn run(&self, argv: &[&str]) -> Result<String, CommandError> {
+        let failed = |why| CommandError { command: argv.join(" "), why };
+        let Some((program, arguments)) = argv.split_first() else {
+            return Err(failed(Failure::NotRun("no program was named".into())));
+        };
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A group of its own, so that at the deadline its children end as well: they would
+            // keep the pipes open.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => failed(Failure::NotInstalled),
+                _ => failed(Failure::NotRun(error.to_string())),
+            })?;
+        let stdout = drain(child.stdout.take());
+        let stderr = drain(child.stderr.take());
+        let status = wait(&mut child, self.deadline).map_err(failed)?;
+        let (stdout, stderr) = (collected(&stdout), collected(&stderr));
+        if status.success() {
+            return Ok(stdout);
+        }
+        let code = if status.signal().is_some() { None } else { status.code() };
+        Err(failed(Failure::Exit { code, stderr: stderr.trim().to_owned() }))
+    }
+}
+
+/// Reads a pipe to its end on a thread, so that a program that writes much is not held up.
+fn drain(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Vec<u8>> {
+    let (done, result) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read until an error is better than nothing; the exit status decides.
+            let _ = pipe.read_to_end(&mut text);
+        }
+        let _ = done.send(text);
+    });
+    result
+}
+
+/// What `drain` read. A process that left the group may hold the pipe: it is not waited for.
+fn collected(pipe: &mpsc::Receiver<Vec<u8>>) -> String {
+    let text = pipe.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+fn wait(child: &mut Child, deadline: Duration) -> Result<ExitStatus, Failure> {
+    let began = Instant::now();
+    // Most commands take some milliseconds; long ones need not be looked at so often.
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) if began.elapsed() >= deadline => break,
+            Ok(None) => thread::sleep(pause),
+            Err(error) => return Err(Failure::NotRun(error.to_string())),
+        }
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        // It may have ended in this very moment: then there is nobody to end.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    let _ = child.wait();
+    Err(Failure::TooLong(deadline))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(argv: &[&str]) -> Result<String, CommandError> {
+        System::default().run(argv)
+    }
+
+    #[test]
+    fn what_a_command_writes_is_returned() {
+        assert_eq!(run(&["printf", "%s-%s", "a b", "c"]).unwrap(), "a b-c");
+    }
+
+    #[test]
+    fn much_output_does_not_hold_a_command_up() {
+        let text = run(&["head", "-c", "1000000", "/dev/zero"]).unwrap();
+        assert_eq!(text.len(), 1_000_000);
+    }
+
+    #[test]
+    fn a_failure_says_what_the_program_said() {
+        let error = run(&["sh", "-c", "echo no such group >&2; exit 5"]).unwrap_err();
+        let stderr = "no such group".to_owned();
+        assert_eq!(error.why, Failure::Exit { code: Some(5), stderr });
+        assert!(error.to_string().ends_with("exit 5: no such group"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_installed_is_named() {
+        let error = run(&["ashlar-no-such-program", "-x"]).unwrap_err();
+        assert_eq!(error.why, Failure::NotInstalled);
+        assert_eq!(error.command, "ashlar-no-such-program -x");
+    }
+
+    #[test]
+    fn a_command_that_takes_too_long_dies_with_its_children() {
+        let deadline = Duration::from_millis(200);
+        let began = Instant::now();
+        let error = System { deadline }.run(&["sh", "-c", "sleep 600 & sleep 600"]).unwrap_err();
+        assert_eq!(error.why, Failure::TooLong(deadline));
+        // The pipes are closed as well, or reading them would have been waited for.
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
+}
