@@ -454,6 +454,9 @@ impl Resource {
     pub(crate) fn timers(&mut self) {
         let now = self.now;
         self.twopc_timeout();
+        if self.epoch_deadline().is_some_and(|at| at <= now) {
+            self.close_epoch();
+        }
         if self.peer_acks.deadline.is_some_and(|at| at <= now) {
             self.flush_peer_acks();
         }
@@ -530,6 +533,7 @@ impl Resource {
         add(self.jobs_deadline(), "state change");
         add(self.readers_deadline(), "reader");
         add(self.twopc.held.as_ref().map(|h| h.deadline), "transaction");
+        add(self.epoch_deadline(), "epoch");
         add(self.peer_acks.deadline, "peer-ack");
         for (ix, peer) in self.peers.iter().enumerate() {
             add(peer.retry_at, "reconnect");

@@ -6,6 +6,7 @@
 //! peers. It is *complete* when the user may be told, and *done* when every peer's barrier ack
 //! is in; entries leave the log strictly in order (semantics §8).
 
+mod log;
 mod lost;
 
 use std::collections::VecDeque;
@@ -13,8 +14,7 @@ use std::collections::VecDeque;
 use codec::wire::{BlockAck, Data, DataFlags, Packet, Trim};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Protocol};
 use vocab::{
-    ConnState, Dagtag, DiskState, Instant, MAX_NODES, NodeId, NodeMask, ReplState, Role,
-    SectorRange,
+    ConnState, Dagtag, DiskState, MAX_NODES, NodeId, NodeMask, ReplState, Role, SectorRange,
 };
 
 use crate::activity_log::Begin;
@@ -23,86 +23,7 @@ use crate::io::{DiskError, DiskOp, IoError, Output, Request, RequestOp};
 use crate::resource::{Decision, IdKind, Op, Owner, Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
-/// Writes in flight, oldest first, identified by consecutive sequence numbers.
-#[derive(Debug)]
-pub(crate) struct TransferLog {
-    base: u64,
-    entries: VecDeque<Write>,
-    /// Epoch of the next write.
-    pub epoch: u64,
-    /// Writes in that epoch so far.
-    pub epoch_writes: u32,
-}
-
-/// One write (or flush) of a user.
-#[derive(Debug)]
-pub(crate) struct Write {
-    pub vol: VolIx,
-    pub id: u64,
-    pub op: RequestOp,
-    pub range: SectorRange,
-    /// Position in the write stream behind this write.
-    pub dagtag: Dagtag,
-    pub epoch: u64,
-    pub local: Local,
-    /// By node id.
-    pub parts: [Part; MAX_NODES],
-    pub completed: bool,
-    pub since: Instant,
-    /// Key in the volume's interval set.
-    pub interval: Option<Slot>,
-    /// Holds references on its activity log extents.
-    pub al: bool,
-}
-
-/// State of the local part of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Local {
-    /// There is no local disk.
-    None,
-    Pending,
-    /// The disk is back, and gets the write once it is on record that it lacked it.
-    Again,
-    Ok,
-    Failed,
-}
-
-/// State of a write towards one peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// Not sent.
-    None,
-    /// The peer was told the range; it gets the data by a resync.
-    OutOfSync,
-    /// Sent; the ack that the protocol asks for is missing.
-    Pending,
-    /// Sent under protocol A: counts as written once the epoch is confirmed.
-    Sent,
-    /// Acknowledged.
-    Acked,
-    /// Acknowledged, and the peer's block is in sync now.
-    InSync,
-    /// Acknowledged and stable, whatever happens to the epoch.
-    Stable,
-    /// Acknowledged on an earlier connection, at whose end the peer has settled what it had.
-    Kept,
-    /// The peer could not write it.
-    Neg,
-    /// The connection was lost before it was done.
-    Lost,
-}
-
-impl Part {
-    const fn counts_as_written(self) -> bool {
-        matches!(self, Part::Sent | Part::Acked | Part::InSync | Part::Stable | Part::Kept)
-    }
-
-    /// The peer received the data on this connection, so a peer-ack is owed. It would be a
-    /// violation for any other write.
-    const fn received(self) -> bool {
-        self.counts_as_written() && !matches!(self, Part::Kept)
-    }
-}
+pub(crate) use log::{Local, Part, TransferLog, Write};
 
 /// Someone waits for an overlapping operation or an activity log transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,40 +43,6 @@ pub(crate) enum Admission {
     Go,
     Wait,
     Fail(IoError),
-}
-
-impl TransferLog {
-    pub(crate) const fn new() -> TransferLog {
-        TransferLog { base: 0, entries: VecDeque::new(), epoch: 1, epoch_writes: 0 }
-    }
-
-    pub(crate) fn get_mut(&mut self, seq: u64) -> Option<&mut Write> {
-        let index = usize::try_from(seq.checked_sub(self.base)?).ok()?;
-        self.entries.get_mut(index)
-    }
-
-    pub(crate) fn get(&self, seq: u64) -> Option<&Write> {
-        let index = usize::try_from(seq.checked_sub(self.base)?).ok()?;
-        self.entries.get(index)
-    }
-
-    /// Sequence numbers of all entries.
-    pub(crate) fn seqs(&self) -> std::ops::Range<u64> {
-        self.base..self.base + self.entries.len() as u64
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Write> {
-        self.entries.iter()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    fn push(&mut self, write: Write) -> u64 {
-        self.entries.push_back(write);
-        self.base + self.entries.len() as u64 - 1
-    }
 }
 
 impl Resource {
@@ -306,7 +193,11 @@ impl Resource {
         match backing.al.begin(range) {
             Begin::Active => return true,
             Begin::Queued => volume.al_queued.push(who),
-            Begin::Wait => volume.al_wait.push_back(who),
+            Begin::Wait => {
+                volume.al_wait.push_back(who);
+                // Writes of the open epoch may be what holds the extents.
+                self.close_epoch();
+            }
         }
         false
     }
@@ -366,6 +257,9 @@ impl Resource {
             interval: Some(interval),
             al: local,
         };
+        if self.log.epoch_writes == 0 {
+            self.log.epoch_since = self.now;
+        }
         self.log.epoch_writes += 1;
         for (peer, decision) in decisions.iter().enumerate().take(self.peers.len()) {
             write.parts[self.peers[peer].node.index()] = match decision {
@@ -742,7 +636,7 @@ impl Resource {
         if let Some(key) = interval {
             self.end_interval(vol, key);
         }
-        if epoch == self.log.epoch && !flush {
+        if epoch == self.log.epoch && !flush && !self.epoch_may_stay_open() {
             self.close_epoch();
         }
     }
@@ -787,12 +681,11 @@ impl Resource {
     /// Takes writes that are done off the log, oldest first: bits, peer-acks and activity log
     /// references follow the order of the write stream (L11).
     fn retire(&mut self) {
-        while let Some(write) = self.log.entries.front() {
+        while let Some(write) = self.log.front() {
             if !write.completed || (0..self.peers.len()).any(|p| !self.part_is_done(write, p)) {
                 break;
             }
-            let write = self.log.entries.pop_front().expect("looked at above");
-            self.log.base += 1;
+            let write = self.log.pop().expect("looked at above");
             if write.op != RequestOp::Flush {
                 self.record(&write);
             }
@@ -949,7 +842,7 @@ mod tests {
     use super::*;
     use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
     use vocab::options::{DiskOptions, NetOptions, ResourceOptions};
-    use vocab::{Minor, NodeId, VolumeNr};
+    use vocab::{Instant, Minor, NodeId, VolumeNr};
 
     #[test]
     fn a_write_is_kept_only_on_a_disk_that_others_follow() {

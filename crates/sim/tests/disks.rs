@@ -608,6 +608,8 @@ fn a_flush_that_fails_takes_back_what_was_acknowledged() {
         let opener = w.open(0);
         for round in 0..6 {
             w.write(0, round * 8);
+            // Its epoch is over: the next write begins one of its own.
+            w.run_seconds(1);
             // What tells that the disk is gone is late.
             w.net.set_pace(1, 0, Pace { delay: (20_000, 3_000_000), ..Pace::default() });
             let write = w.start(0, WRITE, round * 8, 8);

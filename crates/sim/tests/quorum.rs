@@ -804,6 +804,7 @@ fn a_resync_target_remembers_over_a_restart_what_it_was_on_its_way_to() {
         w.granted(2, AdminCommand::PauseSync { peer, volume, pause: true });
         w.wait_connected(0, 2);
         w.wait_disk(0, DiskState::Inconsistent);
+        w.wait("the bitmaps are exchanged", |w| w.device(2, 0).repl == ReplState::PausedSyncS);
         w.kill(1);
         w.wait_lost(2, 1);
         (0..4).for_each(|i| w.write(2, i * 64));

@@ -405,6 +405,8 @@ fn a_primary_that_has_not_noticed_its_loss_reads_from_its_own_disk() {
         w.form();
         let old = w.open(0);
         w.write(0, 0);
+        // It has nothing to say to them any more.
+        w.run_seconds(1);
         // The others have left, and their last word is on its way for a long time.
         let force = |peer| AdminCommand::Disconnect { peer: node_id(peer), force: true };
         for node in [1, 2] {
