@@ -292,7 +292,9 @@ impl Pair {
                     self.linked = true;
                     for node in 0..NODES {
                         let (peer, tie_break) = (id(1 - node), node == 0);
-                        self.after(Duration::ZERO, node, Input::LinkUp { peer, tie_break });
+                        let challenge = Box::new([node as u8; 64]);
+                        let up = Input::LinkUp { peer, tie_break, challenge };
+                        self.after(Duration::ZERO, node, up);
                     }
                 }
             }

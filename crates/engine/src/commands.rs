@@ -12,6 +12,7 @@ use codec::admin::{Answer, EngineInfo, FailureKind, Request};
 use codec::config::{
     BackingConfig, MetaDisk, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig, VolumeConfig,
 };
+use replication::auth;
 use replication::config as core;
 use replication::io::AdminCommand;
 use vocab::options::{DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
@@ -356,7 +357,6 @@ impl Engine {
     fn new_peer(&self, resource: &str, node: NodeId, name: String, net: NetOptions) -> Done {
         let entry = self.entry(resource)?;
         let _pass = entry.pass();
-        net.check().map_err(|error| Stop::invalid(error.to_string()))?;
         let stored = lock(&entry.stored).clone();
         if stored.config.peers.iter().any(|peer| peer.name == name && peer.node_id != node) {
             let detail = format!("{resource} has a connection `{name}`");
@@ -388,8 +388,7 @@ impl Engine {
         net: NetOptions,
         devices: Vec<(VolumeNr, PeerDeviceOptions)>,
     ) -> Done {
-        check_verify_alg(&lock(&entry.stored), node, &net)?;
-        check_integrity_alg(&net)?;
+        check_net(&lock(&entry.stored), node, &net)?;
         let (id, link_name, link_net) = (entry.id, name.clone(), net.clone());
         self.on(entry.shard, move |shard| {
             shard.with(id, |host, _, _| host.add_link(node, &link_name, link_net));
@@ -407,9 +406,7 @@ impl Engine {
     fn net_options(&self, resource: &str, node: NodeId, net: NetOptions) -> Done {
         let entry = self.entry(resource)?;
         let _pass = entry.pass();
-        net.check().map_err(|error| Stop::invalid(error.to_string()))?;
-        check_verify_alg(&lock(&entry.stored), node, &net)?;
-        check_integrity_alg(&net)?;
+        check_net(&lock(&entry.stored), node, &net)?;
         self.known_peer(&entry, node)?;
         self.command(&entry, AdminCommand::NetOptions(node, Box::new(net.clone())))?;
         let (id, link_net) = (entry.id, net.clone());
@@ -730,6 +727,14 @@ fn check_name(name: &str) -> Done {
     Ok(())
 }
 
+/// The options of a connection fit each other, and this engine.
+fn check_net(stored: &Stored, node: NodeId, net: &NetOptions) -> Done {
+    net.check().map_err(|error| Stop::invalid(error.to_string()))?;
+    check_verify_alg(stored, node, net)?;
+    check_integrity_alg(net)?;
+    check_cram_hmac_alg(net)
+}
+
 /// One digest per resource: the engine computes it without knowing for which peer.
 fn check_verify_alg(stored: &Stored, node: NodeId, net: &NetOptions) -> Done {
     let name = &net.verify_alg;
@@ -762,6 +767,16 @@ fn check_integrity_alg(net: &NetOptions) -> Done {
     }
     let detail = format!("`{name}` is unknown; give {}", Algorithm::NAMES);
     Err(Refusal::config(ConfigError::IntegrityAlg, detail).into())
+}
+
+/// The digest that peers prove themselves by is one that the core computes.
+fn check_cram_hmac_alg(net: &NetOptions) -> Done {
+    let name = &net.cram_hmac_alg;
+    if name.is_empty() || auth::Algorithm::named(name).is_some() {
+        return Ok(());
+    }
+    let detail = format!("`{name}` is unknown; give {}", auth::ALGORITHMS);
+    Err(Refusal::config(ConfigError::AuthAlg, detail).into())
 }
 
 /// The core invalidates whole disks.

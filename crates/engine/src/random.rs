@@ -1,8 +1,10 @@
-//! Randomness for back-off times and coin flips: fast, and never for anything secret.
+//! Randomness: of the kernel, and a fast one for back-off times and coin flips.
 
 use std::time::Duration;
 
-/// A generator seeded by the kernel.
+use replication::io::Challenge;
+
+/// A generator seeded by the kernel; never for anything secret.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
@@ -14,6 +16,16 @@ pub(crate) fn seed() -> u64 {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).expect("a booted kernel has random numbers");
     u64::from_ne_bytes(bytes)
+}
+
+/// What a peer is to sign: nobody can know it before.
+///
+/// # Panics
+/// As [`seed`].
+pub(crate) fn challenge() -> Challenge {
+    let mut bytes = [0; codec::wire::CHALLENGE_LEN];
+    getrandom::fill(&mut bytes).expect("a booted kernel has random numbers");
+    Box::new(bytes)
 }
 
 impl Random {

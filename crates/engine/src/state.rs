@@ -7,12 +7,14 @@
 //! ```
 //!
 //! A file is written beside its place, made durable, and renamed over the old one, so at any
-//! moment of a crash the old or the new content is there. What the data itself says (generations,
+//! moment of a crash the old or the new content is there. Nobody else may read the files: shared
+//! secrets are in them. What the data itself says (generations,
 //! bitmaps, roles) lives in the metadata on disk, never here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use codec::admin::Listen;
@@ -22,6 +24,8 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the files.
 const VERSION: u32 = 1;
+/// Mode of the files.
+const OWNER_ONLY: u32 = 0o600;
 
 /// A resource as it is kept.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -187,7 +191,10 @@ fn replace<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     let mut bytes = serde_json::to_vec_pretty(content)?;
     bytes.push(b'\n');
     let beside = path.with_extension("new");
-    let mut file = File::create(&beside)?;
+    let mut file =
+        File::options().write(true).create(true).truncate(true).mode(OWNER_ONLY).open(&beside)?;
+    // It may be left over from a crash of a release that let others read.
+    file.set_permissions(Permissions::from_mode(OWNER_ONLY))?;
     file.write_all(&bytes)?;
     file.sync_all()?;
     drop(file);
@@ -250,6 +257,18 @@ mod tests {
         assert_eq!(stored, [resource("a")]);
         assert_eq!(damaged.len(), 1);
         assert!(damaged[0].contains("c.json"));
+    }
+
+    #[test]
+    fn nobody_else_reads_what_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::open(directory.path()).unwrap();
+        let beside = directory.path().join("resources/a.new");
+        fs::write(&beside, b"").unwrap();
+        fs::set_permissions(&beside, Permissions::from_mode(0o666)).unwrap();
+        state.put_resource(&resource("a")).unwrap();
+        let mode = fs::metadata(state.resource_path("a")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, OWNER_ONLY);
     }
 
     #[test]

@@ -13,8 +13,9 @@ use vocab::{
     ReplState, Role, Sectors, StateError, VolumeNr,
 };
 
+use crate::auth::Proof;
 use crate::compare::{Decided, Start};
-use crate::io::{LinkLoss, LogLevel, Output};
+use crate::io::{Challenge, LinkLoss, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::resource::{Link, Resource, Sender, Volume};
 use crate::state::{PeerIx, VolIx};
@@ -28,6 +29,8 @@ pub(crate) const PROTOCOL_MAX: u32 = 122;
 #[derive(Debug, Default)]
 pub(crate) struct Handshake {
     pub phase: Phase,
+    /// Of the shared secret. `None` only without a link.
+    pub proof: Option<Proof>,
     /// The peer must get on by then.
     pub deadline: Option<Instant>,
     /// What each volume starts with, once the peer's states are in.
@@ -77,6 +80,8 @@ pub(crate) enum Phase {
     Idle,
     /// P_CONNECTION_FEATURES is sent.
     Features,
+    /// P_AUTH_CHALLENGE is sent, and the peer has proved nothing yet.
+    Authentication,
     /// P_PROTOCOL is sent.
     Protocol,
     /// Waiting for the connect transaction.
@@ -98,7 +103,7 @@ pub(crate) enum HandshakeResult {
 
 impl Resource {
     /// Both sockets are up.
-    pub(crate) fn link_up(&mut self, node: NodeId, tie_break: bool) {
+    pub(crate) fn link_up(&mut self, node: NodeId, tie_break: bool, challenge: Challenge) {
         let Some(peer) = self.peer_ix(node) else { return };
         if self.peers[peer].link != Link::Wanted {
             return;
@@ -127,7 +132,8 @@ impl Resource {
             dev.asked = GenUuid::NONE;
             dev.joined = NodeMask::EMPTY;
         }
-        p.hs = Handshake { phase: Phase::Features, ..Handshake::default() };
+        let proof = Some(Proof::new(challenge));
+        p.hs = Handshake { phase: Phase::Features, proof, ..Handshake::default() };
         p.hs.deadline = Some(now + p.net.ping_timeout * 4);
         let features = Features {
             protocol_min: PROTOCOL_MIN,
@@ -161,15 +167,21 @@ impl Resource {
                 "the peer has another node id than configured, or takes this node for another",
             );
         }
-        let now = self.now;
         let p = &mut self.peers[peer];
         p.agreed_version = version;
         p.agreed_features = theirs.feature_flags & feature::OURS;
+        self.begin_authentication(peer);
+        Ok(())
+    }
+
+    /// Says what this node wants of the connection, with a peer that is who it should be.
+    pub(crate) fn send_parameters(&mut self, peer: PeerIx) {
+        let now = self.now;
+        let p = &mut self.peers[peer];
         p.hs.phase = Phase::Protocol;
         p.hs.deadline = Some(now + p.net.ping_timeout * 10);
         let packet = Packet::Protocol(Box::new(self.protocol_packet(peer)));
         self.send(peer, packet);
-        Ok(())
     }
 
     fn protocol_packet(&self, peer: PeerIx) -> wire::Protocol {
@@ -205,8 +217,15 @@ impl Resource {
         peer: PeerIx,
         theirs: &wire::Protocol,
     ) -> Result<(), &'static str> {
-        if self.peers[peer].hs.phase != Phase::Protocol {
-            return Err("parameters arrived at the wrong time");
+        match self.peers[peer].hs.phase {
+            Phase::Protocol => {}
+            Phase::Authentication => {
+                let text = "it does not prove that it knows the shared secret, for it has no \
+                            cram-hmac-alg; give both nodes the same, and the same shared-secret";
+                self.refuse_connection(peer, text);
+                return Ok(());
+            }
+            _ => return Err("parameters arrived at the wrong time"),
         }
         let ours = self.protocol_packet(peer);
         let mirror = |v: u32| match v {

@@ -15,11 +15,15 @@ use crate::state::PeerIx;
 impl Resource {
     /// Takes new options of a connection. What is in force is told to the peer: at once if it is
     /// connected. One that is still connecting has been told the former digest and compares that
-    /// with its own, so it is connected anew.
+    /// with its own, so it is connected anew, as is one whose proof was asked for with other options.
     pub(crate) fn set_net_options(&mut self, peer: PeerIx, options: NetOptions) {
+        let reproved = self.changes_authentication(peer, &options);
         let p = &mut self.peers[peer];
         let renamed = p.net.data_integrity_alg != options.data_integrity_alg;
         p.net = options;
+        if reproved {
+            return self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
+        }
         if renamed && matches!(p.hs.phase, Phase::Protocol | Phase::Ready | Phase::Exchanging) {
             return self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
         }

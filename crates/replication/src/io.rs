@@ -15,7 +15,7 @@
 //!   it in any number of outputs, and gives it back with exactly one [`Output::Free`]; the
 //!   driver keeps the bytes alive until then and until its own I/O on them has finished.
 
-use codec::wire::Packet;
+use codec::wire::{CHALLENGE_LEN, Packet};
 use vocab::{NodeId, Refusal, Role, SectorRange, Sectors, VolumeNr};
 
 /// Handle of a block of data that the driver holds.
@@ -25,6 +25,10 @@ pub struct BufId(pub u32);
 /// Identifies an operation towards its completion; chosen by the core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpId(pub u64);
+
+/// What a peer is to sign, if it has to prove itself: random bytes that nobody can know before, and
+/// that were never used before.
+pub type Challenge = Box<[u8; CHALLENGE_LEN]>;
 
 /// Something that happened.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ pub enum Input {
         /// This node accepted the control socket: it holds the tie-break of wire §1.1
         /// (RESOLVE_CONFLICTS). Exactly one end does.
         tie_break: bool,
+        /// For `cram-hmac-alg`; not used without.
+        challenge: Challenge,
     },
     /// The sockets to a peer are gone without the core having asked. Packets received before
     /// have been delivered; packets sent may or may not have arrived.

@@ -7,6 +7,7 @@
 pub mod activity_log;
 mod admin;
 mod attach;
+pub mod auth;
 pub mod bitmap;
 mod bound;
 mod bump;

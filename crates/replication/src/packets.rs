@@ -45,7 +45,14 @@ impl Resource {
         if self.peers[peer].hs.phase == Phase::Exchanging {
             self.peers[peer].hs.deadline = Some(self.now + self.peers[peer].net.ping_timeout * 10);
         }
-        if let Err(rule) = self.take(peer, packet, payload) {
+        let taken = match self.lacks_proof(peer, &packet) {
+            true => {
+                self.free(payload);
+                Err("a packet came before the proof that its sender knows the shared secret")
+            }
+            false => self.take(peer, packet, payload),
+        };
+        if let Err(rule) = taken {
             let text = format!(
                 "{}: {} broke the protocol: {rule}; the connection is dropped",
                 self.name, self.peers[peer].name
@@ -109,6 +116,8 @@ impl Resource {
             }
             // Handshake and state.
             Packet::ConnectionFeatures(features) => self.features(peer, features),
+            Packet::AuthChallenge(challenge) => self.challenged(peer, &challenge),
+            Packet::AuthResponse(proof) => self.proved(peer, &proof),
             Packet::Protocol(protocol) => self.protocol(peer, &protocol),
             Packet::ProtocolUpdate(_) => Ok(()),
             Packet::SyncParam(nr, param) => self.sync_param_arrived(peer, nr, &param),

@@ -566,7 +566,9 @@ impl Resource {
         self.now = now;
         self.in_timeout = matches!(input, Input::Timeout);
         match input {
-            Input::LinkUp { peer, tie_break } => self.link_up(peer, tie_break),
+            Input::LinkUp { peer, tie_break, challenge } => {
+                self.link_up(peer, tie_break, challenge);
+            }
             Input::LinkDown { peer, loss } => self.link_down(peer, loss),
             Input::Packet { peer, packet, payload } => self.packet(peer, packet, payload),
             Input::DiskDone { op, result } => self.disk_done(op, result),

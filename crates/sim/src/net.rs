@@ -11,8 +11,10 @@
 
 use std::collections::VecDeque;
 
-use codec::wire::{Agreed, Features, Packet, decode, decode_header, encode, feature};
-use replication::io::LinkLoss;
+use codec::wire::{
+    Agreed, CHALLENGE_LEN, Features, Packet, decode, decode_header, encode, feature,
+};
+use replication::io::{Challenge, LinkLoss};
 
 use crate::content::Data;
 use crate::rng::Rng;
@@ -206,6 +208,17 @@ impl Net {
         let pair = low * (2 * self.nodes - low - 1) / 2 + (high - low - 1);
         debug_assert_eq!(self.pairs[pair].nodes, [low, high], "the triangle is indexed right");
         (pair, usize::from(a > b))
+    }
+
+    /// What the peer of an end of a link has to sign. Not drawn: that a challenge is never used again
+    /// is all that counts here.
+    pub fn challenge(link: u64, end: usize) -> Challenge {
+        let mut rng = Rng::new(2 * link + end as u64);
+        let mut challenge = Challenge::new([0; CHALLENGE_LEN]);
+        challenge.chunks_exact_mut(8).for_each(|part| {
+            part.copy_from_slice(&rng.bits().to_le_bytes());
+        });
+        challenge
     }
 
     /// Delays from one node to another.

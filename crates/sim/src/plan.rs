@@ -8,7 +8,7 @@ use replication::config::{PeerConfig, ResourceConfig, VolumeConfig};
 use vocab::options::{
     DiskOptions, KibPerSecond, NetOptions, OnNoDataAccessible, OnNoQuorum,
     OnSuspendedPrimaryOutdated, PeerDeviceOptions, Protocol, Quorum, ReadBalancing,
-    ResourceOptions, RrConflict,
+    ResourceOptions, RrConflict, Secret,
 };
 use vocab::{Bytes, Minor, NodeId, VolumeNr};
 
@@ -440,6 +440,10 @@ impl Plan {
         if self.fault_pause.is_multiple_of(5) {
             self.net.data_integrity_alg = "crc32c".to_owned();
             self.faults.push((Fault::Damage, 5));
+        }
+        if self.fault_pause.is_multiple_of(16) {
+            self.net.cram_hmac_alg = "sha256".to_owned();
+            self.net.shared_secret = Secret::from("between nodes");
         }
     }
 

@@ -621,7 +621,8 @@ impl World {
                 if let Some(tie_break) = self.net.up(pair, link, end) {
                     let nodes = self.net.nodes_of(pair);
                     let peer = node_id(nodes[1 - end]);
-                    self.input(nodes[end], Input::LinkUp { peer, tie_break });
+                    let challenge = Net::challenge(link, end);
+                    self.input(nodes[end], Input::LinkUp { peer, tie_break, challenge });
                 }
             }
             NetEvent::Down { pair, link, end, loss } => self.link_down(pair, link, end, loss),

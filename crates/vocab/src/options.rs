@@ -4,6 +4,7 @@
 //!   parsed and printed. All groups share this code.
 //! - `choices`: the values that are words.
 //! - `groups`: the five tables, which also declare the structs the rest of the program reads.
+//! - `secret`: the value that no message shows.
 //!
 //! Text is parsed where it enters ([`Options::set`]) and printed where it leaves
 //! ([`Options::show`]); in between there are only `Duration`, `Bytes`, `Sectors` and enums.
@@ -14,6 +15,7 @@
 
 mod choices;
 mod groups;
+mod secret;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -24,4 +26,5 @@ pub use choices::{
     RrConflict,
 };
 pub use groups::{DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
+pub use secret::Secret;
 pub use spec::{Honoured, Kind, OptionError, OptionSpec, Options, Unit};

@@ -86,6 +86,7 @@ codes! {
         MetaDiskClaimed = 115, "The metadata device is claimed already";
         MetaIo = 118, "I/O error while reading the metadata";
         MetaInvalid = 119, "No valid metadata found";
+        AuthAlg = 120, "The cram-hmac-alg is unknown";
         DiscardImpossible = 123, "A Primary can not discard its data";
         DiskConfigured = 124, "The device has a disk already";
         NetConfigured = 125, "The connection is not StandAlone";

@@ -260,7 +260,8 @@ impl Host {
         match event {
             None => {}
             Some(Event::Up { tie_break }) => {
-                self.feed(io, volumes, Input::LinkUp { peer: node, tie_break });
+                let challenge = crate::random::challenge();
+                self.feed(io, volumes, Input::LinkUp { peer: node, tie_break, challenge });
                 // What arrived while the sockets were checked.
                 self.read(io, volumes, node, Stream::Data);
                 self.read(io, volumes, node, Stream::Control);

@@ -88,7 +88,8 @@ fn states_sent_for_a_transaction_that_failed_are_not_taken_for_the_next_one() {
         id: 1,
         command: AdminCommand::Connect { peer: node(1), discard_my_data: false },
     });
-    let sent = n0.input(Input::LinkUp { peer: node(1), tie_break: true });
+    let sent =
+        n0.input(Input::LinkUp { peer: node(1), tie_break: true, challenge: Box::new([7; 64]) });
     let [Packet::ConnectionFeatures(ours)] = sent[..] else { panic!("{sent:?}") };
     let theirs = Features { sender_node_id: 1, receiver_node_id: 0, ..ours };
     let sent = n0.receives(Packet::ConnectionFeatures(theirs));

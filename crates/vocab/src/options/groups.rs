@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::choices::*;
+use super::secret::Secret;
 use super::spec::{Honoured, Kind, OptionError, OptionSpec, Options, Raw, Unit, Value, sealed};
 use crate::{Bytes, Minor, Sectors};
 
@@ -78,7 +79,6 @@ const NO_HANDLERS: &str = "handlers are not run";
 const NO_TLS: &str = "connections are not encrypted by this program";
 const NO_RDMA: &str = "the only transport is tcp";
 const NO_AHEAD: &str = "a congested connection always blocks";
-const NO_AUTH: &str = "peer authentication is not implemented";
 
 options! {
     /// Options of a resource (`options { }`).
@@ -189,10 +189,10 @@ options! {
         "ko-count" ko_count: u32 = "7", num(0, 200, Unit::One);
         /// Both nodes may be Primary.
         "allow-two-primaries" allow_two_primaries: bool = "no", YES_NO, Honoured::DefaultOnly("two Primaries are not implemented");
-        /// Digest that authenticates the peer.
-        "cram-hmac-alg" cram_hmac_alg: String = "", TEXT, Honoured::DefaultOnly(NO_AUTH);
+        /// Digest by which peers prove that they know the shared secret; no proof if empty.
+        "cram-hmac-alg" cram_hmac_alg: String = "", TEXT;
         /// Secret shared with the peer.
-        "shared-secret" shared_secret: String = "", Kind::Text { max_len: 64 }, Honoured::DefaultOnly(NO_AUTH);
+        "shared-secret" shared_secret: Secret = "", Kind::Secret { max_len: 64 };
         /// Split brain, nobody Primary.
         "after-sb-0pri" after_sb_0pri: AfterSb0 = "disconnect", Kind::Choice(AfterSb0::WORDS);
         /// Split brain, one node Primary.
@@ -248,7 +248,8 @@ options! {
 
 impl NetOptions {
     /// Checks what no single option can: DRBD wants `timeout` below `connect-int` and `ping-int`
-    /// (semantics §11), or a healthy but idle connection would count as silent.
+    /// (semantics §11), or a healthy but idle connection would count as silent. Authentication takes
+    /// a digest and a secret: half of it would authenticate nobody.
     ///
     /// # Errors
     /// [`OptionError::Conflict`] naming both options.
@@ -263,7 +264,18 @@ impl NetOptions {
                 )));
             }
         }
-        Ok(())
+        let text = match (self.cram_hmac_alg.is_empty(), self.shared_secret.is_empty()) {
+            (false, true) => {
+                "cram-hmac-alg needs a shared-secret; give the same one on both nodes, or remove \
+                 cram-hmac-alg"
+            }
+            (true, false) => {
+                "shared-secret has no effect without cram-hmac-alg; add `cram-hmac-alg sha256`, or \
+                 remove shared-secret"
+            }
+            _ => return Ok(()),
+        };
+        Err(OptionError::Conflict(text.to_owned()))
     }
 }
 

@@ -103,6 +103,11 @@ pub enum Kind {
         /// Longest value in bytes.
         max_len: usize,
     },
+    /// The same, and messages never show it.
+    Secret {
+        /// Longest value in bytes.
+        max_len: usize,
+    },
 }
 
 /// Whether this program acts on an option.
@@ -207,7 +212,7 @@ impl fmt::Display for Kind {
                 write!(f, "{} or ", words.join(", "))?;
                 number(f, min, max, unit)
             }
-            Kind::Text { max_len } => {
+            Kind::Text { max_len } | Kind::Secret { max_len } => {
                 write!(f, "text of at most {max_len} bytes without control characters")
             }
         }
@@ -246,7 +251,7 @@ impl Kind {
             Kind::NumberOrWord { min, max, unit, words } => {
                 word(words).or_else(|| number(text, min, max, unit))
             }
-            Kind::Text { max_len } => {
+            Kind::Text { max_len } | Kind::Secret { max_len } => {
                 let fits = text.len() <= max_len && !text.chars().any(char::is_control);
                 fits.then(|| Raw::Text(text.to_owned()))
             }
@@ -287,8 +292,9 @@ fn number(text: &str, min: u64, max: u64, unit: Unit) -> Option<Raw> {
 impl OptionSpec {
     /// Parses a value, enforcing range and [`Honoured`].
     fn parse(&self, value: &str) -> Result<Raw, OptionError> {
+        let shown = if matches!(self.kind, Kind::Secret { .. }) { "(not shown)" } else { value };
         let invalid =
-            || OptionError::Invalid { name: self.name, value: value.to_owned(), kind: self.kind };
+            || OptionError::Invalid { name: self.name, value: shown.to_owned(), kind: self.kind };
         // `protocol` is the one choice whose words DRBD takes in either case.
         let upper = value.to_ascii_uppercase();
         let text = if self.name == "protocol" { &upper } else { value };
@@ -302,7 +308,7 @@ impl OptionSpec {
         if accepted.contains(&printed.as_str()) {
             return Ok(raw);
         }
-        let value = value.to_owned();
+        let value = shown.to_owned();
         Err(OptionError::NotHonoured { name: self.name, value, reason, accepted })
     }
 }

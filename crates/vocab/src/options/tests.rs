@@ -25,7 +25,9 @@ fn check_table<T: Options>() {
                 values.extend([min.to_string(), max.to_string()]);
                 values.extend(words.iter().map(|w| w.to_string()));
             }
-            Kind::Text { max_len } => values.extend(["".into(), "x".repeat(max_len)]),
+            Kind::Text { max_len } | Kind::Secret { max_len } => {
+                values.extend(["".into(), "x".repeat(max_len)])
+            }
         }
         for value in values {
             let mut options = T::default();
@@ -163,6 +165,23 @@ fn timeout_must_stay_below_the_intervals() {
     net.check().unwrap();
     net.set("ping-int", "6").unwrap();
     assert!(net.check().unwrap_err().to_string().contains("ping-int (6 seconds)"));
+}
+
+#[test]
+fn a_secret_is_printed_for_set_and_in_no_message() {
+    let mut net = NetOptions::default();
+    net.set("shared-secret", "between us").unwrap();
+    assert_eq!(net.show(), [("shared-secret", "between us".to_owned())]);
+    assert!(!format!("{net:?}").contains("between us"));
+    let long = "between us".repeat(7);
+    let refused = net.set("shared-secret", &long).unwrap_err();
+    assert!(!format!("{refused} {refused:?}").contains("between"), "{refused}");
+    assert!(refused.to_string().contains("at most 64 bytes"), "{refused}");
+    assert!(net.check().unwrap_err().to_string().contains("without cram-hmac-alg"));
+    net.set("cram-hmac-alg", "sha256").unwrap();
+    net.check().unwrap();
+    net.set("shared-secret", "").unwrap();
+    assert!(net.check().unwrap_err().to_string().contains("needs a shared-secret"));
 }
 
 #[test]
