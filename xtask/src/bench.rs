@@ -94,8 +94,8 @@ cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-ext
                          a disk, at depths 1 to 64; disks in memory (/dev/shm), volumes of 256 MiB.
                          What `cargo xtask scaling` counts with.
     idle                 memory and CPU time of engines with V connected volumes that nobody uses
-    integrity            CPU time of all engines per 4 KiB write with data-integrity-alg crc32c, and
-                         without, by turns; seven runs of each
+    integrity            CPU time of all engines per 4 KiB write with data-integrity-alg crc32c, with
+                         tls, and with neither, by turns; seven runs of each. Needs openssl
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight
     (default 64, else 32), volumes of M MiB (default 4096, 1024, 64 and 256), activity logs of E extents,
     V volumes (default 300; only idle has several).

@@ -22,6 +22,7 @@ use crate::create_md;
 use crate::digest::Algorithm;
 use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
 use crate::state::Stored;
+use crate::transport::tls::Credentials;
 
 /// Oldest and newest replication protocol spoken.
 const PROTOCOLS: (u32, u32) = (122, 122);
@@ -357,6 +358,7 @@ impl Engine {
     fn new_peer(&self, resource: &str, node: NodeId, name: String, net: NetOptions) -> Done {
         let entry = self.entry(resource)?;
         let _pass = entry.pass();
+        check_tls_files(&net, &name)?;
         let stored = lock(&entry.stored).clone();
         if stored.config.peers.iter().any(|peer| peer.name == name && peer.node_id != node) {
             let detail = format!("{resource} has a connection `{name}`");
@@ -408,10 +410,12 @@ impl Engine {
         let _pass = entry.pass();
         check_net(&lock(&entry.stored), node, &net)?;
         self.known_peer(&entry, node)?;
+        let name = peer(&lock(&entry.stored), node).map(|peer| peer.name.clone());
+        check_tls_files(&net, &name.unwrap_or_default())?;
         self.command(&entry, AdminCommand::NetOptions(node, Box::new(net.clone())))?;
         let (id, link_net) = (entry.id, net.clone());
         self.on(entry.shard, move |shard| {
-            shard.with(id, |host, _, _| host.set_net(node, link_net));
+            shard.with(id, |host, io, volumes| host.set_net(io, volumes, node, link_net));
         })?;
         self.keep(&entry, |stored| peer_mut(stored, node).net = net)
     }
@@ -733,6 +737,16 @@ fn check_net(stored: &Stored, node: NodeId, net: &NetOptions) -> Done {
     check_verify_alg(stored, node, net)?;
     check_integrity_alg(net)?;
     check_cram_hmac_alg(net)
+}
+
+/// The files of TLS can be used, as far as can be said without the peer. A start does not look at them:
+/// they may come later than it does.
+fn check_tls_files(net: &NetOptions, peer: &str) -> Done {
+    net.check().map_err(|error| Stop::invalid(error.to_string()))?;
+    match net.tls {
+        true => Credentials::read(net, peer).map(|_| ()).map_err(Stop::invalid),
+        false => Ok(()),
+    }
 }
 
 /// One digest per resource: the engine computes it without knowing for which peer.

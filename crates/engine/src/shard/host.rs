@@ -483,7 +483,7 @@ impl Host {
     pub(crate) fn add_link(&mut self, node: NodeId, peer: &str, net: NetOptions) {
         let id = LinkId { resource: self.id, node };
         let label = format!("{}/{peer}", self.name);
-        self.links.insert(node, Box::new(Link::new(id, label, net.clone())));
+        self.links.insert(node, Box::new(Link::new(id, label, peer, net.clone())));
         self.net.insert(node, net);
     }
 
@@ -495,10 +495,17 @@ impl Host {
         self.net.remove(&node);
     }
 
-    pub(crate) fn set_net(&mut self, node: NodeId, net: NetOptions) {
+    pub(crate) fn set_net(
+        &mut self,
+        io: &mut Io,
+        volumes: &mut Volumes,
+        node: NodeId,
+        net: NetOptions,
+    ) {
         if let Some(link) = self.links.get_mut(&node) {
-            link.set_net(net.clone());
+            let event = link.set_net(io, net.clone());
             self.net.insert(node, net);
+            self.link_event(io, volumes, node, event);
         }
     }
 
@@ -591,6 +598,7 @@ impl Host {
         }
         for connection in &mut status.connections {
             let Some(link) = self.links.get(&connection.peer_node_id) else { continue };
+            connection.tls = Some(link.is_encrypted());
             connection.congested = link.queued_bytes() > CONGESTED;
             connection.paths = link
                 .paths()
@@ -639,7 +647,13 @@ impl Host {
         let present = self.core.explain();
         let present =
             present.into_iter().map(|text| Note { age_seconds: 0, object: object.clone(), text });
-        past.chain(present).collect()
+        let links = self.links.values().filter_map(|link| link.trouble());
+        let not_encrypted = links.map(|text| Note {
+            age_seconds: 0,
+            object: object.clone(),
+            text: text.to_owned(),
+        });
+        past.chain(present).chain(not_encrypted).collect()
     }
 
     /// The connection to a peer.

@@ -89,6 +89,13 @@ impl Dance {
         self.attempt(io, net, label);
     }
 
+    /// Listens on all paths and tries later: the last try has failed for a reason that is there to stay,
+    /// unless the peer comes by itself.
+    pub(super) fn rest(&mut self, io: &mut Io, net: &NetOptions, label: &str) {
+        self.listen_everywhere(io, label);
+        self.phase = Phase::Pausing { until: io.now() + io.random.around(net.connect_int) };
+    }
+
     fn listen_everywhere(&mut self, io: &mut Io, label: &str) {
         for path in &self.paths {
             let remote = path.remote.ip().to_canonical();

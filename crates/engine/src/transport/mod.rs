@@ -3,13 +3,14 @@
 //! - `listen`: listening sockets; `stream`: one socket, bytes to packets and back.
 //! - `integrity`: digests of data on the wire.
 //! - `dance`: how two nodes that both listen and both connect end up with one pair of sockets.
+//! - `securing`, `tls`: both sockets are encrypted then, if they are to be.
 //! - `ping`: how long the peer takes to answer one.
 //! - This file: a [`Link`], from the core's wish to connect until the sockets are closed again.
 //!
 //! ```text
-//! Idle ──connect()──► dance ──Event::Up──► up ──Event::Down──► Idle
-//!   ▲                   │                   │
-//!   └────── close() ◄───┴───────────────────┘   (queued packets leave for at most a second)
+//! Idle ──connect()──► dance ──► (securing) ──Event::Up──► up ──Event::Down──► Idle
+//!   ▲                   │           │                     │
+//!   └────── close() ◄───┴───────────┴─────────────────────┘   (queued packets leave for at most a second)
 //! ```
 //!
 //! A link decides nothing about replication. It hands packets to its owner and tells when the
@@ -19,9 +20,11 @@ mod dance;
 mod integrity;
 mod listen;
 mod ping;
+mod securing;
 mod stream;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tls;
 
 use std::time::Duration;
 
@@ -41,8 +44,10 @@ use dance::Dance;
 use integrity::Integrity;
 pub(crate) use listen::Listeners;
 use ping::PingTime;
+use securing::{Progress, Securing, Trouble};
 pub(crate) use stream::LinkId;
 use stream::{Broken, Read, Socket};
+use tls::Credentials;
 
 /// How long queued packets may take to leave before the sockets are closed.
 const PARTING: Duration = Duration::from_secs(1);
@@ -78,7 +83,11 @@ pub(crate) struct Link {
     id: LinkId,
     /// `resource/peer`, for the log.
     label: String,
+    /// Its name, as its certificate has it.
+    peer: String,
     net: NetOptions,
+    /// Why the last try to encrypt failed; none if it did not.
+    trouble: Option<String>,
     paths: Vec<PathConfig>,
     state: State,
     closing: Vec<Closing>,
@@ -87,6 +96,7 @@ pub(crate) struct Link {
 enum State {
     Idle,
     Dancing(Box<Dance>),
+    Securing(Box<Securing>),
     Up(Box<Up>),
 }
 
@@ -156,8 +166,20 @@ impl Up {
 }
 
 impl Link {
-    pub(crate) fn new(id: LinkId, label: String, net: NetOptions) -> Link {
-        Link { id, label, net, paths: Vec::new(), state: State::Idle, closing: Vec::new() }
+    /// A link that is not connected to anything. `label` names it in the log.
+    pub(crate) fn new(id: LinkId, label: String, peer: &str, net: NetOptions) -> Link {
+        let (peer, trouble, paths) = (peer.to_owned(), None, Vec::new());
+        Link { id, label, peer, net, trouble, paths, state: State::Idle, closing: Vec::new() }
+    }
+
+    /// Everything is encrypted, or nothing is sent.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.net.tls
+    }
+
+    /// Why the last try to encrypt the connection failed, if it did.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// The paths, and whether each is in use.
@@ -169,15 +191,28 @@ impl Link {
         self.paths.iter().map(move |path| (*path, used == Some(*path)))
     }
 
-    /// Replaces the options. What concerns sockets applies from the next connection on.
-    pub(crate) fn set_net(&mut self, net: NetOptions) {
+    /// Replaces the options. What concerns sockets applies from the next connection on; that begins
+    /// at once if it is to be encrypted and the present one is not, or the other way round.
+    pub(crate) fn set_net(&mut self, io: &mut Io, net: NetOptions) -> Option<Event> {
+        let turned = self.net.tls != net.tls;
         self.net = net;
+        match self.state {
+            State::Up(_) if turned => {
+                self.drop_now(io);
+                Some(Event::Down(LinkLoss::Broken))
+            }
+            State::Securing(_) if turned => {
+                self.connect(io);
+                None
+            }
+            _ => None,
+        }
     }
 
     /// Replaces the paths. A path in use stays in use.
     pub(crate) fn set_paths(&mut self, io: &mut Io, paths: Vec<PathConfig>) {
         self.paths = paths;
-        if let State::Dancing(_) = self.state {
+        if let State::Dancing(_) | State::Securing(_) = self.state {
             // Begin anew, so that everything fits the new paths.
             io.listeners.forget(self.id.resource, self.id.node);
             self.connect(io);
@@ -187,7 +222,7 @@ impl Link {
     /// Data waits in the socket's queue: the peer does not keep up.
     pub(crate) fn queued_bytes(&self) -> usize {
         match &self.state {
-            State::Up(up) => up.data.conn.tx.queued_bytes(),
+            State::Up(up) => up.data.queued_bytes(),
             _ => 0,
         }
     }
@@ -227,15 +262,21 @@ impl Link {
     /// Sends what is queued, then closes the sockets; or stops trying.
     pub(crate) fn close(&mut self, io: &mut Io) {
         io.listeners.forget(self.id.resource, self.id.node);
+        self.trouble = None;
         if let State::Up(up) = std::mem::replace(&mut self.state, State::Idle) {
             let Up { data, control, .. } = *up;
-            let mut closing = Closing { sockets: [data, control], until: io.now() + PARTING };
-            for socket in &mut closing.sockets {
-                socket.flush(&mut io.ring);
-            }
-            self.closing.push(closing);
-            self.reap(io.now());
+            self.part(io, [data, control]);
         }
+    }
+
+    /// Closes sockets once what is queued has been sent.
+    fn part(&mut self, io: &mut Io, sockets: [Socket; 2]) {
+        let mut closing = Closing { sockets, until: io.now() + PARTING };
+        for socket in &mut closing.sockets {
+            socket.finish(&mut io.ring);
+        }
+        self.closing.push(closing);
+        self.reap(io.now());
     }
 
     /// Closes the sockets at once.
@@ -290,6 +331,10 @@ impl Link {
                 dance.completed(io, &self.net, &self.label, op, serial, done);
                 self.dance_done(io)
             }
+            State::Securing(securing) if securing.owns(serial) => {
+                securing.completed(io, op, serial, done);
+                self.secure(io)
+            }
             _ => {
                 for closing in &mut self.closing {
                     let Some(socket) = closing.sockets.iter_mut().find(|s| s.serial == serial)
@@ -317,9 +362,70 @@ impl Link {
     /// Moves on if the dance has come to its end.
     fn dance_done(&mut self, io: &mut Io) -> Option<Event> {
         let State::Dancing(dance) = &mut self.state else { return None };
-        let (path, data, control) = dance.take_pair()?;
-        let tie_break = control.accepted;
+        let pair = dance.take_pair()?;
         io.listeners.forget(self.id.resource, self.id.node);
+        if !self.net.tls {
+            return Some(self.up(pair));
+        }
+        match Credentials::read(&self.net, &self.peer) {
+            Ok(credentials) => {
+                let until = io.now() + self.net.timeout;
+                let securing = Securing::new(credentials, pair, until);
+                self.state = State::Securing(Box::new(securing));
+                self.secure(io)
+            }
+            Err(why) => {
+                let (_, data, control) = pair;
+                self.not_encrypted(io, Trouble::Files(why), [data, control]);
+                None
+            }
+        }
+    }
+
+    /// Goes on with encrypting the sockets.
+    fn secure(&mut self, io: &mut Io) -> Option<Event> {
+        let State::Securing(securing) = &mut self.state else { return None };
+        let progress = securing.advance(io);
+        if let Progress::Pending = progress {
+            return None;
+        }
+        let State::Securing(securing) = std::mem::replace(&mut self.state, State::Idle) else {
+            unreachable!("just looked");
+        };
+        let Securing { path, data, control, .. } = *securing;
+        match progress {
+            Progress::Failed(trouble) => {
+                self.not_encrypted(io, trouble, [data, control]);
+                None
+            }
+            _ => {
+                self.trouble = None;
+                Some(self.up((path, data, control)))
+            }
+        }
+    }
+
+    /// There is no connection but an encrypted one: tries anew after a while.
+    fn not_encrypted(&mut self, io: &mut Io, trouble: Trouble, sockets: [Socket; 2]) {
+        let text = format!("connection {} not made: {trouble}", self.label);
+        // The peer's end of the same failure, and the same again every some seconds, tell nothing new.
+        let is_new = match &self.trouble {
+            Some(_) if matches!(trouble, Trouble::Closed) => false,
+            old => old.as_ref() != Some(&text),
+        };
+        if is_new {
+            log!(Level::Error, self.label, "{text}");
+            self.trouble = Some(text);
+        }
+        self.part(io, sockets);
+        let mut dance = Box::new(Dance::new(self.id, self.paths.clone()));
+        dance.rest(io, &self.net, &self.label);
+        self.state = State::Dancing(dance);
+    }
+
+    /// Both sockets are there.
+    fn up(&mut self, (path, data, control): (PathConfig, Socket, Socket)) -> Event {
+        let tie_break = control.accepted;
         let up = Up {
             path,
             data,
@@ -332,8 +438,10 @@ impl Link {
             ping: PingTime::default(),
         };
         self.state = State::Up(Box::new(up));
-        log!(Level::Debug, self.label, "both sockets are up ({} to {})", path.local, path.remote);
-        Some(Event::Up { tie_break })
+        let how = if self.net.tls { ", encrypted" } else { "" };
+        let PathConfig { local, remote } = path;
+        log!(Level::Debug, self.label, "both sockets are up ({local} to {remote}{how})");
+        Event::Up { tie_break }
     }
 
     fn report_end(&mut self, io: &mut Io) -> Option<Event> {
@@ -429,6 +537,7 @@ impl Link {
         let state = match &self.state {
             State::Idle => None,
             State::Dancing(dance) => dance.deadline(),
+            State::Securing(securing) => Some(securing.deadline()),
             State::Up(up) => [up.ended.map(|(at, _)| at), up.stalled_at(&self.net, now)]
                 .into_iter()
                 .flatten()
@@ -448,6 +557,7 @@ impl Link {
                 dance.timeout(io, &self.net, &self.label);
                 self.dance_done(io)
             }
+            State::Securing(_) => self.secure(io),
             State::Up(up) => {
                 if up.stalled_at(&self.net, now).is_some_and(|at| at <= now) {
                     log!(Level::Warn, self.label, "the peer takes no data, connection closed");

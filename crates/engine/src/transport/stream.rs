@@ -8,6 +8,7 @@ use runtime::{AllocError, Buf, Completed, Conn, Errno, Received, Ring, Token};
 use vocab::{Instant, NodeId};
 
 use super::integrity::Integrity;
+use super::tls::{RecordError, Session};
 use crate::digest::{Algorithm, Digest};
 use crate::shard::token::{LinkToken, SocketOp};
 
@@ -33,6 +34,8 @@ pub(crate) struct Socket {
     /// The stream has ended, with an error or without.
     pub(crate) ended: Option<Option<Errno>>,
     link: LinkId,
+    /// `None` where traffic goes in clear.
+    tls: Option<Box<Session>>,
     /// A packet whose data has not arrived completely.
     partial: Option<Packet>,
     /// The digest that came with that packet, or with the last one that had data.
@@ -48,6 +51,14 @@ pub(crate) enum Broken {
     UnknownDigest(String),
     /// Data that are not what the peer has computed the digest of.
     Damaged(Packet, Algorithm),
+    /// The peer's bytes are no TLS records of this connection.
+    Records(RecordError),
+}
+
+impl From<RecordError> for Broken {
+    fn from(error: RecordError) -> Broken {
+        Broken::Records(error)
+    }
 }
 
 impl From<WireError> for Broken {
@@ -61,8 +72,8 @@ impl fmt::Display for Broken {
         match self {
             Broken::Wire(error) => write!(
                 f,
-                "what the peer sent is not DRBD's protocol: {error}; check versions of both nodes \
-                 and that no other program connects to this port"
+                "what the peer sent is not DRBD's protocol: {error}; check versions of both nodes, \
+                 that both or none have `tls`, and that no other program connects to this port"
             ),
             Broken::UnknownDigest(name) => write!(
                 f,
@@ -88,6 +99,7 @@ impl fmt::Display for Broken {
                     algorithm.name()
                 )
             }
+            Broken::Records(error) => error.fmt(f),
         }
     }
 }
@@ -104,7 +116,17 @@ pub(crate) enum Read {
 
 impl Socket {
     pub(crate) fn new(link: LinkId, serial: u32, conn: Conn, accepted: bool) -> Socket {
-        Socket { serial, conn, accepted, ended: None, link, partial: None, digest: Digest::NONE }
+        let (ended, tls, partial, digest) = (None, None, None, Digest::NONE);
+        Socket { serial, conn, accepted, ended, link, tls, partial, digest }
+    }
+
+    /// From here on everything is encrypted, in both directions.
+    ///
+    /// # Panics
+    /// If it is already.
+    pub(crate) fn secure(&mut self, session: Session) {
+        assert!(self.tls.is_none(), "a socket is encrypted once");
+        self.tls = Some(Box::new(session));
     }
 
     /// Receives more, unless that is being done or the stream has ended.
@@ -134,12 +156,31 @@ impl Socket {
 
     /// Sends what is queued.
     pub(crate) fn flush(&mut self, ring: &mut Ring) {
+        if let Some(tls) = self.tls.as_mut().filter(|_| self.ended.is_none())
+            && tls.seal(&mut self.conn.tx).is_err()
+        {
+            // Without a new key nothing may be sent any more: the peer shall notice.
+            self.conn.shutdown();
+        }
         self.conn.tx.flush(ring, self.link.token(SocketOp::Send, self.serial));
+    }
+
+    /// Sends what is queued, as the last of it.
+    pub(crate) fn finish(&mut self, ring: &mut Ring) {
+        if let Some(tls) = &mut self.tls {
+            tls.finish();
+        }
+        self.flush(ring);
+    }
+
+    /// Bytes that the kernel has not taken.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.conn.tx.queued_bytes() + self.tls.as_ref().map_or(0, |tls| tls.waiting())
     }
 
     /// True if everything queued has been taken by the kernel.
     pub(crate) fn is_sent(&self) -> bool {
-        self.conn.tx.queued_bytes() == 0 && !self.conn.tx.is_busy()
+        self.queued_bytes() == 0 && !self.conn.tx.is_busy()
     }
 
     /// Queues a packet and its data, with their digest in between if there is one to be.
@@ -150,15 +191,22 @@ impl Socket {
         agreed: &Agreed,
         digest: Option<Algorithm>,
     ) {
-        self.conn.tx.push_with(|out| {
+        debug_assert_eq!(payload.as_ref().map_or(0, |p| p.len()), packet.payload_len());
+        let digest = digest.zip(payload.as_ref()).map(|(algorithm, data)| algorithm.of(data));
+        let encode = |out: &mut Vec<u8>| {
             wire::encode(packet, agreed, out);
-            if let (Some(algorithm), Some(payload)) = (digest, &payload) {
-                out.extend_from_slice(&algorithm.of(payload));
+            if let Some(digest) = &digest {
+                out.extend_from_slice(digest);
             }
-        });
-        if let Some(payload) = payload {
-            debug_assert_eq!(payload.len(), packet.payload_len());
-            self.conn.tx.push_buf(payload);
+        };
+        match &mut self.tls {
+            Some(tls) => tls.queue(encode, payload),
+            None => {
+                self.conn.tx.push_with(encode);
+                if let Some(payload) = payload {
+                    self.conn.tx.push_buf(payload);
+                }
+            }
         }
     }
 
@@ -186,7 +234,11 @@ impl Socket {
         if len == 0 {
             return Ok(Read::Packet(packet, None));
         }
-        match self.conn.rx.take_payload(len) {
+        let taken = match &mut self.tls {
+            Some(tls) => tls.take_payload(&mut self.conn.rx, len)?,
+            None => self.conn.rx.take_payload(len),
+        };
+        match taken {
             Ok(Some(buf)) => match integrity.peer {
                 Some(algorithm) if *algorithm.of(&buf) != *self.digest => {
                     Err(Broken::Damaged(packet, algorithm))
@@ -206,20 +258,41 @@ impl Socket {
     }
 
     /// Header and fixed part of the next packet, and the digest of its data.
-    fn read_fixed(&mut self, stream: Stream, agreed: &Agreed) -> Result<Option<Packet>, WireError> {
-        let rx = &mut self.conn.rx;
-        let some = rx.available().min(wire::MAX_HEADER);
-        let bytes = rx.peek(some).expect("that much is available");
+    fn read_fixed(&mut self, stream: Stream, agreed: &Agreed) -> Result<Option<Packet>, Broken> {
+        let some = self.fetch(wire::MAX_HEADER)?;
+        let bytes = self.peek(some).expect("that much is available");
         let Some(header) = wire::decode_header(bytes, stream, agreed)? else { return Ok(None) };
         let fixed = header.size() + header.fixed_len();
         let len = fixed + header.digest_len(agreed);
         assert!(len <= PEEK_MAX, "the codec limits what is not data to some KiB");
-        let Some(bytes) = rx.peek(len) else { return Ok(None) };
+        self.fetch(len)?;
+        let Some(bytes) = self.peek(len) else { return Ok(None) };
         let packet = wire::decode(header, &bytes[header.size()..fixed], agreed)?;
-        if len > fixed {
-            self.digest = Digest::new(&bytes[fixed..]);
-        }
-        rx.consume(len);
+        let digest = (len > fixed).then(|| Digest::new(&bytes[fixed..]));
+        self.digest = digest.unwrap_or(self.digest);
+        self.consume(len);
         Ok(Some(packet))
+    }
+
+    /// How many of the next `len` bytes can be read.
+    fn fetch(&mut self, len: usize) -> Result<usize, RecordError> {
+        match &mut self.tls {
+            Some(tls) => tls.fetch(&mut self.conn.rx, len),
+            None => Ok(self.conn.rx.available().min(len)),
+        }
+    }
+
+    fn peek(&mut self, len: usize) -> Option<&[u8]> {
+        match &self.tls {
+            Some(tls) => tls.peek(len),
+            None => self.conn.rx.peek(len),
+        }
+    }
+
+    fn consume(&mut self, len: usize) {
+        match &mut self.tls {
+            Some(tls) => tls.consume(len),
+            None => self.conn.rx.consume(len),
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Two links in one thread find each other over loopback, whoever comes first and whatever
-//! crosses, and lose each other again.
+//! crosses, and lose each other again. `encrypted`: the same with TLS.
+
+mod encrypted;
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
@@ -62,7 +64,7 @@ impl World {
         let addresses = addresses();
         let ends = [0u8, 1].map(|me| {
             let id = LinkId { resource: u16::from(me), node: node(1 - me) };
-            let mut link = Link::new(id, format!("end{me}"), net());
+            let mut link = Link::new(id, format!("end{me}"), &format!("end{}", 1 - me), net());
             let (local, remote) = (addresses[usize::from(me)], addresses[usize::from(1 - me)]);
             link.set_paths(&mut io, vec![PathConfig { local, remote }]);
             let (events, packets) = (Vec::new(), VecDeque::new());
@@ -73,10 +75,14 @@ impl World {
 
     fn connected() -> World {
         let (mut world, _) = World::new();
-        world.connect(0);
-        world.connect(1);
-        world.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
+        world.meet();
         world
+    }
+
+    fn meet(&mut self) {
+        self.connect(0);
+        self.connect(1);
+        self.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
     }
 
     fn connect(&mut self, end: usize) {
@@ -200,7 +206,10 @@ fn one_that_comes_later_is_not_kept_waiting() {
     for (first, second) in [(0, 1), (1, 0)] {
         let (mut world, _) = World::new();
         for end in &mut world.ends {
-            end.link.set_net(NetOptions { connect_int: Duration::from_secs(10), ..net() });
+            _ = end.link.set_net(
+                &mut world.io,
+                NetOptions { connect_int: Duration::from_secs(10), ..net() },
+            );
         }
         world.connect(first);
         let start = runtime::clock::now();
@@ -217,7 +226,11 @@ fn one_that_comes_later_is_not_kept_waiting() {
 
 #[test]
 fn packets_arrive_in_order_with_their_data() {
-    let mut world = World::connected();
+    exchange(&mut World::connected());
+}
+
+/// Sends many packets one way, and one the other way.
+fn exchange(world: &mut World) {
     world.agree();
     let mut expected = Vec::new();
     for i in 0..200u64 {

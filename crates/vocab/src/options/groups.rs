@@ -76,7 +76,6 @@ macro_rules! options {
 }
 
 const NO_HANDLERS: &str = "handlers are not run";
-const NO_TLS: &str = "connections are not encrypted by this program";
 const NO_RDMA: &str = "the only transport is tcp";
 const NO_AHEAD: &str = "a congested connection always blocks";
 
@@ -231,14 +230,14 @@ options! {
         "max-buffers" max_buffers: u32 = "2048", num(32, 131_072, Unit::Pages);
         /// May be read from, and counts as access to UpToDate data and for quorum.
         "allow-remote-read" allow_remote_read: bool = "yes", YES_NO;
-        /// Encrypt the connection.
-        "tls" tls: bool = "no", YES_NO, Honoured::DefaultOnly(NO_TLS);
-        /// Serial of the keyring with the trusted certificates.
-        "tls-keyring" tls_keyring: String = "", TEXT, Honoured::DefaultOnly(NO_TLS);
-        /// Serial of the private key.
-        "tls-privkey" tls_privkey: String = "", TEXT, Honoured::DefaultOnly(NO_TLS);
-        /// Serial of the certificate.
-        "tls-certificate" tls_certificate: String = "", TEXT, Honoured::DefaultOnly(NO_TLS);
+        /// Encrypt the connection, and believe no peer without a certificate.
+        "tls" tls: bool = "no", YES_NO;
+        /// File of the trusted certificates, in PEM format.
+        "tls-keyring" tls_keyring: String = "", TEXT;
+        /// File of the private key, in PEM format.
+        "tls-privkey" tls_privkey: String = "", TEXT;
+        /// File of this node's certificate and those above it, in PEM format.
+        "tls-certificate" tls_certificate: String = "", TEXT;
         /// RDMA receive buffer for control packets.
         "rdma-ctrl-rcvbuf-size" rdma_ctrl_rcvbuf_size: Bytes = "0", num(0, 10_485_760, Unit::Bytes), Honoured::DefaultOnly(NO_RDMA);
         /// RDMA send buffer for control packets.
@@ -249,7 +248,8 @@ options! {
 impl NetOptions {
     /// Checks what no single option can: DRBD wants `timeout` below `connect-int` and `ping-int`
     /// (semantics §11), or a healthy but idle connection would count as silent. Authentication takes
-    /// a digest and a secret: half of it would authenticate nobody.
+    /// a digest and a secret: half of it would authenticate nobody. TLS takes three files, which do
+    /// nothing without it.
     ///
     /// # Errors
     /// [`OptionError::Conflict`] naming both options.
@@ -273,9 +273,31 @@ impl NetOptions {
                 "shared-secret has no effect without cram-hmac-alg; add `cram-hmac-alg sha256`, or \
                  remove shared-secret"
             }
-            _ => return Ok(()),
+            _ => return self.check_tls(),
         };
         Err(OptionError::Conflict(text.to_owned()))
+    }
+
+    fn check_tls(&self) -> Result<(), OptionError> {
+        for (name, path) in [
+            ("tls-keyring", &self.tls_keyring),
+            ("tls-privkey", &self.tls_privkey),
+            ("tls-certificate", &self.tls_certificate),
+        ] {
+            let text = match (self.tls, path.is_empty()) {
+                (false, false) => {
+                    format!("{name} has no effect without tls; add `tls yes`, or remove it")
+                }
+                (true, true) => format!("tls needs {name}; give the path of a file in PEM format"),
+                (true, false) if !path.starts_with('/') => format!(
+                    "{name} `{path}` is not an absolute path; give that of a file in PEM format \
+                     (serials of keys in the kernel's keyring mean nothing to a process)"
+                ),
+                _ => continue,
+            };
+            return Err(OptionError::Conflict(text));
+        }
+        Ok(())
     }
 }
 

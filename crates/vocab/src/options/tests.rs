@@ -185,6 +185,21 @@ fn a_secret_is_printed_for_set_and_in_no_message() {
 }
 
 #[test]
+fn tls_takes_three_absolute_paths_or_none() {
+    let mut net = NetOptions::default();
+    let refused = |net: &NetOptions| net.check().unwrap_err().to_string();
+    net.set("tls-keyring", "/etc/ca.pem").unwrap();
+    assert!(refused(&net).contains("tls-keyring has no effect without tls"));
+    net.set("tls", "yes").unwrap();
+    assert!(refused(&net).contains("tls needs tls-privkey"));
+    net.set("tls-privkey", "4711").unwrap();
+    assert!(refused(&net).contains("tls-privkey `4711` is not an absolute path"));
+    net.set("tls-privkey", "/etc/key.pem").unwrap();
+    net.set("tls-certificate", "/etc/certificate.pem").unwrap();
+    net.check().unwrap();
+}
+
+#[test]
 fn quorum_takes_words_and_counts() {
     let mut options = ResourceOptions::default();
     for (text, quorum) in

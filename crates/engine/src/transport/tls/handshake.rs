@@ -1,0 +1,176 @@
+//! One socket's handshake. The messages are rustls's; here they get to the socket and back, a record
+//! at a time, so that nothing which follows the handshake is taken away from whoever reads next.
+
+use std::fmt;
+
+use runtime::{BufPool, RxStream};
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
+
+use super::credentials::{Credentials, explain};
+use super::record::{HEADER, RecordError, record_len};
+use super::session::{Keys, Session};
+
+/// Why there is no session.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// rustls says no.
+    Refused(rustls::Error),
+    /// The peer's bytes are no records.
+    Records(RecordError),
+    /// There is more than the handshake where its end should be.
+    Excess,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Refused(error) => f.write_str(&explain(error)),
+            Failure::Records(error) => write!(f, "{error}; set `tls yes` on both nodes"),
+            Failure::Excess => f.write_str("the peer sends more than the TLS handshake has"),
+        }
+    }
+}
+
+impl From<rustls::Error> for Failure {
+    fn from(error: rustls::Error) -> Failure {
+        Failure::Refused(error)
+    }
+}
+
+impl From<RecordError> for Failure {
+    fn from(error: RecordError) -> Failure {
+        Failure::Records(error)
+    }
+}
+
+enum Side {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+/// A handshake under way.
+pub(crate) struct Handshake {
+    side: Side,
+    /// Records that rustls has not done with.
+    incoming: Vec<u8>,
+}
+
+/// What rustls wants next.
+enum Step {
+    /// To be asked again.
+    Again,
+    /// A record of the peer.
+    Record,
+    /// Nothing: both ends have the keys.
+    Done,
+    Failed(rustls::Error),
+}
+
+impl Handshake {
+    /// The side that opened the socket is TLS's client (wire §1.3).
+    ///
+    /// # Errors
+    /// Why it can not begin.
+    pub(crate) fn new(credentials: &Credentials, accepted: bool) -> Result<Handshake, Failure> {
+        let side = if accepted {
+            Side::Server(UnbufferedServerConnection::new(credentials.server.clone())?)
+        } else {
+            let (config, name) = (credentials.client.clone(), credentials.peer.clone());
+            Side::Client(UnbufferedClientConnection::new(config, name)?)
+        };
+        Ok(Handshake { side, incoming: Vec::new() })
+    }
+
+    /// Goes on as far as what has arrived allows, and appends to `out` what is to be sent: after an
+    /// error, too, so that the peer learns of it. True if it is over.
+    ///
+    /// # Errors
+    /// Why there will be no session.
+    pub(crate) fn advance(
+        &mut self,
+        rx: &mut RxStream,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, Failure> {
+        loop {
+            match self.step(out) {
+                Step::Again => {}
+                Step::Done if self.incoming.is_empty() => return Ok(true),
+                Step::Done => return Err(Failure::Excess),
+                Step::Record => {
+                    let Some(record) = next_record(rx)? else { return Ok(false) };
+                    self.incoming.extend_from_slice(record);
+                    let len = record.len();
+                    rx.consume(len);
+                }
+                Step::Failed(error) => {
+                    // The alert for the peer.
+                    while let Step::Again = self.step(out) {}
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, out: &mut Vec<u8>) -> Step {
+        let (discard, step) = match &mut self.side {
+            Side::Client(side) => take(side.process_tls_records(&mut self.incoming), out),
+            Side::Server(side) => take(side.process_tls_records(&mut self.incoming), out),
+        };
+        self.incoming.drain(..discard);
+        step
+    }
+
+    /// The keys, once it is over.
+    ///
+    /// # Errors
+    /// Why they can not be had.
+    pub(crate) fn finish(self, pool: BufPool) -> Result<Session, Failure> {
+        let (secrets, keys) = match self.side {
+            Side::Client(side) => {
+                let (secrets, keys) = side.dangerous_into_kernel_connection()?;
+                (secrets, Keys::Client(keys))
+            }
+            Side::Server(side) => {
+                let (secrets, keys) = side.dangerous_into_kernel_connection()?;
+                (secrets, Keys::Server(keys))
+            }
+        };
+        Ok(Session::new(keys, secrets, pool)?)
+    }
+}
+
+/// The peer's next record, once it has arrived completely.
+fn next_record(rx: &mut RxStream) -> Result<Option<&[u8]>, RecordError> {
+    let Some(header) = rx.peek(HEADER).and_then(|bytes| bytes.try_into().ok()) else {
+        return Ok(None);
+    };
+    Ok(rx.peek(record_len(header)?))
+}
+
+fn take<Data>(status: UnbufferedStatus<'_, '_, Data>, out: &mut Vec<u8>) -> (usize, Step) {
+    let step = match status.state {
+        Err(error) => Step::Failed(error),
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            let start = out.len();
+            let encoded = match data.encode(&mut []) {
+                Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => {
+                    out.resize(start + required_size, 0);
+                    data.encode(&mut out[start..])
+                }
+                other => other,
+            };
+            out.truncate(start + encoded.unwrap_or(0));
+            Step::Again
+        }
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            data.done();
+            Step::Again
+        }
+        Ok(ConnectionState::BlockedHandshake) => Step::Record,
+        Ok(ConnectionState::WriteTraffic(_)) => Step::Done,
+        Ok(_) => Step::Failed(rustls::Error::HandshakeNotComplete),
+    };
+    (status.discard, step)
+}

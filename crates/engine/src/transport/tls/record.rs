@@ -1,0 +1,165 @@
+//! TLS 1.3's record layer (RFC 8446 §5): one direction's key, and records sealed and opened by it.
+//!
+//! ```text
+//! 17 03 03 | length be16 | AES-GCM of ( up to 16 KiB of data, content type ) | tag of 16 bytes
+//! ```
+//!
+//! The key comes from the handshake, which is rustls's; so do new keys, of which long connections need
+//! some. Records are made here because rustls would allocate for each.
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use rustls::ConnectionTrafficSecrets;
+
+/// Bytes of a record's header.
+pub(super) const HEADER: usize = 5;
+/// Most bytes of data in a record.
+pub(super) const DATA_MAX: usize = 16 << 10;
+/// Bytes of the authentication tag.
+const TAG: usize = 16;
+/// Most bytes behind the header that a peer may send (RFC 8446 §5.2).
+const BODY_MAX: usize = DATA_MAX + 256;
+
+/// What a record holds. Before encryption begins it is the first byte on the wire.
+pub(super) mod content {
+    pub(in super::super) const CHANGE_CIPHER_SPEC: u8 = 20;
+    pub(in super::super) const ALERT: u8 = 21;
+    pub(in super::super) const HANDSHAKE: u8 = 22;
+    pub(in super::super) const DATA: u8 = 23;
+}
+
+/// Why a peer's records can not be read any further.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RecordError {
+    /// The bytes do not begin a record that may stand here.
+    Header([u8; HEADER]),
+    /// It was not sealed with the connection's key, or not as the next one.
+    Forged,
+    /// It holds nothing, or what no one sends at this point.
+    Content,
+    /// The peer ends the connection for this reason (RFC 8446 §6).
+    Alert(u8),
+    /// No new key can be made.
+    Key,
+}
+
+impl fmt::Display for RecordError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RecordError::Header(bytes) => {
+                write!(f, "what arrived is not TLS: it begins with")?;
+                bytes.iter().try_for_each(|byte| write!(f, " {byte:02x}"))
+            }
+            RecordError::Forged => f.write_str(
+                "a TLS record is not what the peer has sent; somebody or something between the \
+                 nodes changes, drops or repeats data",
+            ),
+            RecordError::Content => {
+                f.write_str("a TLS record holds what may not come at this point")
+            }
+            RecordError::Alert(alert) => write!(f, "the peer ends it with TLS alert {alert}"),
+            RecordError::Key => f.write_str("the next TLS key can not be made"),
+        }
+    }
+}
+
+/// The length of the record that begins with these bytes, its header included, if it is one of data or
+/// of the handshake.
+pub(super) fn record_len(header: [u8; HEADER]) -> Result<usize, RecordError> {
+    let [kind, major, _, high, low] = header;
+    let body = usize::from(u16::from_be_bytes([high, low]));
+    let known = (content::CHANGE_CIPHER_SPEC..=content::DATA).contains(&kind);
+    match known && major == 3 && (1..=BODY_MAX).contains(&body) {
+        true => Ok(HEADER + body),
+        false => Err(RecordError::Header(header)),
+    }
+}
+
+/// The key of one direction.
+pub(super) struct Key {
+    key: LessSafeKey,
+    iv: [u8; 12],
+    /// Number of the next record.
+    next: u64,
+}
+
+impl Key {
+    /// # Errors
+    /// If the secrets are not of a cipher that this module knows.
+    pub(super) fn new(
+        (next, secrets): (u64, ConnectionTrafficSecrets),
+    ) -> Result<Key, RecordError> {
+        let (algorithm, key, iv) = match &secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+            _ => return Err(RecordError::Key),
+        };
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| RecordError::Key)?;
+        let iv = iv.as_ref().try_into().map_err(|_| RecordError::Key)?;
+        Ok(Key { key: LessSafeKey::new(key), iv, next })
+    }
+
+    /// Records sealed or opened with it.
+    pub(super) const fn used(&self) -> u64 {
+        self.next
+    }
+
+    /// The nonce of the next record: never given twice for one key.
+    fn nonce(&mut self) -> Nonce {
+        let mut nonce = self.iv;
+        for (byte, number) in nonce[4..].iter_mut().zip(self.next.to_be_bytes()) {
+            *byte ^= number;
+        }
+        self.next += 1;
+        Nonce::assume_unique_for_key(nonce)
+    }
+
+    /// Appends a record of what `fill` appends, at most [`DATA_MAX`] bytes.
+    ///
+    /// # Panics
+    /// If it appends more.
+    pub(super) fn seal(&mut self, kind: u8, out: &mut Vec<u8>, fill: impl FnOnce(&mut Vec<u8>)) {
+        let start = out.len();
+        out.extend_from_slice(&[content::DATA, 3, 3, 0, 0]);
+        fill(out);
+        let data = out.len() - start - HEADER;
+        assert!(data <= DATA_MAX, "a record holds at most 16 KiB");
+        out.push(kind);
+        let (header, body) = out[start..].split_at_mut(HEADER);
+        header[3..].copy_from_slice(&((data + 1 + TAG) as u16).to_be_bytes());
+        let nonce = self.nonce();
+        let sealed = self.key.seal_in_place_separate_tag(nonce, Aad::from(&*header), body);
+        let tag = sealed.expect("a key of the right length seals 16 KiB");
+        out.extend_from_slice(tag.as_ref());
+    }
+
+    /// Opens a record, with its header, into `plain`, which has room for all of its body. Tells what
+    /// it holds, and how many bytes.
+    ///
+    /// # Errors
+    /// Why not; `plain` holds anything then.
+    pub(super) fn open(
+        &mut self,
+        record: &[u8],
+        plain: &mut [u8],
+    ) -> Result<(u8, usize), RecordError> {
+        let (header, body) = record.split_at_checked(HEADER).ok_or(RecordError::Content)?;
+        if header[0] != content::DATA {
+            return Err(RecordError::Content);
+        }
+        let len = body.len().checked_sub(TAG).ok_or(RecordError::Content)?;
+        let (sealed, tag) = body.split_at(len);
+        let plain = plain.get_mut(..len).ok_or(RecordError::Content)?;
+        let nonce = self.nonce();
+        self.key
+            .open_separate_gather(nonce, Aad::from(header), sealed, tag, plain)
+            .map_err(|_| RecordError::Forged)?;
+        // The content type stands behind the data, and zeroes may follow to hide their length.
+        let at = plain.iter().rposition(|byte| *byte != 0).ok_or(RecordError::Content)?;
+        if at > DATA_MAX {
+            return Err(RecordError::Content);
+        }
+        Ok((plain[at], at))
+    }
+}

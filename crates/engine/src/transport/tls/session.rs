@@ -1,0 +1,376 @@
+//! A socket's traffic after its handshake: packets to records and back.
+//!
+//! What is queued for the peer waits here as it is, and is sealed when the socket can take it, as many
+//! packets to a record as fit. So nothing is encrypted per packet, and nothing is allocated once the
+//! memory for a batch is there.
+
+use std::collections::VecDeque;
+
+use runtime::{AllocError, Buf, BufPool, RxStream, TxQueue};
+use rustls::client::ClientConnectionData;
+use rustls::kernel::KernelConnection;
+use rustls::server::ServerConnectionData;
+use rustls::{ConnectionTrafficSecrets, ExtractedSecrets};
+
+use super::record::{DATA_MAX, HEADER, Key, RecordError, content, record_len};
+
+/// Bytes that are sealed ahead of the socket.
+const SEALED_MAX: usize = 256 << 10;
+/// Records after which the key is changed. AES-GCM is good for 2^24.5 of full length (RFC 8446 §5.5).
+pub(super) const RECORDS_PER_KEY: u64 = 1 << 23;
+/// Bytes of packets that were sealed, from which on the rest is moved to the front.
+const COMPACT: usize = 16 << 10;
+/// A change of keys: message 24 with one byte, which does not ask the peer for the same.
+const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
+/// Nothing follows: a warning, number 0.
+const CLOSE_NOTIFY: [u8; 2] = [1, 0];
+
+/// What makes new keys.
+pub(super) enum Keys {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
+type Secrets = Result<(u64, ConnectionTrafficSecrets), rustls::Error>;
+
+impl Keys {
+    fn next_sending(&mut self) -> Result<Key, RecordError> {
+        Keys::key(match self {
+            Keys::Client(keys) => keys.update_tx_secret(),
+            Keys::Server(keys) => keys.update_tx_secret(),
+        })
+    }
+
+    fn next_receiving(&mut self) -> Result<Key, RecordError> {
+        Keys::key(match self {
+            Keys::Client(keys) => keys.update_rx_secret(),
+            Keys::Server(keys) => keys.update_rx_secret(),
+        })
+    }
+
+    fn key(secrets: Secrets) -> Result<Key, RecordError> {
+        Key::new(secrets.map_err(|_| RecordError::Key)?)
+    }
+}
+
+/// One socket's traffic.
+pub(crate) struct Session {
+    keys: Keys,
+    sending: Key,
+    receiving: Key,
+    /// After so many records the sending key is changed.
+    records_per_key: u64,
+    /// The peer has asked for a new sending key.
+    key_is_due: bool,
+    outgoing: Outgoing,
+    /// The end is to be told once all of that is sealed.
+    ends: bool,
+    incoming: Incoming,
+}
+
+impl Session {
+    /// # Errors
+    /// [`RecordError::Key`].
+    pub(super) fn new(
+        keys: Keys,
+        secrets: ExtractedSecrets,
+        pool: BufPool,
+    ) -> Result<Session, RecordError> {
+        Ok(Session {
+            keys,
+            sending: Key::new(secrets.tx)?,
+            receiving: Key::new(secrets.rx)?,
+            records_per_key: RECORDS_PER_KEY,
+            key_is_due: false,
+            outgoing: Outgoing::default(),
+            ends: false,
+            incoming: Incoming::new(pool),
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_records_per_key(&mut self, records: u64) {
+        self.records_per_key = records;
+    }
+
+    // ---- sending -------------------------------------------------------------------------
+
+    /// Bytes that wait to be sealed.
+    pub(crate) fn waiting(&self) -> usize {
+        self.outgoing.len
+    }
+
+    /// Queues a packet: what `encode` appends, and its data.
+    pub(crate) fn queue(&mut self, encode: impl FnOnce(&mut Vec<u8>), payload: Option<Buf>) {
+        self.outgoing.queue(encode, payload);
+    }
+
+    /// Seals what waits, as far as the socket may take it soon.
+    ///
+    /// # Errors
+    /// [`RecordError::Key`]: nothing more can be sent.
+    pub(crate) fn seal(&mut self, tx: &mut TxQueue) -> Result<(), RecordError> {
+        // While the socket is busy, packets gather for fuller records.
+        while self.has_something() && !tx.is_busy() && tx.queued_bytes() < SEALED_MAX {
+            if self.key_is_due || self.sending.used() >= self.records_per_key {
+                let next = self.keys.next_sending()?;
+                tx.push_with(|out| {
+                    let update = |out: &mut Vec<u8>| out.extend_from_slice(&KEY_UPDATE);
+                    self.sending.seal(content::HANDSHAKE, out, update);
+                });
+                self.sending = next;
+                self.key_is_due = false;
+            }
+            let (before, is_last) = (tx.queued_bytes(), self.outgoing.len == 0);
+            let (sending, outgoing) = (&mut self.sending, &mut self.outgoing);
+            tx.push_with(|out| match is_last {
+                true => {
+                    let last = |out: &mut Vec<u8>| out.extend_from_slice(&CLOSE_NOTIFY);
+                    sending.seal(content::ALERT, out, last);
+                }
+                false => sending.seal(content::DATA, out, |out| outgoing.take(DATA_MAX, out)),
+            });
+            if tx.queued_bytes() == before {
+                // It takes nothing any more.
+                return Ok(());
+            }
+            self.ends &= !is_last;
+        }
+        Ok(())
+    }
+
+    /// The peer is told behind everything queued that nothing follows.
+    pub(crate) fn finish(&mut self) {
+        self.ends = true;
+    }
+
+    fn has_something(&self) -> bool {
+        self.outgoing.len > 0 || self.ends
+    }
+
+    // ---- receiving -----------------------------------------------------------------------
+
+    /// Opens records until `len` bytes can be read, or there are no more. Tells how many can, up to
+    /// that.
+    ///
+    /// # Errors
+    /// Why the stream can not go on.
+    pub(crate) fn fetch(&mut self, rx: &mut RxStream, len: usize) -> Result<usize, RecordError> {
+        while self.incoming.available() < len && self.open(rx)? {}
+        Ok(self.incoming.available().min(len))
+    }
+
+    /// The next `len` bytes, if they were fetched.
+    pub(crate) fn peek(&self, len: usize) -> Option<&[u8]> {
+        self.incoming.unread().get(..len)
+    }
+
+    /// Moves on by `len` bytes that were fetched.
+    ///
+    /// # Panics
+    /// If they were not.
+    pub(crate) fn consume(&mut self, len: usize) {
+        assert!(len <= self.incoming.available(), "only what was fetched can be consumed");
+        self.incoming.begin += len;
+    }
+
+    /// The next `len` bytes as a buffer, as [`RxStream::take_payload`].
+    ///
+    /// # Errors
+    /// Why the stream can not go on; or, within, that there is no memory for now.
+    pub(crate) fn take_payload(
+        &mut self,
+        rx: &mut RxStream,
+        len: usize,
+    ) -> Result<Result<Option<Buf>, AllocError>, RecordError> {
+        if let Err(error) = self.incoming.begin_payload(len) {
+            return Ok(Err(error));
+        }
+        while !self.incoming.fill_payload() {
+            if !self.open(rx)? {
+                return Ok(Ok(None));
+            }
+        }
+        Ok(Ok(self.incoming.payload.take().map(|(buf, _)| buf)))
+    }
+
+    /// Opens the next record. False if it has not arrived completely.
+    fn open(&mut self, rx: &mut RxStream) -> Result<bool, RecordError> {
+        let Some(header) = rx.peek(HEADER).and_then(|bytes| bytes.try_into().ok()) else {
+            return Ok(false);
+        };
+        let len = record_len(header)?;
+        let Some(record) = rx.peek(len) else { return Ok(false) };
+        let space = self.incoming.space(len);
+        let (kind, opened) = self.receiving.open(record, space)?;
+        rx.consume(len);
+        match kind {
+            content::DATA => self.incoming.end += opened,
+            content::HANDSHAKE => self.handshake(opened)?,
+            content::ALERT => match self.incoming.beyond(opened) {
+                // The end of the socket follows.
+                [_, 0] => {}
+                [_, alert] => return Err(RecordError::Alert(*alert)),
+                _ => return Err(RecordError::Content),
+            },
+            _ => return Err(RecordError::Content),
+        }
+        Ok(true)
+    }
+
+    /// Messages of the handshake after its end (RFC 8446 §4.6).
+    fn handshake(&mut self, len: usize) -> Result<(), RecordError> {
+        const NEW_SESSION_TICKET: u8 = 4;
+        const KEY_UPDATE: u8 = 24;
+        let mut rest = self.incoming.beyond(len);
+        while let [kind, a, b, c, message @ ..] = rest {
+            let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+            let (message, behind) = message.split_at_checked(len).ok_or(RecordError::Content)?;
+            rest = behind;
+            match (*kind, message) {
+                // Connections are never resumed.
+                (NEW_SESSION_TICKET, _) => {}
+                // The key changes with the next record, so nothing may stand behind.
+                (KEY_UPDATE, [asked @ (0 | 1)]) if rest.is_empty() => {
+                    self.key_is_due |= *asked == 1;
+                    self.receiving = self.keys.next_receiving()?;
+                    return Ok(());
+                }
+                _ => return Err(RecordError::Content),
+            }
+        }
+        if rest.is_empty() { Ok(()) } else { Err(RecordError::Content) }
+    }
+}
+
+/// What waits to be sealed.
+#[derive(Default)]
+struct Outgoing {
+    /// Packets without their data, one after the other.
+    bytes: Vec<u8>,
+    pieces: VecDeque<Piece>,
+    /// Bytes of the first piece that were taken.
+    taken: usize,
+    /// Where in `bytes` the first piece of them begins.
+    at: usize,
+    /// Bytes of all pieces that are left.
+    len: usize,
+}
+
+enum Piece {
+    /// So many of `bytes`.
+    Bytes(usize),
+    Buf(Buf),
+}
+
+impl Outgoing {
+    fn queue(&mut self, encode: impl FnOnce(&mut Vec<u8>), payload: Option<Buf>) {
+        // What was taken makes room: at once if that is all, else now and then.
+        if self.len == 0 {
+            self.bytes.clear();
+            self.at = 0;
+        } else if self.at > COMPACT && self.at > self.bytes.len() / 2 {
+            self.bytes.drain(..self.at);
+            self.at = 0;
+        }
+        let start = self.bytes.len();
+        encode(&mut self.bytes);
+        let added = self.bytes.len() - start;
+        self.len += added;
+        match self.pieces.back_mut() {
+            Some(Piece::Bytes(len)) => *len += added,
+            _ => self.pieces.push_back(Piece::Bytes(added)),
+        }
+        if let Some(buf) = payload {
+            self.len += buf.len();
+            self.pieces.push_back(Piece::Buf(buf));
+        }
+    }
+
+    /// Moves up to `most` bytes to `out`.
+    fn take(&mut self, mut most: usize, out: &mut Vec<u8>) {
+        while let Some(piece) = self.pieces.front().filter(|_| most > 0) {
+            let bytes = match piece {
+                Piece::Bytes(len) => &self.bytes[self.at..][..*len],
+                Piece::Buf(buf) => buf.as_slice(),
+            };
+            let left = &bytes[self.taken..];
+            let n = left.len().min(most);
+            out.extend_from_slice(&left[..n]);
+            (most, self.len, self.taken) = (most - n, self.len - n, self.taken + n);
+            if self.taken < bytes.len() {
+                break;
+            }
+            if let Piece::Bytes(len) = piece {
+                self.at += len;
+            }
+            self.taken = 0;
+            self.pieces.pop_front();
+        }
+    }
+}
+
+/// What was opened and not read yet.
+struct Incoming {
+    pool: BufPool,
+    /// As long as it ever had to be, so that it is not cleared for each record.
+    bytes: Vec<u8>,
+    /// The unread part.
+    begin: usize,
+    end: usize,
+    /// A payload that is being taken, and how much of it is there.
+    payload: Option<(Buf, usize)>,
+}
+
+impl Incoming {
+    fn new(pool: BufPool) -> Incoming {
+        Incoming { pool, bytes: Vec::new(), begin: 0, end: 0, payload: None }
+    }
+
+    fn available(&self) -> usize {
+        self.end - self.begin
+    }
+
+    fn unread(&self) -> &[u8] {
+        &self.bytes[self.begin..self.end]
+    }
+
+    /// Room behind what is unread.
+    fn space(&mut self, len: usize) -> &mut [u8] {
+        if self.begin == self.end {
+            (self.begin, self.end) = (0, 0);
+        } else if self.begin > 0 {
+            self.bytes.copy_within(self.begin..self.end, 0);
+            (self.begin, self.end) = (0, self.end - self.begin);
+        }
+        if self.bytes.len() < self.end + len {
+            self.bytes.resize(self.end + len, 0);
+        }
+        &mut self.bytes[self.end..]
+    }
+
+    /// What was opened last and is not to be read as data.
+    fn beyond(&self, len: usize) -> &[u8] {
+        &self.bytes[self.end..][..len]
+    }
+
+    fn begin_payload(&mut self, len: usize) -> Result<(), AllocError> {
+        match &self.payload {
+            Some((buf, _)) => assert_eq!(buf.len(), len, "a payload is taken with one length"),
+            None => self.payload = Some((self.pool.alloc(len)?, 0)),
+        }
+        Ok(())
+    }
+
+    /// Moves what is unread to the payload. True if it is complete.
+    fn fill_payload(&mut self) -> bool {
+        let Some((buf, filled)) = &mut self.payload else { return false };
+        let unread = &self.bytes[self.begin..self.end];
+        let n = unread.len().min(buf.len() - *filled);
+        let room = buf.as_mut_slice().expect("a new buffer is unique");
+        room[*filled..][..n].copy_from_slice(&unread[..n]);
+        *filled += n;
+        self.begin += n;
+        *filled == room.len()
+    }
+}
