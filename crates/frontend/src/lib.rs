@@ -4,3 +4,4 @@
 //! faulty one.
 
 pub mod nbd;
+pub mod ublk;

@@ -29,7 +29,9 @@ pub use disk::{DiskFile, DiskInfo, DiskOptions, OpenCause, OpenError};
 pub use errno::Errno;
 pub use mailbox::{Inbox, Mailbox, SendError, Sender};
 pub use net::{Conn, Connecting, Listener, Received, RxStream, TcpInfo, TxQueue};
-pub use ring::{Completed, Fd, FixedStats, OpId, Payload, Ring, RingError, Token, Vectored};
+pub use ring::{
+    Completed, Fd, FixedStats, OpId, Payload, Ring, RingError, Token, UblkSlot, Vectored,
+};
 pub use target::{
     Completion, Extent, FaultPlan, FaultyTarget, Intent, MemoryTarget, Op, OpenerId, Request,
     Target, TargetInfo,

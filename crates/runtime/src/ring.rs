@@ -30,10 +30,12 @@ mod offload;
 mod op;
 #[cfg(test)]
 pub(crate) mod tests;
+mod ublk;
 
 pub use fixed::FixedStats;
 pub(crate) use op::Segment;
 pub use op::{Completed, Fd, OpId, Payload, Token, Vectored};
+pub use ublk::UblkSlot;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -801,6 +803,7 @@ fn entry(op: &mut Op, fixed: Option<u16>) -> squeue::Entry {
         }
         (Kind::Poll { mask }, _) => opcode::PollAdd::new(fd, *mask).build(),
         (Kind::Close { fd }, _) => opcode::Close::new(RingFd(*fd)).build(),
+        (Kind::Ublk(command), _) => command.entry(fd),
         (
             Kind::Transfer { .. }
             | Kind::Send

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use io_uring::types::Timespec;
 use socket2::SockAddr;
 
+use super::ublk::UblkCommand;
 use crate::{Buf, Errno};
 
 /// Chosen by the caller, returned with the completion; not interpreted.
@@ -290,6 +291,7 @@ pub(super) enum Kind {
     Close {
         fd: RawFd,
     },
+    Ublk(UblkCommand),
     /// Runs on the offload thread, or has failed before it began.
     Offloaded,
 }

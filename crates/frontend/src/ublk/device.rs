@@ -1,0 +1,228 @@
+//! The requests of one device: each slot is a request at a time.
+//!
+//! ```text
+//!            fetch                 request                  answer
+//!   (start) ──────► Offered ─────────────────► Serving ─────────────► Offered (commit)
+//!                      │        └► Waiting ──────┘  no buffer yet
+//!                      └► Back: the device has ended, the kernel wants nothing any more
+//! ```
+
+use runtime::ring::UblkSlot;
+use runtime::{AllocError, BufPool, Completion, Errno, Op, OpenerId, Request, Ring, Target, Token};
+
+use super::channel::Channel;
+use super::uapi::{Descriptor, RequestKind};
+
+/// Who has a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Slot {
+    /// The kernel, until it has a request.
+    Offered,
+    /// This device, which lacks a buffer for the request.
+    Waiting,
+    /// The target; this many bytes are to be reported.
+    Serving { read: bool, bytes: u32 },
+    /// Nobody any more.
+    Back,
+}
+
+/// A device that is served.
+pub(super) struct Device<C> {
+    channel: C,
+    depth: u16,
+    /// Its token is that of slot 0 of queue 0; queue and tag are in the lowest 32 bits of others.
+    token: Token,
+    opener: OpenerId,
+    /// By queue, then tag.
+    slots: Vec<Slot>,
+    /// Slots that are not back.
+    out: usize,
+    waiting: Vec<UblkSlot>,
+    /// Requests that the target has.
+    serving: usize,
+    /// The first error by which the kernel refused a slot, other than the device's end.
+    refused: Option<Errno>,
+}
+
+fn bits(slot: UblkSlot) -> u64 {
+    u64::from(slot.queue) << 16 | u64::from(slot.tag)
+}
+
+fn slot_of(bits: u64) -> UblkSlot {
+    UblkSlot { queue: (bits >> 16) as u16, tag: bits as u16 }
+}
+
+impl<C: Channel> Device<C> {
+    /// Offers all slots. Tokens are `token` with queue and tag in its lowest 32 bits; requests go to
+    /// the target that `opener` has open.
+    pub(super) fn start(
+        mut channel: C,
+        ring: &mut Ring,
+        (queues, depth): (u16, u16),
+        token: Token,
+        opener: OpenerId,
+    ) -> Device<C> {
+        for queue in 0..queues {
+            for tag in 0..depth {
+                let slot = UblkSlot { queue, tag };
+                channel.fetch(ring, Token(token.0 | bits(slot)), slot);
+            }
+        }
+        let slots = vec![Slot::Offered; usize::from(queues) * usize::from(depth)];
+        let (out, waiting) = (slots.len(), Vec::new());
+        Device { channel, depth, token, opener, slots, out, waiting, serving: 0, refused: None }
+    }
+
+    /// All slots are back: nothing will complete any more.
+    pub(super) fn is_back(&self) -> bool {
+        self.out == 0
+    }
+
+    /// Some requests lack buffers.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Requests that the target has.
+    pub(super) fn in_flight(&self) -> usize {
+        self.serving
+    }
+
+    /// Why the kernel took a slot back though the device goes on; told once.
+    pub(super) fn take_refusal(&mut self) -> Option<Errno> {
+        self.refused.take()
+    }
+
+    fn slot_mut(&mut self, slot: UblkSlot) -> &mut Slot {
+        &mut self.slots[usize::from(slot.queue) * usize::from(self.depth) + usize::from(slot.tag)]
+    }
+
+    fn commit(&mut self, ring: &mut Ring, slot: UblkSlot, result: i32) {
+        *self.slot_mut(slot) = Slot::Offered;
+        let token = Token(self.token.0 | bits(slot));
+        self.channel.commit(ring, token, slot, result);
+    }
+
+    fn refuse(&mut self, ring: &mut Ring, slot: UblkSlot, errno: Errno) {
+        self.commit(ring, slot, -errno.0);
+    }
+
+    /// The command of a slot has completed: there is a request, or the slot is back.
+    pub(super) fn on_completed(
+        &mut self,
+        ring: &mut Ring,
+        target: Option<&mut dyn Target>,
+        pool: &BufPool,
+        token: Token,
+        result: Result<u32, Errno>,
+    ) {
+        let slot = slot_of(token.0);
+        let was = std::mem::replace(self.slot_mut(slot), Slot::Waiting);
+        assert_eq!(was, Slot::Offered, "a slot completes once for each time it is offered");
+        match result {
+            Ok(0) => self.serve(ring, target, pool, slot),
+            // The driver asks for an address only of those who said that they give one.
+            Ok(_) => self.refuse(ring, slot, Errno::EIO),
+            Err(errno) => {
+                *self.slot_mut(slot) = Slot::Back;
+                self.out -= 1;
+                if ![Errno::ENODEV, Errno::ECANCELED].contains(&errno) {
+                    self.refused.get_or_insert(errno);
+                }
+            }
+        }
+    }
+
+    /// Tries again to serve those that lacked buffers.
+    pub(super) fn resume(
+        &mut self,
+        ring: &mut Ring,
+        mut target: Option<&mut dyn Target>,
+        pool: &BufPool,
+    ) {
+        for _ in 0..self.waiting.len() {
+            let slot = self.waiting.remove(0);
+            // Not `as_deref_mut`: the trait object's lifetime would have to outlive the loop.
+            let target = target.as_mut().map(|target| &mut **target as &mut dyn Target);
+            self.serve(ring, target, pool, slot);
+        }
+    }
+
+    /// Hands the request of a slot to the target.
+    fn serve(
+        &mut self,
+        ring: &mut Ring,
+        target: Option<&mut dyn Target>,
+        pool: &BufPool,
+        slot: UblkSlot,
+    ) {
+        let descriptor = self.channel.descriptor(slot);
+        let Some(target) = target else { return self.refuse(ring, slot, Errno::EIO) };
+        let (op, offset, len) = match operation(&descriptor) {
+            Ok(operation) => operation,
+            Err(errno) => return self.refuse(ring, slot, errno),
+        };
+        let buf = match op {
+            Op::Read | Op::Write => match pool.alloc(len as usize) {
+                Ok(buf) => Some(buf),
+                Err(AllocError::TooLarge) => return self.refuse(ring, slot, Errno::EINVAL),
+                Err(AllocError::Exhausted) => {
+                    *self.slot_mut(slot) = Slot::Waiting;
+                    return self.waiting.push(slot);
+                }
+            },
+            _ => None,
+        };
+        let buf = match buf {
+            Some(mut buf) if op == Op::Write => {
+                let into = buf.as_mut_slice().expect("nobody else has a buffer just allocated");
+                if let Err(errno) = self.channel.copy_in(slot, into) {
+                    return self.refuse(ring, slot, errno);
+                }
+                Some(buf)
+            }
+            buf => buf,
+        };
+        *self.slot_mut(slot) = Slot::Serving { read: op == Op::Read, bytes: len };
+        self.serving += 1;
+        let fua = op.is_write() && descriptor.fua();
+        let (opener, tag) = (self.opener, bits(slot));
+        target.submit(Request { opener, tag, op, offset, len, fua, buf });
+    }
+
+    /// The target has answered a request.
+    pub(super) fn on_target(&mut self, ring: &mut Ring, done: Completion) {
+        let slot = slot_of(done.tag);
+        let Slot::Serving { read, bytes } = *self.slot_mut(slot) else {
+            panic!("a target answers each request once");
+        };
+        self.serving -= 1;
+        let result = match (done.result, read) {
+            (Ok(()), true) => {
+                let data = done.buf.as_deref().expect("a successful read has its data");
+                assert_eq!(data.len(), bytes as usize, "a target reads what was asked for");
+                self.channel.copy_out(slot, data)
+            }
+            (result, _) => result,
+        };
+        match result {
+            // Lengths are far below 2 GiB.
+            Ok(()) => self.commit(ring, slot, bytes as i32),
+            Err(errno) => self.refuse(ring, slot, errno),
+        }
+    }
+}
+
+/// What a descriptor asks of the target: operation, offset and length in bytes.
+fn operation(descriptor: &Descriptor) -> Result<(Op, u64, u32), Errno> {
+    let op = match descriptor.kind() {
+        RequestKind::Read => Op::Read,
+        RequestKind::Write => Op::Write,
+        RequestKind::Flush => return Ok((Op::Flush, 0, 0)),
+        RequestKind::Discard => Op::Trim,
+        RequestKind::WriteZeroes => Op::WriteZeroes { no_hole: descriptor.no_unmap() },
+        RequestKind::Other(_) => return Err(Errno::EOPNOTSUPP),
+    };
+    let (offset, len) = descriptor.range().filter(|(_, len)| *len > 0).ok_or(Errno::EINVAL)?;
+    Ok((op, offset, len))
+}

@@ -1,0 +1,238 @@
+//! The ublk devices of one thread.
+//!
+//! A set of objects for a driver's loop, which owns the ring and the targets, as for
+//! [`crate::nbd::server`]:
+//!
+//! ```text
+//! for each completion whose token the devices own: devices.on_completed(..)
+//! repeat:
+//!     devices.turn_end(..)          devices that lacked buffers go on
+//!     for each completion whose opener the devices own: devices.on_target_completion(..)
+//! until there were no completions
+//! ```
+//!
+//! Answers leave with the ring's next submission, all of a turn in one system call.
+//!
+//! The life of a device is driven from another thread, which talks to [`super::Control`] too:
+//!
+//! ```text
+//! open(target) ──► the target's limits ──► control: add, set limits
+//!              start(character device) ──► control: start
+//!                      in use
+//!                  control: stop ──► wait_back() ──► close() ──► control: delete
+//! ```
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+
+use runtime::{BufPool, Completed, Completion, Errno, Intent, OpenerId, Ring, TargetInfo, Token};
+
+use super::channel::Kernel;
+use super::device::Device;
+use crate::nbd::server::{TargetKey, Targets};
+
+/// Names a device among those of its thread. Never used again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct DeviceKey(u32);
+
+/// Answers to an open: the target's limits.
+pub type OpenReply = mpsc::Sender<Result<TargetInfo, Errno>>;
+
+/// Most devices of a thread in its life: what the tokens have room for.
+const DEVICES_MAX: usize = 1 << 24;
+
+/// The devices of one thread; see the module.
+pub struct Devices {
+    space: u8,
+    pool: BufPool,
+    places: Vec<Option<Place>>,
+    /// Devices that may have to wait for buffers.
+    waiting: Vec<u32>,
+}
+
+struct Place {
+    target: TargetKey,
+    state: State,
+    /// Told once all slots are back.
+    back: Option<mpsc::Sender<()>>,
+}
+
+enum State {
+    Opening(OpenReply),
+    Open,
+    Serving(Device<Kernel>),
+}
+
+impl Devices {
+    /// Devices whose tokens and openers have `space` in their highest eight bits. Buffers come from
+    /// `pool`.
+    pub fn new(space: u8, pool: BufPool) -> Devices {
+        Devices { space, pool, places: Vec::new(), waiting: Vec::new() }
+    }
+
+    /// True if a completion with that token is for [`Devices::on_completed`].
+    pub fn owns(&self, token: Token) -> bool {
+        token.0 >> 56 == u64::from(self.space)
+    }
+
+    /// True if a target's completion for that opener is for [`Devices::on_target_completion`].
+    pub fn owns_opener(&self, opener: OpenerId) -> bool {
+        opener.0 >> 56 == u64::from(self.space)
+    }
+
+    /// Space, device, and room for queue and tag.
+    fn bits(&self, index: u32) -> u64 {
+        u64::from(self.space) << 56 | u64::from(index) << 32
+    }
+
+    fn index(bits: u64) -> usize {
+        (bits >> 32 & 0xff_ffff) as usize
+    }
+
+    fn place(&mut self, key: DeviceKey) -> Option<&mut Place> {
+        self.places.get_mut(key.0 as usize)?.as_mut()
+    }
+
+    /// Opens a target for a device to be. The answer, which may take seconds, goes to `reply`;
+    /// without success there is no device.
+    ///
+    /// # Errors
+    /// `ENODEV`: there is no such target. `ENOSPC`: this thread has had too many devices.
+    pub fn open(
+        &mut self,
+        targets: &mut dyn Targets,
+        target: TargetKey,
+        intent: Intent,
+        reply: OpenReply,
+    ) -> Result<DeviceKey, Errno> {
+        let index = self.places.len();
+        if index >= DEVICES_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        let opened = targets.target(target).ok_or(Errno::ENODEV)?;
+        opened.open(OpenerId(self.bits(index as u32)), intent, 0);
+        self.places.push(Some(Place { target, state: State::Opening(reply), back: None }));
+        Ok(DeviceKey(index as u32))
+    }
+
+    /// Serves the requests of a device by its open character device. What was written by
+    /// [`super::Control::add`] says how many queues and slots it has.
+    ///
+    /// # Errors
+    /// `ENODEV` if the device is not open; others are the kernel's.
+    pub fn start(
+        &mut self,
+        ring: &mut Ring,
+        key: DeviceKey,
+        file: OwnedFd,
+        queues: u16,
+        depth: u16,
+    ) -> Result<(), Errno> {
+        let bits = self.bits(key.0);
+        let place = self.place(key).filter(|place| matches!(place.state, State::Open));
+        let place = place.ok_or(Errno::ENODEV)?;
+        let channel = Kernel::new(file, queues, depth)?;
+        let (token, opener) = (Token(bits), OpenerId(bits));
+        let device = Device::start(channel, ring, (queues, depth), token, opener);
+        place.state = State::Serving(device);
+        Ok(())
+    }
+
+    /// Has `told` told, or dropped, once the kernel has given all slots of a stopped device back.
+    pub fn wait_back(&mut self, key: DeviceKey, told: mpsc::Sender<()>) {
+        let Some(place) = self.place(key) else { return };
+        match &place.state {
+            State::Serving(device) if !device.is_back() => place.back = Some(told),
+            _ => drop(told.send(())),
+        }
+    }
+
+    /// Requests of a device that its target has.
+    pub fn in_flight(&self, key: DeviceKey) -> usize {
+        match self.places.get(key.0 as usize) {
+            Some(Some(Place { state: State::Serving(device), .. })) => device.in_flight(),
+            _ => 0,
+        }
+    }
+
+    /// Closes target and character device. Requests in flight are still carried out, but not
+    /// answered.
+    pub fn close(&mut self, targets: &mut dyn Targets, key: DeviceKey) {
+        let opener = OpenerId(self.bits(key.0));
+        let Some(place) = self.places.get_mut(key.0 as usize).and_then(Option::take) else {
+            return;
+        };
+        if let Some(target) = targets.target(place.target) {
+            target.close(opener);
+        }
+    }
+
+    /// An operation of a device has completed. Returns the error if the kernel refused a slot.
+    pub fn on_completed(
+        &mut self,
+        ring: &mut Ring,
+        targets: &mut dyn Targets,
+        done: Completed,
+    ) -> Option<Errno> {
+        let index = Devices::index(done.token.0);
+        let Some(Some(place)) = self.places.get_mut(index) else { return None };
+        let State::Serving(device) = &mut place.state else { return None };
+        let target = targets.target(place.target);
+        device.on_completed(ring, target, &self.pool, done.token, done.result);
+        if device.is_waiting() {
+            self.waiting.push(index as u32);
+        }
+        if device.is_back()
+            && let Some(told) = place.back.take()
+        {
+            // Whoever waited may have lost patience.
+            let _ = told.send(());
+        }
+        device.take_refusal()
+    }
+
+    /// A target has answered a request or the open of a device.
+    pub fn on_target_completion(
+        &mut self,
+        ring: &mut Ring,
+        targets: &mut dyn Targets,
+        done: Completion,
+    ) {
+        let index = Devices::index(done.opener.0);
+        let Some(Some(place)) = self.places.get_mut(index) else { return };
+        match &mut place.state {
+            State::Serving(device) => device.on_target(ring, done),
+            State::Open => panic!("a target answers what it was asked"),
+            State::Opening(_) => {
+                let State::Opening(reply) = std::mem::replace(&mut place.state, State::Open) else {
+                    unreachable!("just seen")
+                };
+                let info = targets.target(place.target).map(|target| target.info());
+                let result = done.result.and_then(|()| info.ok_or(Errno::ENODEV));
+                let failed = result.is_err();
+                // If nobody waits for the answer any more, nobody will close it either.
+                if reply.send(result).is_err() || failed {
+                    self.close(targets, DeviceKey(index as u32));
+                }
+            }
+        }
+    }
+
+    /// Goes on with requests that lacked buffers. True if some still do: call it again soon.
+    pub fn turn_end(&mut self, ring: &mut Ring, targets: &mut dyn Targets) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.sort_unstable();
+        waiting.dedup();
+        waiting.retain(|index| {
+            let Some(Some(place)) = self.places.get_mut(*index as usize) else { return false };
+            let State::Serving(device) = &mut place.state else { return false };
+            device.resume(ring, targets.target(place.target), &self.pool);
+            device.is_waiting()
+        });
+        self.waiting = waiting;
+        !self.waiting.is_empty()
+    }
+}

@@ -1,0 +1,329 @@
+//! A device against a kernel and a target that are made up.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use runtime::ring::UblkSlot;
+use runtime::{
+    BufPool, Completion, Errno, FaultPlan, FaultyTarget, Intent, MemoryTarget, OpenerId, Ring,
+    Target, TargetInfo, Token,
+};
+use vocab::Bytes;
+
+use super::channel::Channel;
+use super::device::Device;
+use super::uapi::*;
+
+const DEPTH: u16 = 4;
+const QUEUES: u16 = 2;
+const BASE: u64 = 9 << 56 | 3 << 32;
+const OPENER: OpenerId = OpenerId(BASE);
+
+/// The kernel's side: a request for each slot, its data, and what became of it.
+#[derive(Default)]
+struct Fake {
+    requests: Vec<(UblkSlot, Descriptor)>,
+    data: Vec<(UblkSlot, Vec<u8>)>,
+    offered: Vec<UblkSlot>,
+    done: VecDeque<(UblkSlot, i32)>,
+    copies_fail: bool,
+}
+
+#[derive(Clone, Default)]
+struct FakeKernel(Rc<RefCell<Fake>>);
+
+impl FakeKernel {
+    fn copies(&self) -> Result<(), Errno> {
+        if self.0.borrow().copies_fail { Err(Errno::EIO) } else { Ok(()) }
+    }
+}
+
+impl Channel for FakeKernel {
+    fn fetch(&mut self, _: &mut Ring, token: Token, slot: UblkSlot) {
+        assert_eq!(token.0, BASE | u64::from(slot.queue) << 16 | u64::from(slot.tag));
+        self.0.borrow_mut().offered.push(slot);
+    }
+
+    fn commit(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot, result: i32) {
+        self.0.borrow_mut().done.push_back((slot, result));
+        self.fetch(ring, token, slot);
+    }
+
+    fn descriptor(&self, slot: UblkSlot) -> Descriptor {
+        self.0.borrow().requests.iter().rev().find(|(at, _)| *at == slot).unwrap().1
+    }
+
+    fn copy_in(&self, slot: UblkSlot, into: &mut [u8]) -> Result<(), Errno> {
+        self.copies()?;
+        let fake = self.0.borrow();
+        let (_, data) = fake.data.iter().rev().find(|(at, _)| *at == slot).unwrap();
+        into.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn copy_out(&self, slot: UblkSlot, from: &[u8]) -> Result<(), Errno> {
+        self.copies()?;
+        self.0.borrow_mut().data.push((slot, from.to_vec()));
+        Ok(())
+    }
+}
+
+struct Bed<T> {
+    kernel: FakeKernel,
+    device: Device<FakeKernel>,
+    ring: Ring,
+    pool: BufPool,
+    target: T,
+}
+
+impl<T: Target> Bed<T> {
+    fn new(mut target: T, pool: BufPool) -> Bed<T> {
+        target.open(OPENER, Intent::Write, 0);
+        let mut answers = Vec::new();
+        while answers.is_empty() {
+            target.flush_submissions();
+            target.poll_completions(&mut answers);
+        }
+        let (kernel, mut ring) = (FakeKernel::default(), Ring::new().unwrap());
+        let device = Device::start(kernel.clone(), &mut ring, (QUEUES, DEPTH), Token(BASE), OPENER);
+        assert_eq!(kernel.0.borrow().offered.len(), usize::from(DEPTH * QUEUES));
+        Bed { kernel, device, ring, pool, target }
+    }
+
+    /// The kernel has a request for a slot it was offered.
+    fn request(&mut self, slot: UblkSlot, descriptor: Descriptor, data: &[u8]) {
+        {
+            let mut fake = self.kernel.0.borrow_mut();
+            let at = fake.offered.iter().position(|offered| *offered == slot);
+            fake.offered.remove(at.expect("requests come to slots that are offered"));
+            fake.requests.push((slot, descriptor));
+            fake.data.push((slot, data.to_vec()));
+        }
+        self.completed(slot, Ok(0));
+    }
+
+    fn completed(&mut self, slot: UblkSlot, result: Result<u32, Errno>) {
+        let token = Token(BASE | u64::from(slot.queue) << 16 | u64::from(slot.tag));
+        let (target, pool) = (&mut self.target, &self.pool);
+        self.device.on_completed(&mut self.ring, Some(target), pool, token, result);
+    }
+
+    /// Takes answers of the target until there was one for the kernel; returns it.
+    fn answer(&mut self) -> (UblkSlot, i32) {
+        for _ in 0..1_000 {
+            if let Some(done) = self.kernel.0.borrow_mut().done.pop_front() {
+                return done;
+            }
+            self.target.flush_submissions();
+            let mut answers: Vec<Completion> = Vec::new();
+            self.target.poll_completions(&mut answers);
+            for done in answers {
+                self.device.on_target(&mut self.ring, done);
+            }
+        }
+        panic!("no answer came");
+    }
+
+    fn data(&self) -> Vec<u8> {
+        self.kernel.0.borrow().data.last().unwrap().1.clone()
+    }
+}
+
+fn slot(queue: u16, tag: u16) -> UblkSlot {
+    UblkSlot { queue, tag }
+}
+
+fn descriptor(op_flags: u32, start: u64, sectors: u32) -> Descriptor {
+    Descriptor { op_flags, sectors, start, address: 0 }
+}
+
+fn bed() -> Bed<MemoryTarget> {
+    let pool = BufPool::new(8 << 20).unwrap();
+    Bed::new(MemoryTarget::new(Bytes(1 << 20)), pool)
+}
+
+const READ: u32 = 0;
+const WRITE: u32 = 1;
+const FLUSH: u32 = 2;
+const DISCARD: u32 = 3;
+const WRITE_ZEROES: u32 = 5;
+const FUA: u32 = 1 << 13;
+
+#[test]
+fn what_is_written_is_read_back_by_every_queue() {
+    let mut bed = bed();
+    let data: Vec<u8> = (0..4096).map(|n| (n % 251) as u8).collect();
+    bed.request(slot(0, 3), descriptor(WRITE | FUA, 8, 8), &data);
+    assert_eq!(bed.answer(), (slot(0, 3), 4096));
+    bed.request(slot(0, 3), descriptor(FLUSH, 0, 0), &[]);
+    assert_eq!(bed.answer(), (slot(0, 3), 0));
+    bed.request(slot(1, 0), descriptor(READ, 9, 7), &[]);
+    assert_eq!(bed.answer(), (slot(1, 0), 3584));
+    assert_eq!(bed.data(), data[512..]);
+    bed.request(slot(1, 2), descriptor(WRITE_ZEROES, 8, 4), &[]);
+    assert_eq!(bed.answer(), (slot(1, 2), 2048));
+    bed.request(slot(1, 0), descriptor(READ, 8, 8), &[]);
+    assert_eq!(bed.answer(), (slot(1, 0), 4096));
+    assert!(bed.data()[..2048].iter().all(|byte| *byte == 0));
+    assert_eq!(bed.data()[2048..], data[2048..]);
+    bed.request(slot(1, 1), descriptor(DISCARD, 0, 64), &[]);
+    assert_eq!(bed.answer(), (slot(1, 1), 32768));
+    assert_eq!(bed.device.in_flight(), 0);
+    assert_eq!(bed.pool.in_use(), 0);
+}
+
+#[test]
+fn what_no_target_can_do_is_an_error_to_the_kernel() {
+    let mut bed = bed();
+    let refused = [
+        (descriptor(READ, 2048, 8), Errno::EINVAL),
+        (descriptor(WRITE, 2048, 8), Errno::ENOSPC),
+        (descriptor(READ, 0, 0), Errno::EINVAL),
+        (descriptor(READ, u64::MAX, 8), Errno::EINVAL),
+        (descriptor(DISCARD, 0, u32::MAX), Errno::EINVAL),
+        // More than a buffer holds, which the limits told to the kernel rule out.
+        (descriptor(WRITE, 0, 4096), Errno::EINVAL),
+        (descriptor(15, 0, 8), Errno::EOPNOTSUPP),
+    ];
+    for (descriptor, errno) in refused {
+        bed.request(slot(0, 0), descriptor, &[0; 4096]);
+        assert_eq!(bed.answer(), (slot(0, 0), -errno.0), "{descriptor:?}");
+    }
+    bed.kernel.0.borrow_mut().copies_fail = true;
+    for op in [READ, WRITE] {
+        bed.request(slot(0, 0), descriptor(op, 0, 8), &[0; 4096]);
+        assert_eq!(bed.answer(), (slot(0, 0), -Errno::EIO.0));
+    }
+    assert_eq!((bed.device.in_flight(), bed.pool.in_use()), (0, 0));
+}
+
+#[test]
+fn requests_wait_for_buffers_in_the_order_of_their_arrival() {
+    // One MiB of buffers, all of it in use.
+    let pool = BufPool::new(1 << 20).unwrap();
+    let target = MemoryTarget::new(Bytes(1 << 20));
+    let mut bed = Bed::new(target, pool.clone());
+    let all = pool.alloc(1 << 20).unwrap();
+    for tag in 0..DEPTH {
+        bed.request(slot(0, tag), descriptor(WRITE, u64::from(tag), 1), &[tag as u8; 512]);
+    }
+    assert!(bed.device.is_waiting());
+    assert_eq!(bed.device.in_flight(), 0);
+    bed.device.resume(&mut bed.ring, Some(&mut bed.target), &bed.pool);
+    assert!(bed.device.is_waiting(), "there is still nothing");
+    drop(all);
+    bed.device.resume(&mut bed.ring, Some(&mut bed.target), &bed.pool);
+    assert!(!bed.device.is_waiting());
+    let order: Vec<_> = (0..DEPTH).map(|_| bed.answer()).collect();
+    let expected: Vec<_> = (0..DEPTH).map(|tag| (slot(0, tag), 512)).collect();
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn errors_of_the_target_reach_the_kernel_and_the_slot_goes_on() {
+    let pool = BufPool::new(8 << 20).unwrap();
+    let target = MemoryTarget::new(Bytes(1 << 20));
+    let plan = FaultPlan { fail_per_mille: 500, ..FaultPlan::none(7) };
+    let mut bed = Bed::new(FaultyTarget::new(target, plan), pool);
+    let mut failed = 0;
+    for _ in 0..100 {
+        bed.request(slot(0, 0), descriptor(WRITE, 0, 8), &[1; 4096]);
+        match bed.answer() {
+            (_, 4096) => {}
+            (_, result) => {
+                assert_eq!(result, -Errno::EIO.0);
+                failed += 1;
+            }
+        }
+    }
+    assert!((1..100).contains(&failed), "{failed} of 100 failed");
+}
+
+#[test]
+fn a_stopped_device_is_back_when_all_slots_are() {
+    let mut bed = bed();
+    bed.request(slot(0, 0), descriptor(WRITE, 0, 8), &[1; 4096]);
+    for queue in 0..QUEUES {
+        for tag in 0..DEPTH {
+            if slot(queue, tag) != slot(0, 0) {
+                bed.completed(slot(queue, tag), Err(Errno::ENODEV));
+            }
+        }
+    }
+    assert!(!bed.device.is_back(), "a request is still served");
+    assert_eq!(bed.answer(), (slot(0, 0), 4096));
+    bed.completed(slot(0, 0), Err(Errno::EINVAL));
+    assert!(bed.device.is_back());
+    assert_eq!(bed.device.take_refusal(), Some(Errno::EINVAL), "that was no stop");
+    assert_eq!(bed.device.take_refusal(), None);
+}
+
+/// The bytes of a structure as words of the machine.
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()
+}
+
+#[test]
+fn limits_have_the_drivers_layout() {
+    let target = TargetInfo {
+        size: Bytes((1 << 20) + 512),
+        block_size_min: 4096,
+        block_size_preferred: 4096,
+        max_transfer: 1 << 20,
+        read_only: false,
+        can_trim: true,
+        can_zero: true,
+        can_flush: true,
+        can_fua: true,
+        multi_conn: true,
+        rotational: false,
+    };
+    let params = Params { target, read_only: true };
+    let shifts = u32::from_ne_bytes([12, 12, 12, 12]);
+    let segments = u32::from_ne_bytes({
+        let [low, high] = 1u16.to_ne_bytes();
+        [low, high, 0, 0]
+    });
+    let head = [60, 3, 0b1101, shifts, 2048, 0];
+    let tail = [0, 0, 0, 4096, 131_072, 131_072, segments];
+    let bytes = params.encode();
+    assert_eq!(words(&bytes)[..6], head);
+    assert_eq!(u64::from_ne_bytes(bytes[24..32].try_into().unwrap()), 2048, "whole blocks only");
+    assert_eq!(words(&bytes)[8..], tail[..][..]);
+    // A target that can only be read and written.
+    let plain = TargetInfo {
+        block_size_min: 512,
+        can_trim: false,
+        can_zero: false,
+        can_flush: false,
+        can_fua: true,
+        ..target
+    };
+    let bytes = Params { target: plain, read_only: false }.encode();
+    assert_eq!(words(&bytes)[..4], [40, 1, 0, u32::from_ne_bytes([9, 12, 12, 12])]);
+}
+
+#[test]
+fn a_device_is_told_about_as_it_was_made() {
+    let info = DeviceInfo {
+        queues: 1,
+        depth: 128,
+        state: DeviceState::Live,
+        max_io: 1 << 20,
+        id: 7,
+        pid: -1,
+        flags: F_CMD_IOCTL_ENCODE | F_USER_COPY,
+        signature: 0x0102_0304_0506_0708,
+    };
+    let bytes = info.encode();
+    assert_eq!(bytes.len(), DEVICE_INFO_LEN);
+    assert_eq!(DeviceInfo::decode(&bytes), Some(info));
+    assert_eq!(words(&bytes)[2..5], [1 << 20, 7, u32::MAX]);
+    assert_eq!(DeviceInfo::decode(&bytes[1..]), None);
+    assert_eq!(feature_names(info.flags).collect::<Vec<_>>(), ["user-copy"]);
+    // UBLKSRV_IO_BUF_OFFSET, UBLK_TAG_OFF, UBLK_QID_OFF.
+    assert_eq!(data_offset(0, 1), 0x8200_0000);
+    assert_eq!(data_offset(1, 0), 0x200_8000_0000);
+    assert_eq!(descriptors_offset(2), 2 * 4096 * 24);
+}
