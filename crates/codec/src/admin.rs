@@ -10,7 +10,7 @@
 //!
 //! - `message`: calls, replies, events. `status`: what semantics §12 lists, in the JSON shape of
 //!   `drbdsetup status --json` (drbdsetup contract §3.2). `statistics`: latencies and counters.
-//!   `doctor`: what is measured on request. `fields`: how words and ids of `vocab` appear in JSON.
+//!   `doctor`: what is measured on request. `maps`: block devices of this machine. `fields`: how words and ids of `vocab` appear in JSON.
 //!   `lines`: framing with a length limit.
 //!
 //! Unknown requests and unknown fields of requests are errors, never ignored: a command that was
@@ -19,6 +19,7 @@
 mod doctor;
 pub(crate) mod fields;
 mod lines;
+mod maps;
 mod message;
 mod statistics;
 mod status;
@@ -30,6 +31,7 @@ pub use doctor::{
     Serving, TcpFigures, Watch, WatchedDevice, WatchedPeer, WatchedThread, WatchedVolume,
 };
 pub use lines::{LineTooLong, Lines, MAX_CALL, MAX_LINE, encode_line};
+pub use maps::{FaceStatus, MapOptions, MapStatus};
 pub use message::{
     Answer, Call, EngineInfo, Event, ExportStatus, Failure, FailureKind, Line, Listen, Note,
     Outcome, Reply, Request, VERSION,

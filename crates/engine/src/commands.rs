@@ -21,6 +21,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, StateError, Volume
 use crate::create_md;
 use crate::digest::Algorithm;
 use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
+use crate::maps;
 use crate::state::Stored;
 use crate::transport::tls::Credentials;
 
@@ -130,11 +131,16 @@ impl Engine {
             }
             Request::Unexport { name } => self.unexport(&name).map(done),
             Request::Exports => self.export_list().map(Answer::Exports),
+            Request::Map { resource, volume, options } => {
+                self.map(&resource, volume, options).map(|map| Answer::Maps(vec![map]))
+            }
+            Request::Unmap { resource, volume } => self.unmap(&resource, volume).map(done),
+            Request::Maps => Ok(Answer::Maps(self.map_list())),
             Request::CreateMd { disk, meta_disk, max_peers, force } => {
                 self.create_md(&disk, &meta_disk, max_peers, force)
             }
             Request::Doctor { resource, step } => self.diagnose(&resource, step),
-            Request::Info => Ok(Answer::Info(self.info())),
+            Request::Info => Ok(Answer::Info(EngineInfo { faces: maps::faces(), ..self.info() })),
             Request::Shutdown { force } => self.ask_shutdown(force).map(done),
             Request::Events { .. } => unreachable!("the connection sees to subscriptions"),
         }
@@ -288,6 +294,7 @@ impl Engine {
             let detail = format!("it is served as `{export}`; unexport it first");
             return Err(Refusal::config(ConfigError::MinorConfigured, detail).into());
         }
+        self.check_not_mapped(&entry.name, Some(nr))?;
         self.remove_volume(&entry, nr)
     }
 
@@ -597,6 +604,7 @@ impl Engine {
     fn down(&self, resource: &str) -> Done {
         let Ok(entry) = self.entry(resource) else { return Ok(()) };
         let pass = entry.pass();
+        self.check_not_mapped(resource, None)?;
         let id = entry.id;
         let openers = self.on(entry.shard, move |shard| {
             shard.with(id, |host, _, volumes| host.openers(volumes)).unwrap_or(0)
@@ -689,6 +697,7 @@ impl Engine {
             uptime_seconds: self.started.elapsed().as_secs(),
             protocols: PROTOCOLS,
             resources: lock(&self.resources).len() as u32,
+            faces: Vec::new(),
         }
     }
 

@@ -17,6 +17,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, VolumeNr};
 
 use crate::exports::Exports;
 use crate::hub::Hub;
+use crate::maps::Maps;
 use crate::shard::{Message, Shard};
 use crate::state::{StateDir, Stored};
 
@@ -132,6 +133,7 @@ pub(crate) struct Engine {
     pub(crate) state: StateDir,
     pub(crate) resources: Mutex<BTreeMap<String, Arc<Entry>>>,
     pub(crate) exports: Mutex<Exports>,
+    pub(crate) maps: Mutex<Maps>,
     /// Names of resources being created.
     pub(crate) creating: Mutex<BTreeSet<String>>,
     pub(crate) host: String,

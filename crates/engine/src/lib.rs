@@ -3,7 +3,7 @@
 //! - `shard`: a worker thread: resources, their disks and volumes. `transport`: connections.
 //! - `engine`: all shards and resources; `commands`: what operators ask; `control`: the socket
 //!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
-//!   `metrics`: numbers for Prometheus.
+//!   `maps`: block devices of this machine; `metrics`: numbers for Prometheus.
 //! - `doctor`: measurements of what limits a resource.
 //! - `state`, `restore`: what is kept over a restart. `create_md`, `signature`: new metadata.
 //!
@@ -19,6 +19,7 @@ mod engine;
 mod exports;
 mod hub;
 pub mod log;
+mod maps;
 mod metrics;
 mod random;
 mod restore;
@@ -125,6 +126,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         state,
         resources: Mutex::new(BTreeMap::new()),
         exports: Mutex::default(),
+        maps: Mutex::default(),
         creating: Mutex::new(BTreeSet::new()),
         host: host.clone(),
         doctor: doctor::Doctor::default(),

@@ -73,7 +73,8 @@ impl Engine {
                 break;
             }
         }
-        self.restore_exports()
+        self.restore_exports()?;
+        self.restore_maps()
     }
 
     fn restore_exports(&self) -> Result<(), String> {
@@ -141,6 +142,7 @@ impl Engine {
         if let Err(stop) = self.stop_serving() {
             log!(Level::Warn, "engine", "NBD clients could not be stopped: {}", text(&stop));
         }
+        self.take_maps_down();
         std::thread::scope(|scope| {
             for entry in &entries {
                 scope.spawn(|| self.leave(entry));

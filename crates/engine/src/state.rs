@@ -4,6 +4,7 @@
 //! STATE/lock                   held while an engine runs
 //! STATE/resources/NAME.json    one resource: its configuration and which peers it connects to
 //! STATE/exports.json           what is served over NBD
+//! STATE/maps.json              what is mapped as block devices
 //! ```
 //!
 //! A file is written beside its place, made durable, and renamed over the old one, so at any
@@ -17,7 +18,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use codec::admin::Listen;
+use codec::admin::{Listen, MapOptions};
 use codec::config::ResourceConfig;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,22 @@ pub(crate) struct StoredExport {
 struct StoredExports {
     version: u32,
     exports: BTreeMap<String, StoredExport>,
+}
+
+/// A volume that is to be mapped.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct StoredMap {
+    pub(crate) resource: String,
+    pub(crate) volume: u16,
+    pub(crate) options: MapOptions,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct StoredMaps {
+    version: u32,
+    maps: Vec<StoredMap>,
 }
 
 /// The directory.
@@ -175,6 +192,35 @@ impl StateDir {
     }
 }
 
+impl StateDir {
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The volumes that were mapped.
+    ///
+    /// # Errors
+    /// The file can not be used.
+    pub(crate) fn maps(&self) -> Result<Vec<StoredMap>, String> {
+        let path = self.path.join("maps.json");
+        match read::<StoredMaps>(&path)? {
+            Some(stored) if stored.version == VERSION => Ok(stored.maps),
+            Some(stored) => Err(format!("{}: has version {}", path.display(), stored.version)),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Keeps which volumes are mapped.
+    ///
+    /// # Errors
+    /// Why it could not be written.
+    pub(crate) fn put_maps(&self, maps: Vec<StoredMap>) -> Result<(), String> {
+        let path = self.path.join("maps.json");
+        context(replace(&path, &StoredMaps { version: VERSION, maps }), &path, "write")
+    }
+}
+
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, String> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -244,6 +290,11 @@ mod tests {
         let exports = BTreeMap::from([("b/1".to_owned(), export)]);
         state.put_exports(&exports).unwrap();
         assert_eq!(state.exports().unwrap(), exports);
+        assert!(state.maps().unwrap().is_empty());
+        let options = MapOptions { read_only: true, ..MapOptions::default() };
+        let maps = vec![StoredMap { resource: "b".to_owned(), volume: 1, options }];
+        state.put_maps(maps.clone()).unwrap();
+        assert_eq!(state.maps().unwrap(), maps);
     }
 
     #[test]

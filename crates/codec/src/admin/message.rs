@@ -9,6 +9,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sector, StateError
 
 use super::doctor::{DoctorFigures, DoctorStep};
 use super::fields;
+use super::maps::{FaceStatus, MapOptions, MapStatus};
 use super::statistics::ResourceStatistics;
 use super::status::ResourceStatus;
 use crate::config::{MetaDisk, PathConfig, ResourceConfig};
@@ -258,6 +259,22 @@ pub enum Request {
     Unexport { name: String },
     /// Lists exports; [`Answer::Exports`].
     Exports,
+    /// Makes a block device of a volume; answered with [`Answer::Maps`], of that one. Mapped alike:
+    /// the same answer.
+    Map {
+        resource: String,
+        #[serde(with = "fields::volume")]
+        volume: VolumeNr,
+        options: MapOptions,
+    },
+    /// Takes the device away; refused while somebody has it open.
+    Unmap {
+        resource: String,
+        #[serde(with = "fields::volume")]
+        volume: VolumeNr,
+    },
+    /// Lists mapped volumes; [`Answer::Maps`].
+    Maps,
     /// Writes new metadata to a disk that is not attached. Existing metadata is refused (119)
     /// unless `force`.
     CreateMd { disk: String, meta_disk: MetaDisk, max_peers: u8, force: bool },
@@ -335,6 +352,8 @@ pub enum Answer {
     },
     /// To [`Request::Exports`], sorted by name.
     Exports(Vec<ExportStatus>),
+    /// To [`Request::Map`] and [`Request::Maps`], sorted by name and volume.
+    Maps(Vec<MapStatus>),
     /// To [`Request::Doctor`].
     Doctor(Box<DoctorFigures>),
     /// To [`Request::Info`].
@@ -386,6 +405,9 @@ pub struct EngineInfo {
     pub protocols: (u32, u32),
     /// Resources it holds.
     pub resources: u32,
+    /// Ways to make block devices of volumes.
+    #[serde(default)]
+    pub faces: Vec<FaceStatus>,
 }
 
 /// News for a subscriber.

@@ -65,6 +65,10 @@ fn calls_round_trip() {
     check_call(Request::Status { resource: None });
     check_call(Request::Statistics { resource: Some(resource()) });
     check_call(Request::Exports);
+    let (volume, options) = (VolumeNr(0), MapOptions { drbd_names: true, ..MapOptions::default() });
+    check_call(Request::Map { resource: resource(), volume, options });
+    check_call(Request::Unmap { resource: resource(), volume });
+    check_call(Request::Maps);
     check_call(Request::Info);
 }
 

@@ -122,6 +122,7 @@ fn snapshot() -> Snapshot {
         uptime_seconds: 24,
         protocols: (122, 122),
         resources: 1,
+        faces: Vec::new(),
     };
     Snapshot { info, status: vec![status], statistics: vec![statistics] }
 }

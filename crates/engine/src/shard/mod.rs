@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use frontend::nbd::server::{self, CloseReason, Config, Moved, Server};
+use frontend::ublk::Devices;
 use replication::config::ResourceConfig;
 use runtime::{Completed, Completion, Errno, Mailbox, Sender, Timers, Worker};
 use vocab::Instant;
@@ -40,7 +41,7 @@ pub(crate) use attach::{placement, superblock_place};
 use disk::Finished;
 use host::Host;
 use io::Io;
-use token::{MAILBOX, NBD_SPACE, Purpose};
+use token::{MAILBOX, NBD_SPACE, Purpose, UBLK_SPACE};
 use volume::{Volumes, Wish};
 
 /// How soon those who lack memory try again.
@@ -62,6 +63,8 @@ pub(crate) struct Shard {
     pub(crate) hosts: Hosts,
     pub(crate) volumes: Volumes,
     pub(crate) nbd: Server,
+    /// Volumes as block devices of this machine.
+    pub(crate) ublk: Devices,
     /// All shards, by number.
     pub(crate) peers: Vec<Sender<Message>>,
     /// Why the kernel does not pin (all of) the buffers, if it does not.
@@ -94,11 +97,13 @@ impl Hosts {
 impl Shard {
     fn new(io: Io, hub: Arc<Hub>) -> Shard {
         let nbd = Server::new(NBD_SPACE, io.pool.clone(), Config::default());
+        let ublk = Devices::new(UBLK_SPACE, io.pool.clone());
         Shard {
             io,
             hosts: Hosts::default(),
             volumes: Volumes::default(),
             nbd,
+            ublk,
             peers: Vec::new(),
             pin_refused: None,
             hub,
@@ -160,6 +165,16 @@ impl Shard {
                     self.with(who.resource, |host, io, _| host.accepted(io, who.node, conn));
                 }
             }
+            Purpose::Ublk => {
+                let Shard { ublk, io, volumes, .. } = self;
+                if let Some(errno) = ublk.on_completed(&mut io.ring, volumes, done) {
+                    log!(
+                        Level::Error,
+                        "engine",
+                        "ublk: the kernel has given up a request's slot: {errno}"
+                    );
+                }
+            }
             Purpose::Mailbox => unreachable!("the loop sees to the mailbox"),
         }
     }
@@ -181,6 +196,7 @@ impl Shard {
                 self.finished(finished);
             }
             self.nbd.turn_end(&mut self.io.ring, &mut self.volumes);
+            self.io.starved |= self.ublk.turn_end(&mut self.io.ring, &mut self.volumes);
             let mut touched = std::mem::take(&mut self.touched);
             self.volumes.take_touched(&mut touched);
             for key in touched.drain(..) {
@@ -209,6 +225,8 @@ impl Shard {
         for done in answers.drain(..) {
             if self.nbd.owns_opener(done.opener) {
                 self.nbd.on_target_completion(&mut self.io.ring, &mut self.volumes, done);
+            } else if self.ublk.owns_opener(done.opener) {
+                self.ublk.on_target_completion(&mut self.io.ring, &mut self.volumes, done);
             }
         }
         self.answers = answers;

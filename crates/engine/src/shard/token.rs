@@ -1,7 +1,7 @@
 //! What the completions of a thread's ring are for.
 //!
 //! ```text
-//! bits 63..56  space: NBD server, mailbox, link, disk, listener
+//! bits 63..56  space: NBD server, mailbox, link, disk, listener, ublk devices
 //! link:        55..53 kind | 52..48 peer's node id | 47..32 resource on this thread | 31..0 serial
 //! disk:        31..0 job on this thread
 //! listener:    31..0 listener on this thread
@@ -17,6 +17,9 @@ use vocab::NodeId;
 pub(crate) const NBD_SPACE: u8 = 1;
 /// The mailbox.
 pub(crate) const MAILBOX: Token = Token(2 << 56);
+
+/// Space of the ublk devices; they make their own tokens below it.
+pub(crate) const UBLK_SPACE: u8 = 6;
 
 const LINK: u64 = 3;
 const DISK: u64 = 4;
@@ -72,6 +75,7 @@ pub(crate) enum Purpose {
     Link(LinkToken),
     Disk(u32),
     Listener(u32),
+    Ublk,
 }
 
 /// Takes a token apart.
@@ -82,6 +86,7 @@ pub(crate) fn purpose(token: Token) -> Purpose {
     let Token(bits) = token;
     match bits >> 56 {
         space if space == u64::from(NBD_SPACE) => Purpose::Nbd,
+        space if space == u64::from(UBLK_SPACE) => Purpose::Ublk,
         LINK => Purpose::Link(LinkToken {
             op: match bits >> 53 & 7 {
                 0 => SocketOp::Connect,
@@ -114,5 +119,6 @@ mod tests {
         assert_eq!(purpose(listener(7)), Purpose::Listener(7));
         assert_eq!(purpose(MAILBOX), Purpose::Mailbox);
         assert_eq!(purpose(Token(1 << 56 | 5)), Purpose::Nbd);
+        assert_eq!(purpose(Token(6 << 56 | 5)), Purpose::Ublk);
     }
 }

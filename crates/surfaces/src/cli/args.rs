@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use codec::admin::Listen;
+use codec::admin::{Listen, MapOptions};
 use vocab::NodeId;
 
 use super::objects::Object;
@@ -342,6 +342,39 @@ pub enum Command {
     },
     /// List exports
     Exports,
+    /// Make a block device of a volume: /dev/ublkbN, and /dev/ashlar/RESOURCE/VOLUME
+    ///
+    /// Needs the kernel's ublk driver (`modprobe ublk_drv`, Linux 6.5). While the device exists the
+    /// volume is open, so this node is Primary. Prints the device.
+    Map {
+        /// RESOURCE or RESOURCE/VOLUME
+        #[arg(value_name = "VOLUME", value_parser = object)]
+        object: Object,
+        /// A device that can only be read; the node does not become Primary for it
+        #[arg(long)]
+        read_only: bool,
+        /// Names like those of DRBD's devices, too: /dev/drbdMINOR, /dev/drbd/by-res/RESOURCE/VOLUME
+        #[arg(long)]
+        drbd_names: bool,
+        /// Hardware queues; one thread serves them all
+        #[arg(long, value_name = "N", default_value_t = MapOptions::default().queues,
+              value_parser = clap::value_parser!(u16).range(1..=i64::from(MapOptions::QUEUES_MAX)))]
+        queues: u16,
+        /// Requests in flight in each queue
+        #[arg(long, value_name = "N", default_value_t = MapOptions::default().depth,
+              value_parser = clap::value_parser!(u16).range(1..=i64::from(MapOptions::DEPTH_MAX)))]
+        depth: u16,
+    },
+    /// Take the block device of a volume away
+    ///
+    /// Refused while somebody has it open; the answer says who.
+    Unmap {
+        /// RESOURCE or RESOURCE/VOLUME
+        #[arg(value_name = "VOLUME", value_parser = object)]
+        object: Object,
+    },
+    /// List block devices
+    Maps,
     /// Show facts about the engine
     Info,
     /// Take every resource down and end the engine
@@ -402,6 +435,8 @@ impl Command {
             | Command::Doctor(_)
             | Command::Export { .. }
             | Command::Exports
+            | Command::Map { .. }
+            | Command::Maps
             | Command::Info => (false, true),
             Command::Down { .. }
             | Command::Detach { .. }
@@ -418,6 +453,7 @@ impl Command {
             | Command::Outdate { .. }
             | Command::ForgetPeer { .. }
             | Command::Unexport { .. }
+            | Command::Unmap { .. }
             | Command::Shutdown { .. } => (false, false),
         };
         let mut uses = vec!["socket", "timeout", "wait_engine"];

@@ -1,10 +1,14 @@
 //! What each command asks the engine for, and how the answer is printed.
+//!
+//! - `maps`: those about block devices.
+
+mod maps;
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, SystemTime};
 
 use codec::admin::{
-    Answer, Event, ExportStatus, Listen, Request, ResourceStatistics, ResourceStatus,
+    Answer, Event, ExportStatus, Listen, MapOptions, Request, ResourceStatistics, ResourceStatus,
 };
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
@@ -95,6 +99,13 @@ impl Session<'_> {
                 self.simple(&format!("unexport {name}"), request)
             }
             Command::Exports => self.exports(),
+            Command::Map { object, read_only, drbd_names, queues, depth } => {
+                let (read_only, drbd_names) = (*read_only, *drbd_names);
+                let (queues, depth) = (*queues, *depth);
+                self.map(object, MapOptions { read_only, drbd_names, queues, depth })
+            }
+            Command::Unmap { object } => self.unmap(object),
+            Command::Maps => self.maps(),
             Command::Info => self.info(),
             Command::Shutdown { force } => {
                 self.simple("shutdown", Request::Shutdown { force: *force })
@@ -717,6 +728,17 @@ impl Session<'_> {
         writeln!(self.out, "uptime-seconds:{}", info.uptime_seconds)?;
         writeln!(self.out, "protocols:{oldest}-{newest}")?;
         writeln!(self.out, "resources:{}", info.resources)?;
+        for face in &info.faces {
+            let usable = if face.usable { "yes" } else { "no" };
+            write!(self.out, "face:{} usable:{usable}", face.name)?;
+            if !face.features.is_empty() {
+                write!(self.out, " features:{}", face.features.join(","))?;
+            }
+            writeln!(self.out)?;
+            if let Some(problem) = &face.problem {
+                writeln!(self.out, "  {problem}")?;
+            }
+        }
         Ok(())
     }
 }

@@ -1,0 +1,70 @@
+//! Volumes as block devices of the engine's machine.
+
+use serde::{Deserialize, Serialize};
+use vocab::VolumeNr;
+
+use super::fields;
+
+/// How a volume is to be mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct MapOptions {
+    /// The device can only be read, and the node does not become Primary for it.
+    pub read_only: bool,
+    /// It has the names that DRBD's devices have, too.
+    pub drbd_names: bool,
+    /// Hardware queues, 1 to [`MapOptions::QUEUES_MAX`].
+    pub queues: u16,
+    /// Requests in flight in each, 1 to [`MapOptions::DEPTH_MAX`].
+    pub depth: u16,
+}
+
+impl MapOptions {
+    /// Most queues.
+    pub const QUEUES_MAX: u16 = 32;
+    /// Most requests in flight in a queue.
+    pub const DEPTH_MAX: u16 = 4096;
+}
+
+impl Default for MapOptions {
+    fn default() -> MapOptions {
+        MapOptions { read_only: false, drbd_names: false, queues: 1, depth: 128 }
+    }
+}
+
+/// A volume that is mapped, or is to be.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MapStatus {
+    /// The resource.
+    pub resource: String,
+    /// The volume.
+    #[serde(with = "fields::volume")]
+    pub volume: VolumeNr,
+    /// The device; `None` while it could not be mapped since the engine's start.
+    pub device: Option<String>,
+    /// Other names of the device.
+    pub links: Vec<String>,
+    /// It can only be read.
+    pub read_only: bool,
+    /// What made it.
+    pub face: String,
+    /// Who has it open.
+    pub users: Vec<String>,
+    /// Why there is no device.
+    pub problem: Option<String>,
+}
+
+/// A way to offer volumes as block devices.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FaceStatus {
+    /// Its name.
+    pub name: String,
+    /// It can be used here.
+    pub usable: bool,
+    /// Why not, and what to do.
+    pub problem: Option<String>,
+    /// What the kernel offers.
+    pub features: Vec<String>,
+}

@@ -1,0 +1,289 @@
+//! Volumes as block devices of this machine: `ashlar map`, `unmap`, `maps`.
+//!
+//! - `ublk`: a device of the kernel's ublk driver, from its making to its end.
+//! - `users`: who has a device open. `links`: its names.
+//!
+//! A mapped volume is open for as long as its device exists, because the driver does not tell who
+//! opens and closes it: the node is Primary then (if the device can be written), and no other node can
+//! write what this one's page cache holds.
+
+mod links;
+mod ublk;
+mod users;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use codec::admin::{FailureKind, MapOptions, MapStatus};
+use vocab::{ConfigError, Minor, Refusal, StateError, VolumeNr};
+
+use crate::engine::{Done, Engine, Entry, Stop, lock, not_kept, while_claimed};
+use crate::log::{Level, log};
+use crate::restore::text;
+use crate::state::StoredMap;
+use links::Links;
+use ublk::Mapped;
+
+pub(crate) use ublk::faces;
+
+/// How long a start tries to bring devices back: their volumes need peers, and peers need time.
+const RESTORE: Duration = Duration::from_secs(60);
+/// How often it tries.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The volumes that are mapped, or are to be.
+#[derive(Default)]
+pub(crate) struct Maps {
+    by_volume: BTreeMap<(String, u16), Map>,
+}
+
+struct Map {
+    options: MapOptions,
+    state: State,
+}
+
+enum State {
+    Mapped(Arc<Mapped>),
+    /// Since the start of the engine it could not be mapped; why.
+    Failed(String),
+}
+
+impl Maps {
+    fn mapped(&self, key: &(String, u16)) -> Option<(MapOptions, Arc<Mapped>)> {
+        let map = self.by_volume.get(key)?;
+        match &map.state {
+            State::Mapped(mapped) => Some((map.options, mapped.clone())),
+            State::Failed(_) => None,
+        }
+    }
+}
+
+impl Engine {
+    /// Makes a block device of a volume.
+    pub(crate) fn map(&self, resource: &str, nr: VolumeNr, options: MapOptions) -> Done<MapStatus> {
+        check(&options)?;
+        let entry = self.entry(resource)?;
+        let _pass = entry.pass();
+        self.map_entry(&entry, nr, options)
+    }
+
+    /// The same, for those who hold the pass of the resource.
+    fn map_entry(&self, entry: &Entry, nr: VolumeNr, options: MapOptions) -> Done<MapStatus> {
+        let key = (entry.name.clone(), nr.0);
+        if let Some((there, mapped)) = lock(&self.maps).mapped(&key) {
+            if there == options {
+                return Ok(status(&key, options, &mapped));
+            }
+            let detail = format!(
+                "{}/{nr} is mapped as {} already, with other options; unmap it first",
+                entry.name, mapped.path
+            );
+            return Err(Refusal::config(ConfigError::Exists, detail).into());
+        }
+        let minor = self.minor_of(entry, nr)?;
+        let names = options.drbd_names.then_some(minor);
+        let links = Links::new(&entry.name, nr, names).map_err(|e| {
+            Stop::failed(FailureKind::Io, e, "remove it, or map without --drbd-names")
+        })?;
+        let mapped = Arc::new(self.make_ublk(entry, nr, minor, options, links)?);
+        log!(Level::Info, entry.name, "volume {nr} is mapped as {}", mapped.path);
+        let answer = status(&key, options, &mapped);
+        let mut maps = lock(&self.maps);
+        maps.by_volume.insert(key, Map { options, state: State::Mapped(mapped) });
+        self.keep_maps(&maps)?;
+        Ok(answer)
+    }
+
+    /// Takes the device of a volume away, unless somebody has it open.
+    pub(crate) fn unmap(&self, resource: &str, nr: VolumeNr) -> Done {
+        let entry = self.entry(resource)?;
+        let _pass = entry.pass();
+        let key = (entry.name.clone(), nr.0);
+        let found = lock(&self.maps).by_volume.get(&key).map(|map| match &map.state {
+            State::Mapped(mapped) => Some(mapped.clone()),
+            State::Failed(_) => None,
+        });
+        let Some(found) = found else {
+            return Err(Stop::invalid(format!("{resource}/{nr} is not mapped")));
+        };
+        if let Some(mapped) = found {
+            // Held until the device is gone, so that nobody mounts it in between. Programs that look
+            // at every new or changed device, such as udev's, are done in a moment.
+            let is_passing = |who: &String| who.split(", ").all(|who| who.starts_with("process "));
+            let hold = while_claimed(is_passing, || users::hold(&mapped.path)).map_err(|who| {
+                let detail = format!("{} is in use: {who}; end that first", mapped.path);
+                Stop::Refused(Refusal::state(StateError::DeviceInUse, detail))
+            })?;
+            self.stop_ublk(&mapped)?;
+            drop(hold);
+            self.delete_ublk(&mapped, true);
+            log!(Level::Info, entry.name, "volume {nr} is not mapped any more");
+        }
+        let mut maps = lock(&self.maps);
+        maps.by_volume.remove(&key);
+        self.keep_maps(&maps)
+    }
+
+    /// All mapped volumes, and those that are to be.
+    pub(crate) fn map_list(&self) -> Vec<MapStatus> {
+        let maps: Vec<_> = {
+            let maps = lock(&self.maps);
+            let state = |map: &Map| match &map.state {
+                State::Mapped(mapped) => Ok(mapped.clone()),
+                State::Failed(why) => Err(why.clone()),
+            };
+            maps.by_volume.iter().map(|(key, map)| (key.clone(), map.options, state(map))).collect()
+        };
+        let shown = maps.into_iter().map(|(key, options, state)| match state {
+            Ok(mapped) => status(&key, options, &mapped),
+            Err(why) => MapStatus {
+                resource: key.0,
+                volume: VolumeNr(key.1),
+                device: None,
+                links: Vec::new(),
+                read_only: options.read_only,
+                face: ublk::FACE.to_owned(),
+                users: Vec::new(),
+                problem: Some(why),
+            },
+        });
+        shown.collect()
+    }
+
+    /// Refuses what would take a mapped volume away.
+    pub(crate) fn check_not_mapped(&self, resource: &str, only: Option<VolumeNr>) -> Done {
+        let maps = lock(&self.maps);
+        let found = maps.by_volume.iter().find_map(|((name, nr), map)| match &map.state {
+            State::Mapped(mapped) => {
+                let concerned = name == resource && only.is_none_or(|only| only.0 == *nr);
+                concerned.then(|| (*nr, mapped.path.clone()))
+            }
+            State::Failed(_) => None,
+        });
+        let Some((nr, path)) = found else { return Ok(()) };
+        let detail = format!(
+            "{resource}/{nr} is mapped as {path}; `ashlar unmap {resource}/{nr}` takes the device away"
+        );
+        Err(Refusal::state(StateError::DeviceInUse, detail).into())
+    }
+
+    /// Takes devices away at the engine's end, whoever uses them. What is kept stays.
+    pub(crate) fn take_maps_down(&self) {
+        let maps = std::mem::take(&mut lock(&self.maps).by_volume);
+        for ((resource, nr), map) in maps {
+            let State::Mapped(mapped) = map.state else { continue };
+            for user in users::of(&mapped.path) {
+                log!(Level::Warn, resource, "{} goes away under {user}", mapped.path);
+            }
+            match self.stop_ublk(&mapped) {
+                Ok(()) => self.delete_ublk(&mapped, false),
+                Err(stop) => {
+                    log!(Level::Warn, resource, "volume {nr} stays mapped: {}", text(&stop));
+                }
+            }
+        }
+    }
+
+    /// Brings devices back in the background: their volumes can be opened once peers are there.
+    pub(crate) fn restore_maps(self: &Arc<Engine>) -> Result<(), String> {
+        let mut missing = self.state.maps()?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut maps = lock(&self.maps);
+            for StoredMap { resource, volume, options } in &missing {
+                let state = State::Failed("the engine has just started".to_owned());
+                maps.by_volume
+                    .insert((resource.clone(), *volume), Map { options: *options, state });
+            }
+        }
+        let engine = self.clone();
+        let run = move || {
+            let end = Instant::now() + RESTORE;
+            loop {
+                missing.retain(|map| !engine.restore_map(map));
+                if missing.is_empty() || Instant::now() >= end {
+                    break;
+                }
+                std::thread::sleep(RETRY);
+            }
+            for StoredMap { resource, volume, .. } in missing {
+                log!(
+                    Level::Error,
+                    resource,
+                    "volume {volume} is not mapped again; `ashlar maps` says why, `ashlar map \
+                     {resource}/{volume}` tries again"
+                );
+            }
+        };
+        let thread = std::thread::Builder::new().name("maps".to_owned()).spawn(run);
+        thread.map(drop).map_err(|e| format!("no thread to map volumes: {e}"))
+    }
+
+    /// True if there is nothing left to do for a volume that was mapped.
+    fn restore_map(&self, map: &StoredMap) -> bool {
+        let key = (map.resource.clone(), map.volume);
+        let result = self.entry(&map.resource).and_then(|entry| {
+            let _pass = entry.pass();
+            // Meanwhile an operator may have unmapped it, or mapped it otherwise.
+            match lock(&self.maps).by_volume.get(&key).map(|map| &map.state) {
+                Some(State::Failed(_)) => {}
+                Some(State::Mapped(_)) | None => return Ok(()),
+            }
+            self.map_entry(&entry, VolumeNr(map.volume), map.options).map(drop)
+        });
+        let Err(stop) = result else { return true };
+        if let Some(Map { state: State::Failed(why), .. }) =
+            lock(&self.maps).by_volume.get_mut(&key)
+        {
+            *why = text(&stop);
+        }
+        false
+    }
+
+    fn keep_maps(&self, maps: &Maps) -> Done {
+        let stored = maps.by_volume.iter().map(|((resource, volume), map)| StoredMap {
+            resource: resource.clone(),
+            volume: *volume,
+            options: map.options,
+        });
+        self.state.put_maps(stored.collect()).map_err(not_kept)
+    }
+
+    fn minor_of(&self, entry: &Entry, nr: VolumeNr) -> Done<Minor> {
+        let stored = lock(&entry.stored);
+        let found = stored.config.volumes.iter().find(|volume| volume.nr == nr);
+        found.map(|volume| volume.minor).ok_or_else(|| {
+            let detail = format!("resource {} has no volume {nr}", entry.name);
+            Refusal::config(ConfigError::MinorInvalid, detail).into()
+        })
+    }
+}
+
+fn check(options: &MapOptions) -> Done {
+    let MapOptions { queues, depth, .. } = *options;
+    if !(1..=MapOptions::QUEUES_MAX).contains(&queues) {
+        let detail = format!("give 1 to {} queues, not {queues}", MapOptions::QUEUES_MAX);
+        return Err(Stop::invalid(detail));
+    }
+    if !(1..=MapOptions::DEPTH_MAX).contains(&depth) {
+        let detail = format!("give a depth of 1 to {}, not {depth}", MapOptions::DEPTH_MAX);
+        return Err(Stop::invalid(detail));
+    }
+    Ok(())
+}
+
+fn status(key: &(String, u16), options: MapOptions, mapped: &Mapped) -> MapStatus {
+    MapStatus {
+        resource: key.0.clone(),
+        volume: VolumeNr(key.1),
+        device: Some(mapped.path.clone()),
+        links: mapped.links.names(),
+        read_only: options.read_only,
+        face: ublk::FACE.to_owned(),
+        users: users::of(&mapped.path),
+        problem: None,
+    }
+}
