@@ -82,6 +82,9 @@ cargo xtask bench targets [OPTION...]
     --history FILE       a line for each target is added, and compared (default
                          target/bench/targets.jsonl)
     --quick              two minutes, after the build: shows that it works; no figures
+cargo xtask bench --guest
+    Some rows on a volume mapped as a block device (ublk) and on the same over NBD, both within an
+    emulated guest: figures to compare with each other, not with those of the table. Needs root.
 cargo xtask bench chart FILE... --svg FILE
     The table and the chart of what --json has kept, in one run or in several that differ in rows.
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
@@ -151,6 +154,12 @@ pub fn main(arguments: &[String]) -> Result<()> {
         && first == "chart"
     {
         return chart::again(rest);
+    }
+    if arguments.iter().any(|argument| argument == "--guest") {
+        if arguments.len() > 1 {
+            bail!("--guest stands alone\n{HELP}");
+        }
+        return crate::vm::blockdev::bench::main();
     }
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);

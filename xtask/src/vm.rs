@@ -2,12 +2,13 @@
 //! and device-mapper, to test against the real thing.
 //!
 //! - `image`: kernels and file systems, built once from Debian packages.
-//! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
+//! - `blockdev`: volumes as block devices. `rig`: a network of their own; `guest`: one guest, from boot to power cut.
 //!
 //! Two kinds: *user-mode* guests are Linux as a process, there in seconds and near native, with the
 //! modules of their kernel; *emulated* ones run a kernel with ublk under QEMU, some 15 times slower
 //! than the machine. Both need root, for the network. Nothing of a run is left behind but the images.
 
+pub mod blockdev;
 mod guest;
 mod image;
 mod lvm;
@@ -29,6 +30,9 @@ cargo xtask vm smoke [--kind user-mode|emulated]
     Boots a guest, or one of each kind, and uses what tests need: network, disk, DRBD, power cut.
 cargo xtask vm lvm
     Tests the agent's pools of LVM on a volume group of a guest.
+cargo xtask vm blockdev
+    Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
+    systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
 cargo xtask vm run --kind user-mode|emulated [--modules M,...] COMMAND
     Boots a guest, runs a shell command in it, prints what that prints.
 All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
@@ -52,6 +56,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         ("lvm", []) => lvm::test(),
         ("smoke", []) => [Kind::UserMode, Kind::Emulated].into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
+        ("blockdev", []) => blockdev::main(),
         ("run", ["--kind", kind, "--modules", modules, line]) => {
             let modules: Vec<&str> = modules.split(',').collect();
             run(kind.parse()?, &modules, line)

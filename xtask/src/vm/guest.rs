@@ -1,9 +1,9 @@
 //! One guest: booted, talked to over ssh, its power cut.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,6 +14,8 @@ use crate::process::{self, Daemon};
 
 /// How long a boot may take, also on a machine with other work.
 const BOOT_PATIENCE: Duration = Duration::from_secs(180);
+/// How long copying a file may take.
+const COPY_PATIENCE: Duration = Duration::from_secs(120);
 /// What /init says when all is set up.
 const READY: &str = "GUEST READY";
 /// What it says of a module that it can not load.
@@ -89,10 +91,46 @@ impl Guest {
     /// # Errors
     /// If it fails, or takes longer than `patience`.
     pub fn run(&self, line: &str, patience: Duration) -> Result<String> {
+        process::output(self.command(line)?, patience)
+            .with_context(|| format!("in the guest: {line}"))
+    }
+
+    /// Starts a line of shell in it, which may run on for long.
+    ///
+    /// # Errors
+    /// If ssh can not be started.
+    pub fn start(&self, line: &str) -> Result<Child> {
+        let mut command = self.command(line)?;
+        Ok(command.stdout(Stdio::null()).spawn()?)
+    }
+
+    /// Copies a file into it, as a program.
+    ///
+    /// # Errors
+    /// If it can not be read, or the guest has no room.
+    pub fn put(&self, file: &Path, to: &str) -> Result<()> {
+        let line = format!("mkdir -p $(dirname {to}) && cat > {to} && chmod +x {to}");
+        let mut command = self.command(&line)?;
+        command.stdin(File::open(file).with_context(|| file.display().to_string())?);
+        process::output(command, COPY_PATIENCE).map(drop).with_context(|| format!("copying {to}"))
+    }
+
+    /// The same, unless there is one.
+    ///
+    /// # Errors
+    /// As [`Guest::put`].
+    pub fn put_if_missing(&self, file: &Path, to: &str) -> Result<()> {
+        match self.run(&format!("test -e {to}"), COPY_PATIENCE) {
+            Ok(_) => Ok(()),
+            Err(_) => self.put(file, to),
+        }
+    }
+
+    fn command(&self, line: &str) -> Result<Command> {
         let (program, arguments) = self.ssh.split_first().context("ssh has words")?;
         let mut command = process::command(program);
         command.args(arguments).arg(line);
-        process::output(command, patience).with_context(|| format!("in the guest: {line}"))
+        Ok(command)
     }
 
     /// The command that runs another one in it, words separated by spaces.

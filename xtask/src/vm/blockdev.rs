@@ -1,0 +1,280 @@
+//! `cargo xtask vm blockdev`: volumes as block devices of a real kernel.
+//!
+//! One engine in an emulated guest, which has ublk, and one on the host's side of the network, with a
+//! replica each. What is used of the device: file systems, checksums, discards, partitions, LVM,
+//! dm-crypt; what happens to it: a peer that dies and comes back under load, a refused and a granted
+//! unmap, an engine that is killed. In the end the replicas are compared byte for byte.
+//!
+//! - `nodes`: the two engines. `bench`: what the device costs. This file: the steps.
+
+pub mod bench;
+mod nodes;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::guest::{Guest, Kind};
+use super::image::Images;
+use super::rig::Rig;
+use crate::process;
+use nodes::Nodes;
+
+/// XFS has no file systems below 300 MiB. One MiB is for metadata.
+pub(super) const DISK_MIB: u64 = 385;
+/// How long a step may take in a guest that is this slow, on a machine with other work.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A step of the test: what is shown to work, and the shell script that shows it.
+struct Step {
+    what: &'static str,
+    script: &'static str,
+}
+
+/// `$dev` is the device, `$fio` fio with checks of what it has written.
+const STEPS: &[Step] = &[
+    Step {
+        what: "the queue's limits",
+        script: "cd /sys/block/${dev#/dev/}/queue && is() { [ \"$(cat $1)\" = \"$2\" ] || \
+                 { echo $1 is $(cat $1), not $2 >&2; exit 1; }; } && is logical_block_size 512 && \
+                 is physical_block_size 4096 && is max_hw_sectors_kb 1024 && \
+                 is discard_granularity 4096 && is discard_max_hw_bytes $((64 << 20)) && \
+                 is write_zeroes_max_bytes $((64 << 20)) && is fua 1 && \
+                 is write_cache 'write back' && [ $(blockdev --getsize64 $dev) -ge $((384 << 20)) ]",
+    },
+    Step {
+        what: "verified writes of all sizes, with flushes and FUA, to the device itself",
+        script: "$fio --name=raw --filename=$dev --direct=1 --rw=randrw --bsrange=512-256k \
+                 --blockalign=512 --size=64m --io_size=24m --iodepth=16 --fsync=64 && \
+                 $fio --name=fua --filename=$dev --direct=1 --sync=1 --rw=randwrite --bs=4k \
+                 --offset=96m --size=16m --io_size=1m --iodepth=4",
+    },
+    Step {
+        what: "trims among verified writes",
+        script: "$fio --name=trim --filename=$dev --direct=1 --rw=randtrimwrite --bs=64k \
+                 --size=32m --io_size=8m --iodepth=8",
+    },
+    Step {
+        what: "discard and zeroes",
+        script: "dd if=/dev/urandom of=$dev bs=1M count=8 conv=fsync 2>/dev/null && \
+                 $blkdiscard -o 1M -l 2M $dev && $blkdiscard -z -o 4M -l 2M $dev && \
+                 [ $(dd if=$dev bs=1M skip=4 count=2 2>/dev/null | tr -d '\\0' | wc -c) = 0 ] && \
+                 [ $(dd if=$dev bs=1M skip=6 count=1 2>/dev/null | tr -d '\\0' | wc -c) -gt 0 ]",
+    },
+    Step {
+        what: "ext4",
+        script: "mkfs.ext4 -q -F $dev && mount -t ext4 -o discard $dev /mnt && \
+                 $fio --name=file --directory=/mnt --rw=randrw --bsrange=1k-64k --size=16m \
+                 --fsync=32 --iodepth=4 && cp /bin/busybox /mnt/ && rm /mnt/file* && fstrim /mnt && \
+                 umount /mnt && fsck.ext4 -f -n $dev >/dev/null && mount -t ext4 $dev /mnt && \
+                 cmp /bin/busybox /mnt/busybox && umount /mnt",
+    },
+    Step {
+        what: "XFS",
+        script: "mkfs.xfs -q -f $dev && mount -t xfs $dev /mnt && \
+                 $fio --name=file --directory=/mnt --rw=randrw --bsrange=1k-64k --size=16m \
+                 --fsync=32 --iodepth=4 && cp /bin/busybox /mnt/ && umount /mnt && \
+                 xfs_repair -n $dev >/dev/null 2>&1 && mount -t xfs $dev /mnt && \
+                 cmp /bin/busybox /mnt/busybox && umount /mnt",
+    },
+    Step {
+        what: "a partition table",
+        script: "$blkdiscard -z -l 1M $dev && \
+                 printf 'o\\nn\\np\\n1\\n\\n+64M\\nn\\np\\n2\\n\\n\\nw\\n' | fdisk $dev >/dev/null && \
+                 blockdev --rereadpt $dev && mkfs.ext4 -q -F ${dev}p1 && \
+                 mount -t ext4 ${dev}p1 /mnt && echo kept > /mnt/file && umount /mnt && \
+                 [ -b ${dev}p2 ] && $blkdiscard -z -l 1M $dev && blockdev --rereadpt $dev && \
+                 [ ! -b ${dev}p1 ]",
+    },
+    Step {
+        what: "LVM",
+        // The replica's own disk has the same signatures, as with every DRBD.
+        script: "export LVM_SYSTEM_DIR=/tmp/lvm DM_DISABLE_UDEV=1 && mkdir -p /tmp/lvm && \
+                 echo 'devices { filter = [ \"a|/dev/ublkb|\", \"r|.*|\" ] }' > /tmp/lvm/lvm.conf && \
+                 lvm pvcreate -q -ff -y $dev >/dev/null && lvm vgcreate -q vg $dev >/dev/null && \
+                 lvm lvcreate -q -y -Zn -Wn -n lv -L 64M vg >/dev/null && \
+                 mkfs.ext4 -q -F /dev/vg/lv && mount -t ext4 /dev/vg/lv /mnt && \
+                 cp /bin/busybox /mnt/ && cmp /bin/busybox /mnt/busybox && umount /mnt && \
+                 lvm vgremove -q -f -y vg >/dev/null && lvm pvremove -q -y $dev >/dev/null",
+    },
+    Step {
+        what: "dm-crypt",
+        script: "export DM_DISABLE_UDEV=1 && \
+                 head -c 64 /dev/urandom > /tmp/key && cryptsetup open --type plain --cipher \
+                 aes-xts-plain64 --key-size 512 --key-file /tmp/key $dev crypt && \
+                 mkfs.ext4 -q -F /dev/mapper/crypt && mount -t ext4 /dev/mapper/crypt /mnt && \
+                 cp /bin/busybox /mnt/ && umount /mnt && cryptsetup close crypt && \
+                 cryptsetup open --type plain --cipher aes-xts-plain64 --key-size 512 \
+                 --key-file /tmp/key $dev crypt && mount -t ext4 /dev/mapper/crypt /mnt && \
+                 cmp /bin/busybox /mnt/busybox && umount /mnt && cryptsetup close crypt",
+    },
+];
+
+/// The command.
+pub fn main() -> Result<()> {
+    let images = Images::get()?;
+    let mut rig = Rig::new(&images)?;
+    let modules = ["ublk_drv", "nbd", "dm-crypt", "ext4", "xfs", "loop"];
+    let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &modules)?;
+    println!("guest: Linux {}", guest.run("uname -r", PATIENCE)?.trim());
+    let mut nodes = Nodes::start(&rig, &guest)?;
+    for test in [maps, limits, peer_dies, refusals, engine_dies, read_only, kernel_nbd] {
+        test(&mut nodes)?;
+    }
+    let begun = Instant::now();
+    nodes.compare()?;
+    done("the replicas are equal", begun);
+    Ok(())
+}
+
+fn done(what: &str, begun: Instant) {
+    println!("{what}: good ({:.0} s)", begun.elapsed().as_secs_f64());
+}
+
+/// The volume gets a device, and names.
+fn maps(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    let info: Value = serde_json::from_str(&nodes.guest_ashlar("info --json")?)?;
+    ensure!(info["faces"][0]["usable"] == true, "ublk can not be used here: {info}");
+    println!("ublk features: {}", info["faces"][0]["features"]);
+    let device = nodes.map("--drbd-names --queues 2 --depth 64")?;
+    ensure!(nodes.map("--drbd-names --queues 2 --depth 64")? == device, "the same is the same");
+    for link in ["/dev/ashlar/r0/0", "/dev/drbd0", "/dev/drbd/by-res/r0/0"] {
+        let to = nodes.guest.run(&format!("readlink -f {link}"), PATIENCE)?;
+        ensure!(to.trim() == device, "{link} leads to {to}, not {device}");
+    }
+    ensure!(nodes.is_primary()?, "a mapped volume makes its node Primary");
+    done(&format!("r0/0 is {device}"), begun);
+    Ok(())
+}
+
+/// What file systems and others do with a device.
+fn limits(nodes: &mut Nodes<'_>) -> Result<()> {
+    let mut failed = 0;
+    for Step { what, script } in STEPS {
+        let begun = Instant::now();
+        match nodes.on_device(script) {
+            Ok(_) => done(what, begun),
+            Err(error) => {
+                println!("{what}: FAILED: {error:#}");
+                failed += 1;
+                // The next one finds the device unused.
+                let tidy = "umount /mnt; cryptsetup close crypt; LVM_SYSTEM_DIR=/tmp/lvm lvm vgchange -an vg";
+                let _ = nodes.on_device(tidy);
+            }
+        }
+        process::check_signals()?;
+    }
+    ensure!(failed == 0, "{failed} uses of the device failed");
+    Ok(())
+}
+
+/// The peer is killed while the device is written, and comes back; nothing is lost.
+fn peer_dies(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    // At least ten seconds of it, however fast the guest is.
+    let mut fio = nodes.load(
+        "--name=load --filename=$dev --direct=1 --rw=randwrite --bs=4k --size=64m --io_size=40m \
+         --iodepth=16 --fsync=256 --rate_iops=1000",
+    )?;
+    std::thread::sleep(Duration::from_secs(3));
+    nodes.kill_peer();
+    nodes.wait("the peer is missed", |status| {
+        status[0]["connections"][0]["connection-state"] != "Connected"
+    })?;
+    ensure!(fio.runs()?, "the load ended before the peer was lost");
+    std::thread::sleep(Duration::from_secs(3));
+    nodes.start_peer()?;
+    nodes.wait("the peer is UpToDate again", Nodes::is_in_sync)?;
+    nodes.wait_load(fio)?;
+    done("loss and return of a peer under load", begun);
+    Ok(())
+}
+
+/// A device that is used stays.
+fn refusals(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    nodes.on_device("mkfs.ext4 -q -F $dev && mount -t ext4 $dev /mnt && echo kept > /mnt/file")?;
+    let refused = nodes.guest_ashlar("unmap r0/0").err().context("a mounted device stays")?;
+    ensure!(format!("{refused:#}").contains("mounted at /mnt"), "{refused:#}");
+    let refused = nodes.guest_ashlar("down r0").err().context("a mapped volume stays")?;
+    ensure!(format!("{refused:#}").contains("unmap"), "{refused:#}");
+    nodes.on_device("umount /mnt; (sleep 20 < $dev) > /dev/null 2>&1 & sleep 1")?;
+    let refused = nodes.guest_ashlar("unmap r0/0").err().context("an open device stays")?;
+    ensure!(format!("{refused:#}").contains("sleep"), "{refused:#}");
+    nodes.on_device("killall sleep; sleep 1")?;
+    nodes.guest_ashlar("unmap r0/0")?;
+    ensure!(nodes.guest_ashlar("maps")?.is_empty(), "there are no maps left");
+    let left = nodes.guest.run("ls /dev | grep -e '^ublk[bc]' -e '^drbd0' || true", PATIENCE)?;
+    ensure!(left.is_empty(), "there is left: {left}");
+    nodes.wait("the node is Secondary", |status| status[0]["role"] == "Secondary")?;
+    nodes.map("--drbd-names")?;
+    nodes.on_device("mount -t ext4 $dev /mnt && grep -q kept /mnt/file")?;
+    done("what is open is not unmapped, the rest is", begun);
+    Ok(())
+}
+
+/// The engine is killed under a mounted file system. The device goes away, and comes back with the
+/// next engine, with everything that was synced.
+fn engine_dies(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    nodes.on_device("cp /bin/busybox /mnt/synced && sync")?;
+    nodes.kill_engine()?;
+    nodes.guest.run("umount -l /mnt; sleep 1", PATIENCE)?;
+    nodes.start_engine()?;
+    nodes.wait_mapped()?;
+    nodes.on_device(
+        "fsck.ext4 -p $dev >/dev/null; mount -t ext4 $dev /mnt && cmp /bin/busybox /mnt/synced && \
+         umount /mnt",
+    )?;
+    done("the engine is killed, and its device comes back", begun);
+    Ok(())
+}
+
+/// A device that can only be read.
+fn read_only(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    nodes.guest_ashlar("unmap r0/0")?;
+    nodes.map("--read-only")?;
+    ensure!(!nodes.is_primary()?, "a node does not become Primary to read");
+    nodes.on_device(
+        "[ $(blockdev --getro $dev) = 1 ] && ! dd if=/dev/zero of=$dev bs=4k count=1 oflag=direct \
+         2>/dev/null && mount -t ext4 -o ro,noload $dev /mnt && cmp /bin/busybox /mnt/synced && \
+         umount /mnt",
+    )?;
+    nodes.guest_ashlar("unmap r0/0")?;
+    done("a device to read", begun);
+    process::check_signals()
+}
+
+/// The way for kernels without ublk: their NBD client on an export.
+fn kernel_nbd(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    nodes.guest_ashlar("export r0/0 --listen /tmp/nbd.sock")?;
+    nodes.on_device(
+        "nbd-client -unix /tmp/nbd.sock /dev/nbd0 -N r0/0 -b 512 >/dev/null && \
+         mount -t ext4 /dev/nbd0 /mnt && cmp /bin/busybox /mnt/synced && \
+         cp /bin/busybox /mnt/again && umount /mnt && fsck.ext4 -f -n /dev/nbd0 >/dev/null && \
+         nbd-client -d /dev/nbd0 >/dev/null",
+    )?;
+    nodes.guest_ashlar("unexport r0/0")?;
+    done("the kernel's NBD client", begun);
+    Ok(())
+}
+
+/// Puts a program and the libraries it needs where they are here.
+pub(super) fn install(guest: &Guest, program: &std::path::Path, to: &str) -> Result<()> {
+    let listed = process::output(
+        {
+            let mut ldd = process::command("ldd");
+            ldd.arg(program);
+            ldd
+        },
+        PATIENCE,
+    )?;
+    for library in listed.split_whitespace().filter(|word| word.starts_with('/')) {
+        guest.put_if_missing(std::path::Path::new(library), library)?;
+    }
+    guest.put(program, to)
+}

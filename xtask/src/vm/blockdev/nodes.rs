@@ -1,0 +1,244 @@
+//! Two engines with a replica each: one in a guest, one on the host's side.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{DISK_MIB, PATIENCE, install};
+use crate::process::{self, Daemon};
+use crate::vm::guest::Guest;
+use crate::vm::rig::{Rig, address};
+
+/// How often is looked whether something holds yet.
+const TICK: Duration = Duration::from_millis(500);
+/// fio with checks of what it has written, in one pass at the end.
+const FIO: &str = "fio --minimal --output=/tmp/fio.out --randseed=7 --ioengine=libaio \
+                   --verify=crc32c --verify_fatal=1 --do_verify=1 --group_reporting";
+const PEER_SOCKET: &str = "bravo.sock";
+
+/// The engines.
+pub struct Nodes<'a> {
+    rig: &'a Rig<'a>,
+    pub(super) guest: &'a Guest,
+    program: PathBuf,
+    peer: Option<Daemon>,
+    device: String,
+}
+
+/// Something that runs in the guest.
+pub struct Load(Child);
+
+impl Load {
+    /// It has not ended yet.
+    pub fn runs(&mut self) -> Result<bool> {
+        Ok(self.0.try_wait()?.is_none())
+    }
+}
+
+impl<'a> Nodes<'a> {
+    /// Starts both, with UpToDate, connected replicas.
+    pub fn start(rig: &'a Rig<'a>, guest: &'a Guest) -> Result<Nodes<'a>> {
+        let program = build()?;
+        let stripped = rig.file("ashlar");
+        let mut strip = process::command("strip");
+        strip.arg("-o").arg(&stripped).arg(&program);
+        process::output(strip, PATIENCE)?;
+        install(guest, &stripped, "/bin/ashlar")?;
+        let config = rig.file("drbd.conf");
+        let disk = rig.file("bravo.img");
+        fs::File::create(&disk)?.set_len(DISK_MIB << 20)?;
+        let text = format!(
+            "resource r0 {{\n  net {{ protocol C; ping-timeout 20; }}\n  \
+             on alpha {{ node-id 0; address {}:7000; volume 0 {{ device minor 0; disk /dev/vda; \
+             meta-disk internal; }} }}\n  \
+             on bravo {{ node-id 1; address 10.77.0.1:7000; volume 0 {{ device minor 0; disk {}; \
+             meta-disk internal; }} }}\n  connection-mesh {{ hosts alpha bravo; }}\n}}\n",
+            address(1),
+            disk.display()
+        );
+        fs::write(&config, text)?;
+        guest.put(&config, "/etc/drbd.conf")?;
+        let mut nodes = Nodes { rig, guest, program, peer: None, device: String::new() };
+        nodes.start_peer()?;
+        nodes.start_engine()?;
+        nodes.peer_ashlar(&["create-md", "r0"])?;
+        nodes.peer_ashlar(&["up", "r0"])?;
+        nodes.guest_ashlar("create-md r0 --node alpha")?;
+        nodes.guest_ashlar("up r0 --node alpha")?;
+        nodes.wait("the nodes are connected", |status| {
+            status[0]["connections"][0]["connection-state"] == "Connected"
+        })?;
+        nodes.guest_ashlar("new-current-uuid --clear-bitmap r0/0")?;
+        nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
+        Ok(nodes)
+    }
+
+    /// Starts the engine on the host's side; it knows what it was told before.
+    pub fn start_peer(&mut self) -> Result<()> {
+        let mut engine = self.rig.command(&self.program);
+        engine.args(["engine", "--node", "bravo", "--threads", "1", "--log-level", "info"]);
+        engine.arg("--socket").arg(self.rig.file(PEER_SOCKET));
+        engine.arg("--state-dir").arg(self.rig.file("bravo"));
+        self.peer = Some(Daemon::start(engine, self.rig.file("bravo.log"))?);
+        self.peer_ashlar(&["info", "--wait-engine", "30"]).map(drop)
+    }
+
+    /// Kills it.
+    pub fn kill_peer(&mut self) {
+        if let Some(mut peer) = self.peer.take() {
+            peer.end();
+        }
+    }
+
+    /// Starts the engine in the guest.
+    pub fn start_engine(&self) -> Result<()> {
+        self.guest.run(
+            "ashlar engine --node alpha --buffers 64 --threads 1 < /dev/null >> /tmp/log 2>&1 & \
+             echo $! > /tmp/pid",
+            PATIENCE,
+        )?;
+        self.guest_ashlar("info --wait-engine 60").map(drop)
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub fn kill_engine(&self) -> Result<()> {
+        let script =
+            "kill -9 $(cat /tmp/pid); while [ -d /proc/$(cat /tmp/pid) ]; do sleep 0.1; done";
+        self.guest.run(script, PATIENCE).map(drop)
+    }
+
+    /// An operator's command in the guest; returns what it printed.
+    pub fn guest_ashlar(&self, arguments: &str) -> Result<String> {
+        self.guest.run(&format!("ashlar {arguments}"), PATIENCE).with_context(|| {
+            let log = self.guest.run("tail -n 20 /tmp/log; dmesg | tail -n 20", PATIENCE);
+            format!("ashlar {arguments}; the engine's log:\n{}", log.unwrap_or_default())
+        })
+    }
+
+    fn peer_ashlar(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.rig.command(&self.program);
+        command.arg("--socket").arg(self.rig.file(PEER_SOCKET)).args(arguments);
+        if ["create-md", "up"].contains(&arguments[0]) {
+            command.args(["--node", "bravo", "--config"]).arg(self.rig.file("drbd.conf"));
+        }
+        process::output(command, PATIENCE).with_context(|| format!("{arguments:?} on bravo"))
+    }
+
+    /// Maps the volume in the guest; returns the device.
+    pub fn map(&mut self, options: &str) -> Result<String> {
+        let device = self.guest_ashlar(&format!("map r0/0 {options}"))?.trim().to_owned();
+        ensure!(device.starts_with("/dev/ublkb"), "that is no device: {device:?}");
+        self.device = device;
+        Ok(self.device.clone())
+    }
+
+    /// Waits until the volume is mapped again, by itself.
+    pub fn wait_mapped(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let maps: Value = serde_json::from_str(&self.guest_ashlar("maps --json")?)?;
+            if let Some(device) = maps[0]["device"].as_str() {
+                self.device = device.to_owned();
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("the volume is not mapped again: {maps}");
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn script(&self, script: &str) -> String {
+        // By its path: the shell of busybox would take its own, which knows less.
+        format!("dev={}; fio='{FIO}'; blkdiscard=/usr/sbin/blkdiscard; {script}", self.device)
+    }
+
+    /// Runs a script in the guest that uses the device.
+    pub fn on_device(&self, script: &str) -> Result<String> {
+        self.guest.run(&self.script(script), PATIENCE).with_context(|| {
+            let log = self.guest.run("tail -n 3 /tmp/log; dmesg | tail -n 5", PATIENCE);
+            format!("the logs end with:\n{}", log.unwrap_or_default())
+        })
+    }
+
+    /// Starts fio on the device.
+    pub fn load(&self, arguments: &str) -> Result<Load> {
+        Ok(Load(self.guest.start(&self.script(&format!("$fio {arguments}")))?))
+    }
+
+    /// Waits until it has ended, without errors.
+    pub fn wait_load(&self, Load(mut child): Load) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            match child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("the load in the guest failed: {status}"),
+                None if begun.elapsed() > PATIENCE => bail!("the load in the guest does not end"),
+                None => std::thread::sleep(TICK),
+            }
+        }
+    }
+
+    fn status(&self) -> Result<Value> {
+        serde_json::from_str(&self.guest_ashlar("status --json")?).context("the status is not JSON")
+    }
+
+    /// True if the guest's node is Primary.
+    pub fn is_primary(&self) -> Result<bool> {
+        Ok(self.status()?[0]["role"] == "Primary")
+    }
+
+    /// Both disks are UpToDate.
+    pub fn is_in_sync(status: &Value) -> bool {
+        let connection = &status[0]["connections"][0];
+        status[0]["devices"][0]["disk-state"] == "UpToDate"
+            && connection["peer_devices"][0]["peer-disk-state"] == "UpToDate"
+    }
+
+    /// Waits until something holds in the guest's status.
+    pub fn wait(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            process::check_signals()?;
+            let status = self.status()?;
+            if holds(&status) {
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("waited in vain until {what}: {status}");
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// Compares the replicas byte for byte, after both engines have ended.
+    pub fn compare(&mut self) -> Result<()> {
+        self.wait("the disks are UpToDate", Nodes::is_in_sync)?;
+        self.guest_ashlar("shutdown")?;
+        let sum = format!("dd if=/dev/vda bs=1M count={} 2>/dev/null | sha256sum", DISK_MIB - 1);
+        let ours = self.guest.run(&sum, PATIENCE)?;
+        self.peer_ashlar(&["shutdown"])?;
+        let disk = self.rig.file("bravo.img");
+        let mut shell = process::command("sh");
+        shell.args(["-c", &sum.replace("/dev/vda", &disk.display().to_string())]);
+        let theirs = process::output(shell, PATIENCE)?;
+        ensure!(ours == theirs, "the replicas differ");
+        Ok(())
+    }
+}
+
+/// Builds the program; gives its path.
+fn build() -> Result<PathBuf> {
+    let root = crate::workspace::root();
+    let mut cargo = process::command(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--release", "--locked", "-p", "ashlar"]).current_dir(&root);
+    process::output(cargo, Duration::from_secs(1800))?;
+    let program = crate::workspace::Metadata::of(&root.join("Cargo.toml"))?.target_directory;
+    let program = program.join("release").join("ashlar");
+    ensure!(Path::new(&program).exists(), "{} was not built", program.display());
+    Ok(program)
+}
