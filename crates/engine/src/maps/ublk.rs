@@ -94,7 +94,11 @@ fn failed(what: &str, error: ControlError) -> Stop {
 /// Why a volume could not be opened, in words.
 fn refused(what: &str, resource: &str, errno: Errno) -> Stop {
     let why = match errno {
-        Errno::EROFS | Errno::EMEDIUMTYPE => "this node can not become Primary now".to_owned(),
+        Errno::EROFS => "this node can not become Primary now".to_owned(),
+        Errno::EMEDIUMTYPE => format!(
+            "another node is Primary, or auto-promote is off and `ashlar primary {resource}` has to \
+             come first"
+        ),
         Errno(libc::ENODATA) => "it has no access to UpToDate data".to_owned(),
         errno => errno.to_string(),
     };
