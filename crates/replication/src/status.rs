@@ -17,9 +17,9 @@ const fn kib(sectors: u64) -> u64 {
     sectors.div_ceil(2)
 }
 
-/// Megabytes per second out of sectors and milliseconds.
+/// MiB per second out of sectors and milliseconds.
 fn rate(sectors: u64, ms: u64) -> f64 {
-    if ms == 0 { 0.0 } else { sectors as f64 * SECTOR_SIZE as f64 / 1048.576 / ms as f64 / 1000.0 }
+    if ms == 0 { 0.0 } else { sectors as f64 * SECTOR_SIZE as f64 / 1048.576 / ms as f64 }
 }
 
 impl Resource {
@@ -348,5 +348,17 @@ impl Resource {
                 assert!(st.devs.iter().all(|d| d.repl == ReplState::Off));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rate;
+
+    #[test]
+    fn rates_are_mib_per_second() {
+        assert_eq!(rate(0, 0), 0.0);
+        assert_eq!(rate(2048, 1000), 1.0);
+        assert_eq!(rate(2048 * 64, 500), 128.0);
     }
 }
