@@ -121,6 +121,9 @@ impl Engine {
             Request::ForgetPeer { resource, peer } => {
                 self.simple(&resource, AdminCommand::ForgetPeer { peer }).map(done)
             }
+            Request::Identifiers { resource, peer, volume } => {
+                self.identifiers(&resource, peer, volume)
+            }
             Request::Down { resource } => self.down(&resource).map(done),
             Request::Status { resource } => self.status(resource.as_deref()),
             Request::Statistics { resource } => self.statistics(resource.as_deref()),
@@ -659,6 +662,22 @@ impl Engine {
     fn config(&self, resource: Option<&str>) -> Answer {
         let entries = self.entries(resource);
         Answer::Config(entries.iter().map(|entry| lock(&entry.stored).config.clone()).collect())
+    }
+
+    fn identifiers(&self, resource: &str, node: NodeId, nr: VolumeNr) -> Done<Answer> {
+        let entry = self.entry(resource)?;
+        self.known_peer(&entry, node)?;
+        if volume(&lock(&entry.stored), nr).is_none() {
+            return Err(Stop::invalid(format!("{resource} has no volume {nr}")));
+        }
+        let id = entry.id;
+        let line = self.on(entry.shard, move |shard| {
+            shard.hosts.get_mut(id).and_then(|host| host.identifiers(nr, node))
+        })?;
+        line.map(Answer::Identifiers).ok_or_else(|| {
+            let detail = format!("volume {nr} of {resource} has no disk here");
+            Refusal::config(ConfigError::NoDisk, detail).into()
+        })
     }
 
     fn why(&self, resource: &str) -> Done<Answer> {

@@ -308,6 +308,14 @@ impl Resource {
         })
     }
 
+    /// The identifiers and flags that a volume's superblock has towards a node, as `get-gi` prints
+    /// them; `None` without a disk.
+    pub fn identifiers(&self, nr: VolumeNr, peer: vocab::NodeId) -> Option<String> {
+        let vol = self.vol_ix(nr)?;
+        self.vols[vol].backing.as_ref()?;
+        Some(self.superblock(vol).gi_string(peer))
+    }
+
     /// True if the block at a sector counts as out of sync with a peer; for checkers that watch
     /// from outside.
     pub fn out_of_sync_at(&self, nr: vocab::VolumeNr, peer: vocab::NodeId, sector: u64) -> bool {

@@ -229,6 +229,15 @@ pub enum Request {
         #[serde(with = "fields::node_id")]
         peer: NodeId,
     },
+    /// The generation identifiers of a volume's disk towards a peer; [`Answer::Identifiers`].
+    /// Refused (138) without a disk.
+    Identifiers {
+        resource: String,
+        #[serde(with = "fields::node_id")]
+        peer: NodeId,
+        #[serde(with = "fields::volume")]
+        volume: VolumeNr,
+    },
     /// Demotes, disconnects, detaches and removes a resource. Unknown: `Done`.
     Down { resource: String },
     /// The status of one resource or all; answered with [`Answer::Status`].
@@ -350,6 +359,8 @@ pub enum Answer {
         /// What happened, oldest first.
         notes: Vec<Note>,
     },
+    /// To [`Request::Identifiers`]: the line that `drbdmeta get-gi` prints (metadata §7.5).
+    Identifiers(String),
     /// To [`Request::Exports`], sorted by name.
     Exports(Vec<ExportStatus>),
     /// To [`Request::Map`] and [`Request::Maps`], sorted by name and volume.

@@ -62,6 +62,7 @@ fn calls_round_trip() {
         check_call(Request::Export { resource: resource(), volume, name, listen, read_only });
     }
     check_call(Request::ForgetPeer { resource: resource(), peer: node(3) });
+    check_call(Request::Identifiers { resource: resource(), peer: node(3), volume: VolumeNr(1) });
     check_call(Request::Status { resource: None });
     check_call(Request::Statistics { resource: Some(resource()) });
     check_call(Request::Exports);

@@ -612,6 +612,11 @@ impl Host {
         status
     }
 
+    /// The generation identifiers of a volume's disk towards a peer.
+    pub(crate) fn identifiers(&self, nr: VolumeNr, peer: NodeId) -> Option<String> {
+        self.core.identifiers(nr, peer)
+    }
+
     /// Counters and latencies.
     pub(crate) fn statistics(&self, now: Instant) -> ResourceStatistics {
         let status = self.core.status();
