@@ -1,6 +1,7 @@
 //! The binary: one program for the operator's commands and for the engine they talk to.
 //!
 //! - The operator's commands are those of `surfaces::cli`.
+//! - Started by the name `drbdsetup`, it is that program: `surfaces::drbdsetup`.
 //! - `engine`: the daemon. `demo`: a cluster on this machine, to see it work.
 //! - `man`, `completions`: files made from the command line's declaration.
 
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use surfaces::cli;
+use surfaces::{cli, drbdsetup};
 
 /// Replicated block storage in user space, compatible with DRBD
 #[derive(Parser, Debug)]
@@ -86,6 +87,9 @@ fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> 
 }
 
 fn main() -> ExitCode {
+    if let Some(status) = as_drbdsetup(std::env::args_os()) {
+        return status;
+    }
     let Cli { common, command } = parse(std::env::args_os()).unwrap_or_else(|e| e.exit());
     let result = match &command {
         Command::Operator(command) => return operator(command, &common),
@@ -102,6 +106,28 @@ fn main() -> ExitCode {
             ExitCode::from(20)
         }
     }
+}
+
+/// Runs as drbdsetup if the program was started by that name: through a link, by drbdadm.
+fn as_drbdsetup(mut words: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let program = PathBuf::from(words.next()?);
+    if program.file_name()? != drbdsetup::NAME {
+        return None;
+    }
+    // A word that is not UTF-8 names nothing that there could be, and is refused as what it is.
+    let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    let (mut out, mut err) = (io::BufWriter::new(io::stdout()), io::stderr());
+    let machine = match drbdsetup::Machine::this() {
+        Ok(machine) => machine,
+        Err(text) => {
+            let _ = writeln!(err, "drbdsetup: {text}");
+            return Some(ExitCode::from(20));
+        }
+    };
+    let status = drbdsetup::run(&words, &machine, &mut out, &mut err);
+    // What is left of the output has nobody to read it.
+    let _ = out.flush();
+    Some(ExitCode::from(status))
 }
 
 fn operator(command: &cli::Command, common: &cli::Common) -> ExitCode {

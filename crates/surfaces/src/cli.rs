@@ -17,7 +17,7 @@ pub mod plan;
 mod run;
 pub mod status;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod top;
 pub mod why;
 

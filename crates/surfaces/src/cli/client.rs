@@ -34,8 +34,7 @@ impl Client {
             match UnixStream::connect(socket) {
                 Ok(stream) => break stream,
                 Err(e) if Instant::now() >= end => {
-                    let (socket, why) = (socket.to_owned(), e.to_string());
-                    return Err(Error::Unreachable { socket, why });
+                    return Err(Error::Unreachable { socket: socket.to_owned(), why: e });
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
@@ -52,15 +51,11 @@ impl Client {
         self.next_id += 1;
         let timeout_ms = u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX);
         let call = Call { version: VERSION, id, timeout_ms, request };
-        let protocol = |why| Err(Error::Protocol { what: what.to_owned(), why });
-        if let Err(e) = self.stream.write_all(&encode_line(&call)) {
-            return protocol(format!("the engine closed the control socket ({e})"));
-        }
+        let closed = || Error::Closed { what: what.to_owned() };
+        self.stream.write_all(&encode_line(&call)).map_err(|_| closed())?;
         let end = Instant::now() + self.timeout + GRACE;
         loop {
-            let Some(line) = self.line(what, Some(end))? else {
-                return protocol("the engine closed the control socket before it answered".into());
-            };
+            let line = self.line(what, Some(end))?.ok_or_else(closed)?;
             let Line::Reply(reply) = line else { continue };
             if reply.id != id && reply.id != 0 {
                 continue;
@@ -79,8 +74,16 @@ impl Client {
     /// # Errors
     /// If something else than events arrives.
     pub fn event(&mut self) -> Result<Option<Event>, Error> {
+        self.event_before(None)
+    }
+
+    /// The same until a point in time.
+    ///
+    /// # Errors
+    /// [`Error::NoAnswer`] if none has come until `end`; if something else than events arrives.
+    pub fn event_before(&mut self, end: Option<Instant>) -> Result<Option<Event>, Error> {
         loop {
-            match self.line("events", None)? {
+            match self.line("events", end)? {
                 Some(Line::Event(event)) => return Ok(Some(event)),
                 Some(Line::Reply(_)) => {}
                 None => return Ok(None),

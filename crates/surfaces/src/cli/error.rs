@@ -45,7 +45,12 @@ pub enum Error {
         /// The socket.
         socket: PathBuf,
         /// Why.
-        why: String,
+        why: std::io::Error,
+    },
+    /// The engine ended before it answered.
+    Closed {
+        /// What was asked.
+        what: String,
     },
     /// The engine did not answer in time.
     NoAnswer {
@@ -93,7 +98,7 @@ impl Error {
                 RefusalCode::State(StateError::NoUpToDateDisk) => 17,
                 RefusalCode::State(_) => 11,
             },
-            Error::Failed { .. } | Error::Protocol { .. } => 20,
+            Error::Closed { .. } | Error::Failed { .. } | Error::Protocol { .. } => 20,
             Error::Output(_) => 20,
             Error::Several(status) => *status,
         }
@@ -111,6 +116,10 @@ impl fmt::Display for Error {
                 "no engine answers at {}: {why}; start it with `systemctl start ashlard` or \
                  `ashlar engine`, or give --socket",
                 socket.display()
+            ),
+            Error::Closed { what } => write!(
+                f,
+                "{what}: the engine closed the control socket before it answered; look at its log"
             ),
             Error::NoAnswer { what } => write!(
                 f,

@@ -6,12 +6,25 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::SystemTime;
 
 use codec::admin::{
     ConnectionStatus, DeviceStatus, Event, PathStatus, PeerDeviceStatus, ResourceStatus,
 };
+use vocab::Utc;
 
 use super::status::yes_no;
+
+/// What lines carry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Style {
+    /// Statistics too, and they alone make a line.
+    pub statistics: bool,
+    /// Every line of a change has all values, not only those that changed.
+    pub full: bool,
+    /// Values that changed appear as `key:OLD->NEW`.
+    pub diff: bool,
+}
 
 /// Turns events into lines; remembers what was printed.
 #[derive(Debug, Default)]
@@ -19,13 +32,33 @@ pub struct Lines {
     known: BTreeMap<String, ResourceStatus>,
     /// The initial dump is over.
     live: bool,
-    statistics: bool,
+    style: Style,
+}
+
+/// The prefix of a line with a timestamp, in UTC.
+pub fn timestamp(now: SystemTime) -> String {
+    format!("{}+00:00 ", Utc(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()))
 }
 
 impl Lines {
     /// With `statistics`, lines carry them and they alone make a line.
     pub fn new(statistics: bool) -> Lines {
-        Lines { statistics, ..Lines::default() }
+        Lines::with(Style { statistics, ..Style::default() })
+    }
+
+    /// Lines in a style.
+    pub fn with(style: Style) -> Lines {
+        Lines { style, ..Lines::default() }
+    }
+
+    /// The lines of newer statistics that were asked for. A snapshot whose states are not those
+    /// printed last is left to its event, which comes by another way and may be the older one.
+    pub fn refresh(&mut self, new: ResourceStatus) -> Vec<String> {
+        let states = |r| -> Vec<_> { objects(r).map(Object::into_states).collect() };
+        match self.known.get(&new.name) {
+            Some(old) if states(old) == states(&new) => self.event(Event::Resource(new)),
+            _ => Vec::new(),
+        }
     }
 
     /// The lines of one event, without newlines.
@@ -73,27 +106,51 @@ impl Lines {
 
     fn appeared(&self, before: Option<Object>, object: &Object) -> Option<String> {
         let mut line = format!("{} {}{}", object.kind.word(), object.key.1, object.always);
+        let Style { statistics, full, diff } = self.style;
+        let shown = |g: &&Group| statistics || full || g.matter.always_shown();
         let Some(before) = before else {
             let verb = if self.live { "create" } else { "exists" };
-            for group in object.groups.iter().filter(|g| self.statistics || !g.statistic) {
-                line.push_str(&group.text);
+            for group in object.groups.iter().filter(shown) {
+                match diff && group.matter == Matter::State {
+                    true => line.push_str(&difference_of(None, &group.text)),
+                    false => line.push_str(&group.text),
+                }
             }
             return Some(format!("{verb} {line}"));
         };
-        let shown = |g: &&Group| self.statistics || !g.statistic;
         // Groups are compared by their place: an object always has the same ones.
-        let changed = |(a, b): (&Group, &Group)| a.text != b.text;
-        let old = before.groups.iter().filter(shown);
-        if !old.zip(object.groups.iter().filter(shown)).any(changed) {
+        let pairs = before.groups.iter().zip(&object.groups).filter(|(_, g)| shown(g));
+        let changed = |(a, b): &(&Group, &Group)| a.text != b.text;
+        if !pairs.clone().any(|pair| changed(&pair)) {
             return None;
         }
-        for (old, new) in before.groups.iter().zip(&object.groups).filter(|(_, g)| shown(g)) {
-            if old.text != new.text {
-                line.push_str(&new.text);
+        for (old, new) in pairs {
+            match (changed(&(old, new)), diff) {
+                (true, true) => line.push_str(&difference_of(Some(&old.text), &new.text)),
+                (true, false) => line.push_str(&new.text),
+                (false, _) if full && new.matter != Matter::Blocked => line.push_str(&new.text),
+                (false, _) => {}
             }
         }
         Some(format!("change {line}"))
     }
+}
+
+/// Values as `key:OLD->NEW` where they differ from those before.
+fn difference_of(old: Option<&str>, new: &str) -> String {
+    let mut line = String::new();
+    for word in new.split_whitespace() {
+        let (key, value) = word.split_once(':').unwrap_or((word, ""));
+        let mut words = old.unwrap_or_default().split_whitespace();
+        let before = words.find_map(|w| w.strip_prefix(key)?.strip_prefix(':'));
+        let unknown = if key == "promotion_score" { "0" } else { "UNKNOWN" };
+        let before = before.unwrap_or(unknown);
+        line.push_str(&match before == value {
+            true => format!(" {word}"),
+            false => format!(" {key}:{before}->{value}"),
+        });
+    }
+    line
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -127,10 +184,28 @@ impl Kind {
     }
 }
 
+/// What values tell of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Matter {
+    State,
+    /// How far a resync is.
+    Progress,
+    Statistic,
+    /// Where I/O is blocked: a statistic that full lines have only where it changed.
+    Blocked,
+}
+
+impl Matter {
+    fn always_shown(self) -> bool {
+        matches!(self, Matter::State | Matter::Progress)
+    }
+}
+
 /// Values that are printed together, each preceded by a space.
+#[derive(PartialEq, Eq)]
 struct Group {
     text: String,
-    statistic: bool,
+    matter: Matter,
 }
 
 /// An object as a line shows it.
@@ -143,16 +218,24 @@ struct Object {
     groups: Vec<Group>,
 }
 
+impl Object {
+    /// What of it is neither counted nor measured.
+    fn into_states(self) -> ((Kind, String), Vec<Group>) {
+        let states = self.groups.into_iter().filter(|g| g.matter == Matter::State);
+        (self.key, states.collect())
+    }
+}
+
 fn object(kind: Kind, identity: String, groups: Vec<Group>) -> Object {
     Object { kind, key: (kind, identity), always: String::new(), groups }
 }
 
 fn group(text: String) -> Group {
-    Group { text, statistic: false }
+    Group { text, matter: Matter::State }
 }
 
 fn statistic(text: String) -> Group {
-    Group { text, statistic: true }
+    Group { text, matter: Matter::Statistic }
 }
 
 /// The objects of a resource: itself, connections, devices, then per connection peer devices and
@@ -211,7 +294,7 @@ fn device(d: &DeviceStatus, name: &str) -> Object {
     );
     let statistics = format!(
         " size:{} read:{} written:{} al-writes:{} bm-writes:{} upper-pending:{} lower-pending:{} \
-         al-suspended:{} blocked:{}",
+         al-suspended:{}",
         d.size,
         d.read,
         d.written,
@@ -219,10 +302,10 @@ fn device(d: &DeviceStatus, name: &str) -> Object {
         d.bm_writes,
         d.upper_pending,
         d.lower_pending,
-        yes_no(d.al_suspended),
-        d.blocked
+        yes_no(d.al_suspended)
     );
-    let groups = vec![group(state), statistic(statistics)];
+    let blocked = Group { text: format!(" blocked:{}", d.blocked), matter: Matter::Blocked };
+    let groups = vec![group(state), statistic(statistics), blocked];
     let always = format!(" minor:{}", d.minor);
     Object { always, ..object(Kind::Device, format!("{name} volume:{}", d.volume), groups) }
 }
@@ -242,7 +325,7 @@ fn peer_device(p: &PeerDeviceStatus, connection: &str) -> Object {
         group(format!(" replication:{}", p.replication_state)),
         group(disk),
         group(format!(" resync-suspended:{}", p.resync_suspended)),
-        group(done.unwrap_or_default()),
+        Group { text: done.unwrap_or_default(), matter: Matter::Progress },
         statistic(statistics),
     ];
     object(Kind::PeerDevice, format!("{connection} volume:{}", p.volume), groups)

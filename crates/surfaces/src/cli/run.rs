@@ -12,9 +12,9 @@ use codec::admin::{
 };
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
-use vocab::{ConfigError, NodeId, RefusalCode, Sector, Utc, VolumeNr};
+use vocab::{ConfigError, NodeId, RefusalCode, Sector, VolumeNr};
 
-use super::args::{Color, Command, Common, DoctorArgs, Objects};
+use super::args::{Command, Common, DoctorArgs, Objects};
 use super::client::Client;
 use super::error::Error;
 use super::load::{Loaded, load};
@@ -75,7 +75,7 @@ impl Session<'_> {
             Command::Down { objects } => self.down(objects),
             Command::Attach { objects } => self.attach(objects),
             Command::Status { object, verbose, statistics, watch, color } => {
-                let view = self.view(*verbose, *statistics, *color);
+                let view = status::View::of_stdout(*verbose, *statistics, *color);
                 self.status(object.as_ref(), view, *watch)
             }
             Command::Events { object, statistics, now, timestamps } => {
@@ -510,18 +510,6 @@ fn requests(
 
 /// Commands that show something.
 impl Session<'_> {
-    fn view(&self, verbose: u8, statistics: bool, color: Color) -> status::View {
-        let terminal = io::stdout().is_terminal();
-        let color = match color {
-            Color::Auto => terminal && std::env::var_os("NO_COLOR").is_none(),
-            Color::Always => true,
-            Color::Never => false,
-        };
-        let width = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
-        let width = width.filter(|w| terminal && *w >= 20).unwrap_or(80);
-        status::View { verbose, statistics, width, terminal, color }
-    }
-
     fn status(
         &mut self,
         object: Option<&Object>,
@@ -563,7 +551,7 @@ impl Session<'_> {
         let mut lines = events::Lines::new(statistics);
         loop {
             let Some(event) = self.client()?.event()? else {
-                let why = "the engine ended".to_owned();
+                let why = io::Error::other("the engine ended");
                 return Err(Error::Unreachable { socket: self.common.socket.clone(), why });
             };
             let last = now && event == Event::Current;
@@ -571,7 +559,8 @@ impl Session<'_> {
                 serde_json::to_writer(&mut *self.out, &event).map_err(io::Error::from)?;
                 writeln!(self.out)?;
             } else {
-                let stamp = if timestamps { timestamp(SystemTime::now()) } else { String::new() };
+                let stamp =
+                    if timestamps { events::timestamp(SystemTime::now()) } else { String::new() };
                 for line in lines.event(event) {
                     writeln!(self.out, "{stamp}{line}")?;
                 }
@@ -761,9 +750,4 @@ fn uri(name: &str, listen: &Listen) -> String {
         Listen::Tcp(address) => format!("nbd://{address}/{name}"),
         Listen::Unix(path) => format!("nbd+unix:///{name}?socket={path}"),
     }
-}
-
-/// The prefix of an event line.
-fn timestamp(now: SystemTime) -> String {
-    format!("{}+00:00 ", Utc(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()))
 }

@@ -2,9 +2,13 @@
 //!
 //! Colours mark what wants attention and never carry information of their own.
 
+use std::io::{self, IsTerminal};
+
 use codec::admin::{ConnectionStatus, DeviceStatus, PeerDeviceStatus, ResourceStatus, SyncDetails};
 use owo_colors::OwoColorize;
 use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
+
+use super::args::Color;
 
 /// How much is shown, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,6 +23,21 @@ pub struct View {
     pub terminal: bool,
     /// Whether to mark states with colours.
     pub color: bool,
+}
+
+impl View {
+    /// What standard output and its environment ask for.
+    pub fn of_stdout(verbose: u8, statistics: bool, color: Color) -> View {
+        let terminal = io::stdout().is_terminal();
+        let color = match color {
+            Color::Auto => terminal && std::env::var_os("NO_COLOR").is_none(),
+            Color::Always => true,
+            Color::Never => false,
+        };
+        let width = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+        let width = width.filter(|w| terminal && *w >= 20).unwrap_or(80);
+        View { verbose, statistics, width, terminal, color }
+    }
 }
 
 impl Default for View {

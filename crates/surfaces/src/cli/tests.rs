@@ -2,18 +2,18 @@
 //! event lines, plans and explanations, `engine` runs commands against a scripted engine.
 
 mod changes;
-mod engine;
+pub(crate) mod engine;
 mod golden;
 
 use codec::admin::ResourceStatus;
 use codec::config::{Config, Host, ResourceConfig, SourceFile, parse};
 
 /// What one node printed.
-pub(super) struct Recording {
+pub(crate) struct Recording {
     file: &'static str,
     plain: &'static str,
     json: &'static str,
-    events: Vec<&'static str>,
+    pub(crate) events: Vec<&'static str>,
 }
 
 macro_rules! recordings {
@@ -28,7 +28,7 @@ fn recording(file: &'static str, text: &'static str) -> Recording {
     Recording { file, plain, json, events: events.lines().filter(|l| !l.is_empty()).collect() }
 }
 
-pub(super) fn recordings() -> Vec<Recording> {
+pub(crate) fn recordings() -> Vec<Recording> {
     recordings![
         "01-connect-skip-initial-sync.g11" "01-connect-skip-initial-sync.g12"
         "01-connect-skip-initial-sync.g13" "04-disconnect-write-resync.g11"
@@ -50,8 +50,13 @@ fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 }
 
 impl Recording {
+    /// Scenario and host.
+    pub(crate) fn file(&self) -> &'static str {
+        self.file
+    }
+
     /// The status as recorded, completed with what only the events of this version show.
-    pub(super) fn status(&self) -> ResourceStatus {
+    pub(crate) fn status(&self) -> ResourceStatus {
         let mut all: Vec<ResourceStatus> = serde_json::from_str(self.json).expect(self.file);
         let mut status = all.remove(0);
         for line in &self.events {
@@ -79,7 +84,7 @@ impl Recording {
 }
 
 /// The resources of `host` in a configuration without includes.
-pub(super) fn configured(text: &str, host: &str) -> Vec<ResourceConfig> {
+pub(crate) fn configured(text: &str, host: &str) -> Vec<ResourceConfig> {
     let file = SourceFile { name: "test.conf".into(), text: text.into() };
     let config: Config = parse(file, &mut |_, _| Ok(Vec::new())).unwrap();
     config.resolve(&Host { name: host, is_local: &|_| true }).unwrap().resources

@@ -258,6 +258,19 @@ impl Kind {
         }
     }
 
+    /// True if `text` is a value of this kind.
+    pub fn accepts(&self, text: &str) -> bool {
+        self.parse(text).is_some()
+    }
+
+    /// The number that `text` is, in the kind's unit; `None` if the kind has no such number.
+    pub fn number(&self, text: &str) -> Option<u64> {
+        match self.parse(text)? {
+            Raw::Number(n) => Some(n),
+            _ => None,
+        }
+    }
+
     /// Prints `raw` in DRBD's notation.
     pub(super) fn print(&self, raw: &Raw) -> String {
         match raw {

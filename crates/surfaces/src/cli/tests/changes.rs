@@ -4,7 +4,7 @@ use codec::admin::{Event, Note, SyncDetails};
 use codec::config::ResourceConfig;
 use vocab::{ConnState, DiskState, ReplState, Role};
 
-use super::super::events::Lines;
+use super::super::events::{Lines, Style};
 use super::super::objects::Object;
 use super::super::plan::{Limits, Running, plan};
 use super::super::why;
@@ -63,6 +63,56 @@ fn a_change_line_has_only_the_groups_that_changed() {
 }
 
 #[test]
+fn full_lines_have_all_values_and_differences_the_old_ones() {
+    let mut status = calm();
+    let mut full = Lines::with(Style { full: true, ..Style::default() });
+    let first = full.event(Event::Resource(status.clone()));
+    assert!(first.iter().any(|l| l.starts_with("exists device") && l.ends_with("blocked:no")));
+    full.event(Event::Current);
+    let mut diff = Lines::with(Style { diff: true, ..Style::default() });
+    let first = diff.event(Event::Resource(status.clone()));
+    assert!(first[0].contains(" role:UNKNOWN->Secondary "), "{}", first[0]);
+    assert!(
+        first[0].ends_with(" may_promote:UNKNOWN->yes promotion_score:0->10102"),
+        "{}",
+        first[0]
+    );
+    diff.event(Event::Current);
+
+    status.devices[0].quorum = false;
+    assert_eq!(
+        full.event(Event::Resource(status.clone())),
+        ["change device name:r0 volume:0 minor:0 backing_dev:/dev/vda disk:UpToDate client:no \
+          quorum:no size:16344 read:0 written:0 al-writes:0 bm-writes:1 upper-pending:0 \
+          lower-pending:0 al-suspended:no"]
+    );
+    assert_eq!(
+        diff.event(Event::Resource(status.clone())),
+        ["change device name:r0 volume:0 minor:0 backing_dev:/dev/vda disk:UpToDate client:no \
+          quorum:yes->no"]
+    );
+    status.devices[0].blocked.upper = true;
+    let lines = full.event(Event::Resource(status));
+    assert!(lines[0].ends_with(" al-suspended:no blocked:upper"), "{lines:?}");
+}
+
+#[test]
+fn statistics_that_were_asked_for_leave_states_to_their_events() {
+    let mut status = calm();
+    let mut lines = watching(&status, true);
+    status.devices[0].written = 8;
+    let line = "change device name:r0 volume:0 minor:0 size:16344 read:0 written:8 al-writes:0 \
+                bm-writes:1 upper-pending:0 lower-pending:0 al-suspended:no";
+    assert_eq!(lines.refresh(status.clone()), [line]);
+    status.role = Role::Primary;
+    status.devices[0].written = 16;
+    assert!(lines.refresh(status.clone()).is_empty(), "the event of the role is on its way");
+    assert_eq!(lines.event(Event::Resource(status.clone())).len(), 2);
+    status.name = "r9".to_owned();
+    assert!(lines.refresh(status).is_empty(), "its creation is an event, too");
+}
+
+#[test]
 fn statistics_alone_make_a_line_only_if_asked_for() {
     let mut status = calm();
     let (mut without, mut with) = (watching(&status, false), watching(&status, true));
@@ -71,7 +121,7 @@ fn statistics_alone_make_a_line_only_if_asked_for() {
     assert_eq!(
         with.event(Event::Resource(status)),
         [
-            "change device name:r0 volume:0 minor:0 size:16344 read:8 written:0 al-writes:0 bm-writes:1 upper-pending:0 lower-pending:0 al-suspended:no blocked:no"
+            "change device name:r0 volume:0 minor:0 size:16344 read:8 written:0 al-writes:0 bm-writes:1 upper-pending:0 lower-pending:0 al-suspended:no"
         ]
     );
 }

@@ -26,10 +26,10 @@ struct Cli {
 }
 
 /// What an engine does with a request; more lines may follow the reply.
-type Script = fn(&Request) -> (Outcome, Vec<Line>);
+pub(crate) type Script = fn(&Request) -> (Outcome, Vec<Line>);
 
 /// Serves one client until it closes; gives back what was asked.
-fn serve(socket: &Path, script: Script) -> mpsc::Receiver<Request> {
+pub(crate) fn serve(socket: &Path, script: Script) -> mpsc::Receiver<Request> {
     let listener = UnixListener::bind(socket).unwrap();
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -87,7 +87,7 @@ fn ashlar(words: &str, script: Option<Script>) -> Ran {
     Ran { result, out: text(out), err: text(err), asked }
 }
 
-fn ok(answer: Answer) -> (Outcome, Vec<Line>) {
+pub(crate) fn ok(answer: Answer) -> (Outcome, Vec<Line>) {
     (Outcome::Ok(answer), Vec::new())
 }
 
