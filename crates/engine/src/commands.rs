@@ -439,6 +439,11 @@ impl Engine {
 
     fn remove_peer(&self, entry: &Entry, node: NodeId, force: bool) -> Done {
         self.command(entry, AdminCommand::Disconnect { peer: node, force })?;
+        self.drop_peer(entry, node)
+    }
+
+    /// Removes a connection that was ended.
+    fn drop_peer(&self, entry: &Entry, node: NodeId) -> Done {
         self.patiently(|| self.command(entry, AdminCommand::DelPeer(node)))?;
         let id = entry.id;
         self.on(entry.shard, move |shard| {
@@ -622,8 +627,10 @@ impl Engine {
         self.command(&entry, AdminCommand::Secondary { force: false })?;
         let config = lock(&entry.stored).config.clone();
         for peer in &config.peers {
-            self.remove_peer(&entry, peer.node_id, false)?;
+            self.command(&entry, AdminCommand::Disconnect { peer: peer.node_id, force: false })?;
         }
+        // Disks go before peers: without its peers a disk has no quorum, and nodes with a disk but
+        // without quorum forget no peer.
         for volume in &config.volumes {
             if volume.backing.is_some() {
                 let (nr, force, intentional) = (volume.nr, false, false);
@@ -631,6 +638,11 @@ impl Engine {
                 self.command(&entry, command)?;
                 self.keep(&entry, |stored| volume_mut(stored, nr).backing = None)?;
             }
+        }
+        for peer in &config.peers {
+            self.drop_peer(&entry, peer.node_id)?;
+        }
+        for volume in &config.volumes {
             self.remove_volume(&entry, volume.nr)?;
         }
         drop(pass);
