@@ -304,6 +304,11 @@ impl Node {
         self.ok(&["info", "--wait-engine", "30"]);
     }
 
+    /// The configuration that its commands read.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
