@@ -87,7 +87,7 @@ fn option(text: &mut String, spec: &OptionSpec) {
                 spec.default
             );
         }
-        Kind::Text { .. } => {
+        Kind::Text { .. } | Kind::Secret { .. } => {
             let _ = writeln!(text, "\t<option name=\"{name}\" type=\"string\"></option>");
         }
         Kind::Choice(words) => {
@@ -165,7 +165,7 @@ fn own_option(text: &mut String, own: &Own) {
         Kind::Bool => "no",
         Kind::Number { .. } => "0",
         Kind::NumberOrWord { words, .. } | Kind::Choice(words) => words[0],
-        Kind::Text { .. } => "",
+        Kind::Text { .. } | Kind::Secret { .. } => "",
     };
     let row = OptionSpec {
         name: own.name,

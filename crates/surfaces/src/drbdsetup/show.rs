@@ -235,7 +235,7 @@ impl Text {
 
 fn option_line(spec: &OptionSpec, value: &str, default: bool) -> String {
     let value = match spec.kind {
-        Kind::Text { .. } => quoted(value),
+        Kind::Text { .. } | Kind::Secret { .. } => quoted(value),
         _ => value.to_owned(),
     };
     let unit = match spec.kind {
