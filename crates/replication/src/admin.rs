@@ -29,6 +29,7 @@ impl Resource {
             Ok(Answer::Later) => {}
             Err(refusal) => self.out.push_back(Output::AdminDone { id, result: Err(refusal) }),
         }
+        self.review_legacy();
     }
 
     pub(crate) fn admin_ok(&mut self, id: u64) {

@@ -17,7 +17,7 @@ use crate::io::LogLevel;
 use crate::meta::Backing;
 use crate::request::Write;
 use crate::resource::{Decision, NewGeneration, PeerUuids, Resource, SentUuids, Volume, Work};
-use crate::state::{PeerIx, VolIx};
+use crate::state::{PeerIx, PeerState, VolIx};
 
 impl Resource {
     /// What a change of generations depends on.
@@ -37,13 +37,17 @@ impl Resource {
             neighbour.intentional_diskless = !peer.devs[vol].opts.bitmap;
         }
         let used = nodes.iter().filter(|n| n.has_slot).count();
+        let pair = self.is_legacy_pair();
+        for node in nodes.iter_mut().filter(|n| pair && !n.configured) {
+            node.has_slot = false;
+        }
         Situation {
             me: self.me,
             primary: self.st.role == Role::Primary,
             up_to_date: self.st.vols[vol].disk == DiskState::UpToDate,
             dagtag: self.dagtag,
             nodes,
-            unallocated_slot: backing.is_some_and(|b| used < b.bitmap.slots()),
+            unallocated_slot: !pair && backing.is_some_and(|b| used < b.bitmap.slots()),
         }
     }
 
@@ -87,11 +91,16 @@ impl Resource {
     /// here: one that only they had would look like a split brain after a crash of this node.
     pub(crate) fn bump_disk(&mut self, vol: VolIx, never_synced: NodeMask, forced: bool) {
         let situation = self.situation(vol);
+        let current = |p: &PeerState| p.devs[vol].disk == DiskState::UpToDate;
+        let stays = self.is_legacy_pair() && self.st.peers.iter().all(current);
         let rng = &mut self.rng;
         let volume = &mut self.vols[vol];
         let backing = volume.backing.as_mut().expect("checked by the caller");
         let before = Box::new(backing.gens.clone());
-        let new = backing.gens.bump(&situation, never_synced, || rng.next());
+        let new = match stays {
+            true => None,
+            false => backing.gens.bump(&situation, never_synced, || rng.next()),
+        };
         volume.bump_pending = false;
         let Some(new) = new else {
             // Nobody misses anything: the generation goes on, written by a Primary now.
@@ -312,9 +321,10 @@ impl Resource {
         let inconsistent = disk == DiskState::Inconsistent
             || (matches!(disk, DiskState::Attaching | DiskState::Negotiating)
                 && !backing.md_consistent());
+        let crashed = self.vols[vol].crashed_primary || self.shown_as_crashed(peer);
         let mut flags = extra
             .with_if(self.peers[peer].discard_my_data, UuidFlags::DISCARD_MY_DATA)
-            .with_if(self.vols[vol].crashed_primary && !primary, UuidFlags::CRASHED_PRIMARY)
+            .with_if(crashed && !primary, UuidFlags::CRASHED_PRIMARY)
             .with_if(inconsistent, UuidFlags::INCONSISTENT)
             .with_if(stable, UuidFlags::STABLE)
             .with_if(self.peers[peer].devs[vol].together, UuidFlags::RECONNECT)

@@ -197,9 +197,15 @@ impl Resource {
             DiskState::Negotiating => DiskState::Consistent,
             disk => disk,
         };
+        let mixture = !self.st.is_connected(peer) && self.shown_as_inconsistent(peer);
+        let disk = if mixture { DiskState::Inconsistent } else { disk };
         let node = self.peers[peer].node;
         let gens = self.vols[vol].shown_generations()?;
         let mut side = Side::from_generations(self.me, gens, disk, self.st.role);
+        if self.peers[peer].legacy.is_some() {
+            side.history = [GenUuid::NONE; HISTORY];
+            side.history[..2].copy_from_slice(&self.legacy_past(peer, gens));
+        }
         let sent = self.peers[peer].devs[vol].sent_uuids.as_ref()?;
         side.attaching = attaching;
         side.flags = sent.flags;

@@ -138,7 +138,7 @@ impl Resource {
         p.hs = Handshake { phase: Phase::Features, proof, ..Handshake::default() };
         p.hs.deadline = Some(now + p.net.ping_timeout * 4);
         let features = Features {
-            protocol_min: PROTOCOL_MIN,
+            protocol_min: self.oldest_version(PROTOCOL_MIN),
             feature_flags: feature::OURS,
             protocol_max: PROTOCOL_MAX,
             sender_node_id: u32::from(self.me.get()),
@@ -154,8 +154,16 @@ impl Resource {
         }
         let their_max =
             if theirs.protocol_max == 0 { theirs.protocol_min } else { theirs.protocol_max };
-        let version = their_max.min(PROTOCOL_MAX);
-        if version < PROTOCOL_MIN || theirs.protocol_min > PROTOCOL_MAX {
+        let legacy = match self.begin_legacy(peer, &theirs, their_max) {
+            Some(Err(why)) => {
+                self.refuse_connection(peer, &why);
+                return Ok(());
+            }
+            Some(Ok(version)) => Some(version),
+            None => None,
+        };
+        let version = legacy.unwrap_or(their_max.min(PROTOCOL_MAX));
+        if legacy.is_none() && version < PROTOCOL_MIN || theirs.protocol_min > PROTOCOL_MAX {
             let text = format!(
                 "the peer speaks protocol {}..{their_max}, this node {PROTOCOL_MIN}..{PROTOCOL_MAX}",
                 theirs.protocol_min
@@ -164,7 +172,8 @@ impl Resource {
             return Ok(());
         }
         let (me, node) = (u32::from(self.me.get()), u32::from(self.peers[peer].node.get()));
-        if theirs.sender_node_id != node || theirs.receiver_node_id != me {
+        let ids = theirs.sender_node_id == node && theirs.receiver_node_id == me;
+        if legacy.is_none() && !ids {
             return Err(
                 "the peer has another node id than configured, or takes this node for another",
             );
@@ -260,7 +269,7 @@ impl Resource {
         p.hs.peer_discards = theirs.conn_flags & CF_DISCARD_MY_DATA != 0;
         p.hs.phase = Phase::Ready;
         p.hs.deadline = Some(patience);
-        if self.me < self.peers[peer].node {
+        if self.me < self.peers[peer].node || self.peers[peer].legacy.is_some() {
             self.want(JobKind::Connect(peer), None);
         }
         Ok(())

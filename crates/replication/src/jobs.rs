@@ -554,7 +554,7 @@ impl Resource {
         // States that the peer sent for a transaction before may still be under way: taken for
         // those of the next one, they could be out of date (invariant 23).
         let stale = self.peers[peer].devs.iter().any(|dev| dev.word_due);
-        if self.handshake_must_wait() || stale {
+        if self.handshake_must_wait() || stale || self.legacy_waits(peer) {
             return Start::At(self.now + POLL);
         }
         if self.handshake_wants_twopc(peer) {

@@ -23,6 +23,7 @@ mod integrity;
 pub mod intervals;
 pub mod io;
 mod jobs;
+mod legacy;
 mod loss;
 mod meta;
 mod open;

@@ -75,6 +75,7 @@ impl Resource {
         hs.deadline = None;
         hs.then = then;
         self.peers[peer].pings = Pings::None;
+        self.end_legacy(peer);
         self.drop_jobs(|k| *k == JobKind::Connect(peer), StateError::NeedConnection);
         self.twopc_peer_lost(peer, was_primary && conn.is_ungraceful_loss());
         self.forget_claims(node);

@@ -45,24 +45,30 @@ impl Resource {
         if self.peers[peer].hs.phase == Phase::Exchanging {
             self.peers[peer].hs.deadline = Some(self.now + self.peers[peer].net.ping_timeout * 10);
         }
-        let taken = match self.lacks_proof(peer, &packet) {
-            true => {
+        let taken = match (self.lacks_proof(peer, &packet), self.peers[peer].legacy.is_some()) {
+            (true, _) => {
                 self.free(payload);
                 Err("a packet came before the proof that its sender knows the shared secret")
             }
-            false => self.take(peer, packet, payload),
+            (false, true) => self.take_legacy(peer, packet, payload),
+            (false, false) => self.take(peer, packet, payload),
         };
         if let Err(rule) = taken {
-            let text = format!(
-                "{}: {} broke the protocol: {rule}; the connection is dropped",
-                self.name, self.peers[peer].name
-            );
-            self.log(LogLevel::Error, text);
-            self.lose(peer, ConnState::ProtocolError, AfterLoss::Reconnect);
+            self.broken_protocol(peer, rule);
         }
     }
 
-    fn take(
+    /// A packet of the peer broke that rule.
+    pub(crate) fn broken_protocol(&mut self, peer: PeerIx, rule: &str) {
+        let text = format!(
+            "{}: {} broke the protocol: {rule}; the connection is dropped",
+            self.name, self.peers[peer].name
+        );
+        self.log(LogLevel::Error, text);
+        self.lose(peer, ConnState::ProtocolError, AfterLoss::Reconnect);
+    }
+
+    pub(crate) fn take(
         &mut self,
         peer: PeerIx,
         packet: Packet,
@@ -466,6 +472,7 @@ impl Resource {
             self.handshake_timeout(peer);
             self.liveness(peer);
             self.disagreement(peer);
+            self.legacy_timeout(peer);
             for vol in 0..self.vols.len() {
                 if self.resync_deadline(peer, vol).is_some_and(|at| at <= now) {
                     self.resync_turn(peer, vol);
@@ -550,6 +557,7 @@ impl Resource {
                     add(barrier.map(|(_, _, since)| *since + patience), "barrier ack");
                 }
             }
+            add(self.legacy_deadline(ix), "request of a peer");
             for vol in 0..self.vols.len() {
                 add(self.resync_deadline(ix, vol), "resync");
                 add(self.release_deadline(ix, vol), "resync source");

@@ -20,6 +20,7 @@ use crate::generation::{Generations, PeerGenerations, UNKNOWN, is_generation};
 use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
+use crate::legacy::Dialect;
 use crate::loss::PrimaryLoss;
 use crate::meta::{Backing, Content};
 use crate::parting::Parting;
@@ -290,6 +291,8 @@ pub(crate) struct Peer {
     pub loss: Option<PrimaryLoss>,
     /// verify-alg of the peer, from its last parameters.
     pub peer_verify_alg: Option<String>,
+    /// It speaks protocol 8, on the connection that there is.
+    pub legacy: Option<Box<Dialect>>,
 }
 
 /// The link of a connection, as far as the sockets go.
@@ -523,6 +526,8 @@ pub(crate) enum Work {
     Reconnect(PeerIx),
     /// Lift a suspension whose cause is gone.
     Resume,
+    /// What stands between the core and a peer of protocol 8 goes on.
+    Legacy(PeerIx),
 }
 
 impl Resource {
@@ -653,6 +658,7 @@ impl Resource {
             Work::Heard(peer, asked) => self.heard(peer, asked),
             Work::Reconnect(peer) => self.reconnect(peer),
             Work::Resume => self.try_resume(),
+            Work::Legacy(peer) => self.legacy_work(peer),
         }
     }
 
@@ -742,6 +748,7 @@ impl Resource {
             ping_since: self.now,
             loss: None,
             peer_verify_alg: None,
+            legacy: None,
         });
         self.st.peers.push(PeerState {
             node: config.node_id,
@@ -767,6 +774,14 @@ impl Resource {
     }
 
     pub(crate) fn send_with(&mut self, peer: PeerIx, packet: Packet, payload: Option<BufId>) {
+        if self.peers[peer].legacy.is_some() {
+            return self.send_legacy(peer, packet, payload);
+        }
+        self.put_on_wire(peer, packet, payload);
+    }
+
+    /// Queues a packet as the peer is to get it.
+    pub(crate) fn put_on_wire(&mut self, peer: PeerIx, packet: Packet, payload: Option<BufId>) {
         if self.peers[peer].link == Link::Up {
             let peer = self.peers[peer].node;
             self.out.push_back(Output::Send { peer, packet, payload });

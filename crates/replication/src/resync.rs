@@ -289,6 +289,13 @@ impl Resource {
         self.doubt_ancestors(vol);
     }
 
+    /// The source has named the generation of this disk until the resync ends (protocol 8).
+    pub(crate) fn resync_starts_at(&mut self, peer: PeerIx, vol: VolIx, uuid: GenUuid) {
+        if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
+            resync.start = uuid;
+        }
+    }
+
     /// The state of a resync is left: whatever was in flight for it is forgotten.
     fn end_resync(&mut self, peer: PeerIx, vol: VolIx) {
         if let Some(resync) = self.peers[peer].devs[vol].resync.take() {

@@ -167,6 +167,8 @@ pub struct Net {
     rng: Rng,
     /// The nodes take each other for kernel nodes.
     foreign: bool,
+    /// They take each other for nodes of protocol 8.
+    legacy: bool,
     /// Room for the bytes of one packet.
     bytes: Vec<u8>,
 }
@@ -188,6 +190,7 @@ impl Net {
             next_link: 1,
             rng,
             foreign: false,
+            legacy: false,
             bytes: Vec::new(),
         }
     }
@@ -259,6 +262,11 @@ impl Net {
     /// From now on nodes agree on what they would agree on with kernel nodes.
     pub fn hide_own_features(&mut self) {
         self.foreign = true;
+    }
+
+    /// From now on nodes speak protocol 8 with each other.
+    pub fn speak_legacy(&mut self) {
+        self.legacy = true;
     }
 
     /// Cuts or heals one direction; returns what has to be scheduled.
@@ -364,6 +372,14 @@ impl Net {
                 let feature_flags = features.feature_flags & !feature::BITS_OF_EQUALS;
                 Packet::ConnectionFeatures(Features { feature_flags, ..*features })
             }
+            // As DRBD 8.4.11 sends them.
+            Packet::ConnectionFeatures(_) if self.legacy => Packet::ConnectionFeatures(Features {
+                protocol_min: 86,
+                feature_flags: 0xf,
+                protocol_max: 101,
+                sender_node_id: 0,
+                receiver_node_id: 0,
+            }),
             packet => packet.clone(),
         };
         let mut agreed = match (packet, link.features[end]) {

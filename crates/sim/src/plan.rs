@@ -220,6 +220,8 @@ pub struct Plan {
     pub spare_slots: usize,
     /// How the cluster is brought up.
     pub start: Start,
+    /// The two nodes take each other for nodes of protocol 8.
+    pub legacy: bool,
     /// Options of the resource, the same everywhere.
     pub resource: ResourceOptions,
     /// Options of all connections.
@@ -261,6 +263,7 @@ impl Plan {
             volatile_cache: true,
             spare_slots: 0,
             start: Start::SkipInitialSync,
+            legacy: false,
             resource: ResourceOptions::default(),
             net,
             disk: DiskOptions { al_extents: 7, ..DiskOptions::default() },
@@ -310,7 +313,15 @@ impl Plan {
         plan.random_workload(rng, diskful);
         plan.random_faults(rng);
         plan.random_sizes(diskful as u64);
+        // Not drawn either.
+        plan.legacy = plan.may_be_legacy() && plan.fault_pause % 7 < 3;
         plan
+    }
+
+    /// Two nodes of protocol 8 can be configured so.
+    pub fn may_be_legacy(&self) -> bool {
+        let diskful = self.nodes.iter().all(|node| node.diskful);
+        self.nodes.len() == 2 && diskful && self.volumes == 1 && !self.failover_is_safe()
     }
 
     /// Not drawn, so that all other seeds stay what they were when all disks had the same size.

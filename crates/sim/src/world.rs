@@ -102,9 +102,12 @@ fn moment_of(output: &Output) -> Option<Moment> {
         Output::Disk { io: DiskOp::Flush, .. } => Some(Moment::Flush),
         Output::Send { packet, .. } => match packet {
             Packet::Data(..) => Some(Moment::Data),
-            Packet::TwoPcCommit(..) => Some(Moment::Commit),
-            Packet::TwoPcPrepare(..) => Some(Moment::Prepare),
-            Packet::Uuids110(..) | Packet::CurrentUuid(..) => Some(Moment::Generation),
+            Packet::TwoPcCommit(..) | Packet::StateChgReply(..) => Some(Moment::Commit),
+            Packet::TwoPcPrepare(..) | Packet::StateChgReq(..) => Some(Moment::Prepare),
+            Packet::Uuids110(..)
+            | Packet::CurrentUuid(..)
+            | Packet::Uuids(..)
+            | Packet::SyncUuid(..) => Some(Moment::Generation),
             Packet::CompressedBitmap(..) | Packet::Bitmap(..) => Some(Moment::Bitmap),
             Packet::RsDataReply(..) | Packet::RsWriteAck(..) => Some(Moment::Resync),
             Packet::PeerDagtag(..) => Some(Moment::Reconcile),
@@ -183,7 +186,10 @@ impl World {
     pub fn new(plan: Plan, rng: Rng, trace: Trace) -> World {
         let mut rng = rng;
         let count = plan.nodes.len();
-        let net = Net::new(count, rng.fork());
+        let mut net = Net::new(count, rng.fork());
+        if plan.legacy {
+            net.speak_legacy();
+        }
         let mut nodes = Vec::new();
         for (i, node) in plan.nodes.iter().enumerate() {
             let drives = (0..plan.volumes).map(|_| {

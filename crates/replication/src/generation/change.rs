@@ -270,6 +270,13 @@ impl Generations {
         ResyncStart { start: self.current, behind }
     }
 
+    /// P_SYNC_UUID of protocol 8: until the resync ends this disk is at the generation that the
+    /// source's bits for it count from, so that it can go on by them after an interruption.
+    pub fn take_sync_uuid(&mut self, uuid: GenUuid) {
+        debug_assert!(is_generation(uuid));
+        self.set_current(uuid);
+    }
+
     /// A resync from a stable `source` ended without failures; `start` is from
     /// [`Generations::start_target`]. `currents` holds the last known current generation of every
     /// node, none if unknown; `ahead` the nodes whose disks are known to have left `start` behind.

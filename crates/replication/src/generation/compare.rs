@@ -6,6 +6,7 @@
 //! [`Rule::Contradiction`] (invariant 18): it needs generations that no history of a correct
 //! cluster can produce, such as a disk copied back from a snapshot under a node id in use.
 
+use super::resolve::legacy;
 use super::{Generations, UNKNOWN, is_generation};
 use codec::wire::packet::{UuidFlags, Uuids110, feature};
 use std::fmt;
@@ -171,7 +172,7 @@ pub enum Occasion {
 /// What both ends have agreed on, and what only this end knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context {
-    /// Agreed protocol version, 110 or higher: protocol 8 peers have rules of their own.
+    /// Agreed protocol version; below 110 the rules of protocol 8 apply (`resolve::legacy`).
     pub agreed: u32,
     /// Agreed feature flags.
     pub features: u32,
@@ -186,6 +187,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// The peer is one of protocol 8.
+    pub(super) fn is_legacy(&self) -> bool {
+        self.agreed < 110
+    }
+
     fn mirrored(self) -> Context {
         Context { tie_break: !self.tie_break, own_changed: false, ..self }
     }
@@ -295,6 +301,10 @@ rules! {
     GivenUpPeer = "given-up-peer";
     /// 5: the peer's bits for this node start at this generation.
     BitmapPeer = "bitmap-peer";
+    /// Protocol 8 only: the peer began a resync to here, and P_SYNC_UUID did not arrive.
+    SyncUuidLostSelf = "sync-uuid-lost-self";
+    /// Protocol 8 only: the same from here to the peer.
+    SyncUuidLostPeer = "sync-uuid-lost-peer";
     /// 6: the peer's bits for another node start at this generation.
     BitmapPeerOther = "bitmap-peer-other";
     /// 7: this node's bits for the peer start at the peer's generation.
@@ -358,14 +368,14 @@ impl fmt::Display for Verdict {
 }
 
 /// Compares this node with a peer.
-///
-/// # Panics
-/// If `context.agreed` is below 110: such peers do not send these UUIDs.
 pub fn compare(context: &Context, me: &Side, peer: &Side) -> Verdict {
-    assert!(context.agreed >= 110, "protocol 8 has other rules");
     if context.occasion == Occasion::Connecting && context.own_changed {
         return Verdict { rule: Rule::OwnChanged, finding: Finding::Retry };
     }
+    let first_match = match context.is_legacy() {
+        true => legacy::first_match,
+        false => first_match,
+    };
     let (rule, finding) = first_match(context, me, peer);
     let (_, theirs) = first_match(&context.mirrored(), peer, me);
     if !finding.is_mirrored_by(theirs) {

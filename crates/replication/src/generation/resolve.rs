@@ -11,6 +11,7 @@ use codec::wire::packet::{UuidFlags, feature};
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, NetOptions, Protocol, RrConflict};
 use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState};
 
+pub(super) mod legacy;
 mod split_brain;
 #[cfg(test)]
 mod tests;
@@ -118,6 +119,8 @@ pub enum Refused {
     SplitBrain,
     /// This node is Primary, has current data, and would be resync target.
     PrimaryWouldBeTarget,
+    /// The disk that the other is to be resynced from is a mixture itself (protocol 8).
+    NoGoodSource,
 }
 
 impl Refused {
@@ -135,6 +138,9 @@ impl Refused {
             Refused::SplitBrain => {
                 "split brain: both disks were written independently; decide which one to give \
                  up, make that node Secondary and connect it with --discard-my-data"
+            }
+            Refused::NoGoodSource => {
+                "neither disk is consistent; promote the node with the data to keep by force"
             }
             Refused::PrimaryWouldBeTarget => {
                 "the peer has newer data and this node is Primary; demote it first, or let it \
@@ -286,6 +292,9 @@ impl Handshake<'_> {
 
     /// Steps 1 to 9.
     fn course(&mut self) -> Result<Course, Outcome> {
+        if self.context.is_legacy() {
+            return self.legacy_course();
+        }
         self.missed_end_without_bits()?;
         let mut course = match self.verdict.finding {
             Finding::Retry => return Err(Outcome::Retry(RetryReason::OwnChanged)),
