@@ -2,7 +2,8 @@
 //! and device-mapper, to test against the real thing.
 //!
 //! - `image`: kernels and file systems, built once from Debian packages.
-//! - `blockdev`: volumes as block devices. `rig`: a network of their own; `guest`: one guest, from boot to power cut.
+//! - `blockdev`: volumes as block devices. `interop`: kernel DRBD and Ashlar as peers. `lvm`: storage pools.
+//! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
 //!
 //! Two kinds: *user-mode* guests are Linux as a process, there in seconds and near native, with the
 //! modules of their kernel; *emulated* ones run a kernel with ublk under QEMU, some 15 times slower
@@ -11,6 +12,7 @@
 pub mod blockdev;
 mod guest;
 mod image;
+mod interop;
 mod lvm;
 mod rig;
 
@@ -33,6 +35,9 @@ cargo xtask vm lvm
 cargo xtask vm blockdev
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
+cargo xtask vm interop
+    Kernel DRBD 8.4 in a guest and Ashlar on the host replicate with each other, both ways, through
+    disconnects, crashes and verifies. Needs nbdcopy (libnbd-bin) and mkfs.ext4 as well.
 cargo xtask vm run --kind user-mode|emulated [--modules M,...] COMMAND
     Boots a guest, runs a shell command in it, prints what that prints.
 All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
@@ -57,6 +62,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         ("smoke", []) => [Kind::UserMode, Kind::Emulated].into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
         ("blockdev", []) => blockdev::main(),
+        ("interop", []) => interop::main(),
         ("run", ["--kind", kind, "--modules", modules, line]) => {
             let modules: Vec<&str> = modules.split(',').collect();
             run(kind.parse()?, &modules, line)
@@ -68,7 +74,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
 
 fn run(kind: Kind, modules: &[&str], line: &str) -> Result<()> {
     let images = Images::get()?;
-    let mut rig = Rig::new(&images)?;
+    let rig = Rig::new(&images)?;
     let guest = rig.boot(kind, 1, DISK_MIB, modules)?;
     print!("{}", guest.run(line, PATIENCE)?);
     Ok(())
@@ -77,7 +83,7 @@ fn run(kind: Kind, modules: &[&str], line: &str) -> Result<()> {
 /// Shows that guests of a kind can do what tests need of them.
 fn smoke(kind: Kind) -> Result<()> {
     let images = Images::get()?;
-    let mut rig = Rig::new(&images)?;
+    let rig = Rig::new(&images)?;
     let begun = Instant::now();
     let guest = rig.boot(kind, 1, DISK_MIB, &["drbd", "nbd"])?;
     let booted = begun.elapsed();

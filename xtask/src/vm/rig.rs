@@ -57,7 +57,7 @@ impl<'a> Rig<'a> {
     ///
     /// # Errors
     /// If it does not start, or lacks one of the modules.
-    pub fn boot(&mut self, kind: Kind, nr: u8, disk_mib: u64, modules: &[&str]) -> Result<Guest> {
+    pub fn boot(&self, kind: Kind, nr: u8, disk_mib: u64, modules: &[&str]) -> Result<Guest> {
         File::create(self.disk(nr))?.set_len(disk_mib << 20)?;
         self.boot_again(kind, nr, modules)
     }
@@ -66,7 +66,7 @@ impl<'a> Rig<'a> {
     ///
     /// # Errors
     /// As [`Rig::boot`].
-    pub fn boot_again(&mut self, kind: Kind, nr: u8, modules: &[&str]) -> Result<Guest> {
+    pub fn boot_again(&self, kind: Kind, nr: u8, modules: &[&str]) -> Result<Guest> {
         let cable = cable(nr);
         let inside = ["-n", &self.namespace];
         // A new one each time: the one before may still be held by what is left of its guest.

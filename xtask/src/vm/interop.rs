@@ -1,0 +1,335 @@
+//! Kernel DRBD 8.4 and Ashlar as the two nodes of a resource: the kernel in a user-mode guest, the
+//! engine on the host's side of the network. Each stage ends with both disks UpToDate; what one side
+//! wrote is read on the other, and in the end the disks are compared.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::guest::{Guest, Kind};
+use super::image::Images;
+use super::rig::{Rig, address};
+use super::{DISK_MIB, PATIENCE};
+use crate::process::{self, Daemon};
+use crate::workspace;
+
+/// How long a resync, and all that comes before it, may take.
+const SETTLED: Duration = Duration::from_secs(60);
+/// The guest.
+const KERNEL: u8 = 1;
+/// Its modules.
+const MODULES: &[&str] = &["drbd"];
+/// Where the host's side of the network is.
+const HOST: &str = "10.77.0.1";
+/// What both sides are configured with.
+const NET: &str = "net { protocol C; verify-alg crc32c; }";
+
+/// The engine's side.
+struct Engine<'a> {
+    rig: &'a Rig<'a>,
+    binary: PathBuf,
+    daemon: Option<Daemon>,
+    starts: u32,
+}
+
+impl<'a> Engine<'a> {
+    fn new(rig: &'a Rig<'a>) -> Result<Engine<'a>> {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        cargo.args(["build", "--quiet", "-p", "ashlar"]).current_dir(workspace::root());
+        ensure!(cargo.status()?.success(), "the binary can not be built");
+        let target = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| workspace::root().join("target"), PathBuf::from);
+        File::create(rig.file("host.img"))?.set_len(DISK_MIB << 20)?;
+        let disk = rig.file("host.img").display().to_string();
+        let volume =
+            |disk: &str| format!("volume 0 {{ device minor 0; disk {disk}; meta-disk internal; }}");
+        let config = format!(
+            "global {{ disable-ip-verification; }}\nresource r0 {{\n {NET}\n on host {{ node-id 0; \
+             address {HOST}:7788; {} }}\n on g1 {{ node-id 1; address {}:7788; {} }}\n}}\n",
+            volume(&disk),
+            address(KERNEL),
+            volume("/dev/ubda")
+        );
+        fs::write(rig.file("drbd.conf"), config)?;
+        fs::create_dir_all(rig.file("state"))?;
+        let binary = target.join("debug").join("ashlar");
+        Ok(Engine { rig, binary, daemon: None, starts: 0 })
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.starts += 1;
+        let mut command = self.rig.command(&self.binary);
+        command.args(["engine", "--threads", "1", "--buffers", "64", "--node", "host"]);
+        command.arg("--socket").arg(self.rig.file("sock"));
+        command.arg("--state-dir").arg(self.rig.file("state"));
+        let log = self.rig.file(&format!("engine{}.log", self.starts));
+        self.daemon = Some(Daemon::start(command, log)?);
+        self.say(&["info", "--wait-engine", "30"]).map(drop)
+    }
+
+    /// Ends it without a word, as `kill -9` does.
+    fn kill(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.end();
+        }
+    }
+
+    /// A command of the operator.
+    fn say(&self, words: &[&str]) -> Result<String> {
+        let mut command = self.rig.command(&self.binary);
+        command.env("ASHLAR_SOCKET", self.rig.file("sock")).args(words);
+        process::output(command, PATIENCE).with_context(|| format!("ashlar {}", words.join(" ")))
+    }
+
+    /// The same for one that reads the configuration.
+    fn configure(&self, words: &[&str]) -> Result<String> {
+        let config = self.rig.file("drbd.conf").display().to_string();
+        self.say(&[words, &["--node", "host", "--config", &config, "r0"]].concat())
+    }
+
+    /// Copies a file into the volume over NBD, or the volume into a file.
+    fn copy(&self, from: &str, to: &str) -> Result<()> {
+        let mut command = process::command("nbdcopy");
+        command.args(["--flush", from, to]);
+        process::output(command, SETTLED).map(drop)
+    }
+
+    fn export(&self) -> String {
+        format!("nbd+unix:///r0?socket={}", self.rig.file("nbd.sock").display())
+    }
+}
+
+/// Both sides.
+struct Pair<'a> {
+    engine: Engine<'a>,
+    guest: Guest,
+}
+
+impl Pair<'_> {
+    fn kernel(&self, line: &str) -> Result<String> {
+        self.guest.run(line, PATIENCE)
+    }
+
+    /// Waits until both say that they are connected and that both disks are UpToDate.
+    fn settle(&self, what: &str) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let kernel = self.kernel("grep ' cs:' /proc/drbd")?;
+            let status = self.engine.say(&["status"])?;
+            let there = kernel.contains("cs:Connected") && kernel.contains("ds:UpToDate/UpToDate");
+            let here = status.contains("disk:UpToDate")
+                && status.contains("peer-disk:UpToDate")
+                && !status.contains("replication:");
+            if there && here {
+                println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
+                return Ok(());
+            }
+            if begun.elapsed() > SETTLED {
+                bail!("{what}: they do not settle\n{kernel}{status}{}", self.logs());
+            }
+            process::check_signals()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// The ends of what both have logged.
+    fn logs(&self) -> String {
+        let kernel = self.kernel("dmesg | grep drbd | tail -25").unwrap_or_default();
+        let log = self.engine.rig.file(&format!("engine{}.log", self.engine.starts));
+        let engine = fs::read_to_string(log).unwrap_or_default();
+        let start = engine.len().saturating_sub(4000);
+        format!("{kernel}{}", engine.get(start..).unwrap_or(&engine))
+    }
+
+    /// A file of that name on the kernel's file system, with random content; its digest.
+    fn write_there(&self, name: &str, blocks: u32) -> Result<String> {
+        self.kernel(&format!(
+            "dd if=/dev/urandom of=/mnt/{name} bs=64k count={blocks} 2>/dev/null && sync && \
+             md5sum < /mnt/{name}"
+        ))
+    }
+}
+
+/// The command.
+pub fn main() -> Result<()> {
+    let images = Images::get()?;
+    let rig = Rig::new(&images)?;
+    let guest = rig.boot(Kind::UserMode, KERNEL, DISK_MIB, MODULES)?;
+    let version = guest.run("head -1 /proc/drbd", PATIENCE)?;
+    println!("kernel side: {}", version.trim());
+    configure_kernel(&guest)?;
+    guest.run("yes yes | drbdadm create-md r0 2>&1 && drbdadm up r0", PATIENCE)?;
+    let engine = Engine::new(&rig)?;
+    let mut pair = Pair { engine, guest };
+    pair.engine.start()?;
+    pair.engine.configure(&["create-md"])?;
+    pair.engine.configure(&["up"])?;
+    let digests = kernel_is_primary(&mut pair)?;
+    ashlar_is_primary(&mut pair, &digests)?;
+    compare(&pair)?;
+    let pair = kernel_loses_power(pair, &rig, &digests)?;
+    compare(&pair)?;
+    println!("all good");
+    Ok(())
+}
+
+fn configure_kernel(guest: &Guest) -> Result<()> {
+    let config = format!(
+        "global {{ usage-count no; }} resource r0 {{ {NET} device /dev/drbd0; disk /dev/ubda; \
+         meta-disk internal; on host {{ address {HOST}:7788; }} on g1 {{ address {}:7788; }} }}",
+        address(KERNEL)
+    );
+    guest.run(&format!("echo '{config}' > /etc/drbd.conf"), PATIENCE).map(drop)
+}
+
+/// The kernel writes, Ashlar follows: first resync, load, disconnects of all kinds, verify.
+fn kernel_is_primary(pair: &mut Pair<'_>) -> Result<Vec<(String, String)>> {
+    let begun = Instant::now();
+    while !pair.kernel("cat /proc/drbd")?.contains("cs:Connected") {
+        ensure!(begun.elapsed() < SETTLED, "they do not connect\n{}", pair.logs());
+    }
+    pair.kernel("drbdadm primary --force r0")?;
+    pair.settle("first resync, to Ashlar")?;
+    pair.kernel("mkfs.ext4 -q /dev/drbd0 && mount -t ext4 /dev/drbd0 /mnt")?;
+    let mut digests = vec![("load".to_owned(), pair.write_there("load", 200)?)];
+    pair.settle("writes on ext4 at the kernel")?;
+    verify(pair)?;
+
+    pair.engine.say(&["disconnect", "r0"])?;
+    digests.push(("away".to_owned(), pair.write_there("away", 50)?));
+    pair.engine.say(&["connect", "r0"])?;
+    pair.settle("Ashlar left and came back")?;
+
+    pair.kernel("drbdadm disconnect r0")?;
+    digests.push(("alone".to_owned(), pair.write_there("alone", 50)?));
+    pair.kernel("drbdadm connect r0")?;
+    pair.settle("the kernel left and came back")?;
+
+    let load = "(i=0; while [ $i -lt 40 ]; do dd if=/dev/urandom of=/mnt/busy bs=64k count=20 \
+                conv=fsync 2>/dev/null; i=$((i+1)); done) >/dev/null 2>&1 & echo $! > /tmp/load";
+    pair.kernel(load)?;
+    pair.engine.kill();
+    std::thread::sleep(Duration::from_secs(1));
+    pair.engine.start()?;
+    pair.kernel("while kill -0 $(cat /tmp/load) 2>/dev/null; do sleep 0.2; done; sync")?;
+    digests.push(("busy".to_owned(), pair.kernel("md5sum < /mnt/busy")?));
+    pair.settle("the engine was killed under load")?;
+    pair.kernel("umount /mnt && drbdadm secondary r0")?;
+    pair.settle("the kernel is Secondary")?;
+    Ok(digests)
+}
+
+/// Verify in both directions finds nothing.
+fn verify(pair: &Pair<'_>) -> Result<()> {
+    pair.kernel("drbdadm verify r0")?;
+    pair.settle("verify begun by the kernel")?;
+    ensure!(pair.kernel("cat /proc/drbd")?.contains("oos:0"), "it finds differences");
+    pair.engine.say(&["verify", "r0/0"])?;
+    pair.settle("verify begun by Ashlar")?;
+    ensure!(
+        !pair.engine.say(&["status", "-vv"])?.contains("out-of-sync:1"),
+        "it finds differences"
+    );
+    Ok(())
+}
+
+/// Ashlar writes what the kernel wrote in another place, and the kernel reads it as a file system.
+fn ashlar_is_primary(pair: &mut Pair<'_>, digests: &[(String, String)]) -> Result<()> {
+    let socket = pair.engine.rig.file("nbd.sock").display().to_string();
+    pair.engine.say(&["export", "r0", "--name", "r0", "--listen", &socket])?;
+    let copy = pair.engine.rig.file("copy.img").display().to_string();
+    pair.engine.copy(&pair.engine.export(), &copy)?;
+    pair.settle("read through Ashlar")?;
+    // The copy gets a file system of its own with a file, and goes back.
+    let content = pair.engine.rig.file("content");
+    fs::create_dir_all(&content)?;
+    let text: Vec<u8> = (0..4_000_000u32).flat_map(|i| i.to_le_bytes()).collect();
+    fs::write(content.join("from-ashlar"), &text)?;
+    let fresh = pair.engine.rig.file("fresh.img");
+    File::create(&fresh)?.set_len(fs::metadata(&copy)?.len())?;
+    let mut mkfs = process::command("mkfs.ext4");
+    mkfs.args(["-q", "-F", "-d"]).arg(&content).arg(&fresh);
+    process::output(mkfs, PATIENCE)?;
+    pair.engine.copy(&fresh.display().to_string(), &pair.engine.export())?;
+    pair.settle("writes at Ashlar")?;
+    check_at_kernel(pair, "cmp -n 16000000 /mnt/from-ashlar /mnt/from-ashlar")?;
+
+    // While the kernel is away.
+    pair.kernel("drbdadm disconnect r0")?;
+    pair.engine.copy(&copy, &pair.engine.export())?;
+    pair.kernel("drbdadm connect r0")?;
+    pair.settle("the kernel was away while Ashlar wrote")?;
+    for (name, digest) in digests {
+        let found = check_at_kernel(pair, &format!("md5sum < /mnt/{name}"))?;
+        ensure!(found == *digest, "{name} is not what was written: {found}");
+    }
+    println!("what Ashlar wrote back is what the kernel had written");
+    Ok(())
+}
+
+/// Runs a line at the kernel with the volume mounted there.
+fn check_at_kernel(pair: &Pair<'_>, line: &str) -> Result<String> {
+    pair.kernel("drbdadm primary r0 && mount -t ext4 -o ro /dev/drbd0 /mnt")?;
+    let found = pair.kernel(line);
+    pair.kernel("umount /mnt && drbdadm secondary r0")?;
+    found
+}
+
+/// The guest's power goes while it writes.
+fn kernel_loses_power<'a>(
+    pair: Pair<'a>,
+    rig: &Rig<'_>,
+    digests: &[(String, String)],
+) -> Result<Pair<'a>> {
+    pair.kernel("drbdadm primary r0 && mount -t ext4 /dev/drbd0 /mnt")?;
+    let load = "(while :; do dd if=/dev/urandom of=/mnt/cut bs=64k count=20 conv=fsync \
+                2>/dev/null; done) >/dev/null 2>&1 &";
+    pair.kernel(load)?;
+    std::thread::sleep(Duration::from_secs(2));
+    let Pair { engine, guest } = pair;
+    guest.power_cut()?;
+    let guest = rig.boot_again(Kind::UserMode, KERNEL, MODULES)?;
+    configure_kernel(&guest)?;
+    guest.run("drbdadm up r0", PATIENCE)?;
+    let pair = Pair { engine, guest };
+    pair.settle("the kernel lost its power under load")?;
+    pair.kernel("drbdadm primary r0 && mount -t ext4 /dev/drbd0 /mnt")?;
+    for (name, digest) in digests {
+        ensure!(pair.kernel(&format!("md5sum < /mnt/{name}"))? == *digest, "{name} has changed");
+    }
+    pair.kernel("umount /mnt && drbdadm secondary r0")?;
+    pair.settle("the kernel is Secondary again")?;
+    Ok(pair)
+}
+
+/// Both disks hold the same, sector by sector.
+fn compare(pair: &Pair<'_>) -> Result<()> {
+    pair.kernel("sync")?;
+    let sectors = pair.kernel("cat /sys/block/drbd0/size")?;
+    let bytes = sectors.trim().parse::<u64>()? * 512;
+    let rig = pair.engine.rig;
+    let theirs = pair.kernel(
+        "drbdadm primary r0; dd if=/dev/drbd0 bs=64k iflag=direct 2>/dev/null | md5sum; \
+         drbdadm secondary r0",
+    )?;
+    let part = rig.file("part.img");
+    copy_start(&rig.file("host.img"), &part, bytes)?;
+    let mut md5sum = process::command("md5sum");
+    md5sum.arg(&part);
+    let ours = process::output(md5sum, PATIENCE)?;
+    let digest = |text: &str| text.split_whitespace().next().unwrap_or_default().to_owned();
+    ensure!(digest(&theirs) == digest(&ours), "the disks differ: {theirs}{ours}");
+    println!("the disks are equal, {} MiB", bytes >> 20);
+    Ok(())
+}
+
+fn copy_start(from: &Path, to: &Path, bytes: u64) -> Result<()> {
+    let mut from = File::open(from)?;
+    from.seek(SeekFrom::Start(0))?;
+    std::io::copy(&mut from.take(bytes), &mut File::create(to)?)?;
+    Ok(())
+}
