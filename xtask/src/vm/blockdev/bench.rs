@@ -32,7 +32,7 @@ const ROWS: &[(&str, &str)] = &[
 pub fn main() -> Result<()> {
     process::watch_signals()?;
     let images = Images::get()?;
-    let mut rig = Rig::new(&images)?;
+    let rig = Rig::new(&images)?;
     let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &["ublk_drv"])?;
     let mut nodes = Nodes::start(&rig, &guest)?;
     let kernel = guest.run("uname -r", PATIENCE)?;
