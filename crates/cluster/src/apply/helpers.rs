@@ -1,0 +1,209 @@
+//! What follows from other changes: quorum, the tie-breaker, and which replica begins the data
+//! (control plane §4.7, §7).
+
+use vocab::DiskState;
+
+use crate::change::Key;
+use crate::command::NewResource;
+use crate::edit::Edit;
+use crate::layer::Layer;
+use crate::name::*;
+use crate::objects::*;
+use crate::observed::Observed;
+use crate::place;
+use crate::props::{PropsEdit, chain};
+use crate::redundancy::replaces;
+use crate::refusal::{NoteCode, Refusal};
+
+use super::resources;
+
+/// Whether a tie-breaker is made where one is missing.
+pub const AUTO_TIE_BREAKER: &str = "DrbdOptions/auto-add-quorum-tiebreaker";
+const QUORUM: &str = "DrbdOptions/Resource/quorum";
+/// Who set the quorum of a resource definition. Only `user` is ever kept here.
+const QUORUM_SET_BY: &str = "Internal/Drbd/QuorumSetBy";
+
+/// True if an edit of a group's or the controller's properties may change what follows from them.
+pub fn concerns(change: &PropsEdit) -> bool {
+    change.touches(QUORUM) || change.touches(AUTO_TIE_BREAKER)
+}
+
+/// Remembers that a user set, or gave up, the quorum of a resource definition.
+pub fn remember_who_sets_quorum(change: &PropsEdit, props: &mut Props) {
+    if !change.touches(QUORUM) {
+        return;
+    }
+    match props.contains_key(QUORUM) {
+        true => props.insert(QUORUM_SET_BY.to_owned(), "user".to_owned()),
+        false => props.remove(QUORUM_SET_BY),
+    };
+}
+
+/// True if a connected node is known to have no data of a resource: nothing is there, or its disk
+/// never had all of them.
+pub fn has_no_data(observed: &Observed, name: &ResourceName, node: &NodeName) -> bool {
+    if !observed.is_connected(node) {
+        return false;
+    }
+    let Some(replica) = observed.replica(name, node) else { return true };
+    replica.volumes.values().all(|volume| {
+        volume.backing.is_none() || !volume.metadata || volume.disk == Some(DiskState::Inconsistent)
+    })
+}
+
+/// Brings everything up to date that follows from a resource definition's resources.
+pub fn review(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
+    let Some(definition) = edit.model.definition(name) else { return Ok(()) };
+    let going = definition.flags.contains(&DefinitionFlag::Delete);
+    if going || !definition.layers.contains(&Layer::Drbd) {
+        return Ok(());
+    }
+    initial_replica(edit, name);
+    tie_breaker(edit, name)?;
+    quorum(edit, name);
+    Ok(())
+}
+
+/// Names the replica on which each volume's first data generation begins: the one in use, or the
+/// first one. As soon as one has begun it, none may again.
+fn initial_replica(edit: &mut Edit<'_>, name: &ResourceName) {
+    let model = &*edit.model;
+    let Some(definition) = model.definition(name) else { return };
+    let restored = definition.flags.contains(&DefinitionFlag::RestoreTarget);
+    let replicas = || model.resources_of(name).filter(|resource| resource.is_replica());
+    let in_use = replicas().find(|r| edit.observed().in_use(name, &r.node));
+    let first = replicas().min_by_key(|r| (r.created, r.node_id.map(|id| id.get())));
+    let winner = in_use.or(first).map(|resource| resource.node.clone());
+    // One that is being deleted may still begin: another is named only when it is gone.
+    let named_is_there =
+        |node: &NodeName| model.resource(name, node).is_some_and(Resource::is_diskful);
+    let open = |volume: &VolumeDefinition| {
+        !volume.flags.contains(&VolumeDefinitionFlag::DrbdInitialized)
+            && !volume.initial_on.as_ref().is_some_and(named_is_there)
+    };
+    if restored || winner.is_none() || !definition.volumes.values().any(open) {
+        return;
+    }
+    let mut changed = definition.clone();
+    for volume in changed.volumes.values_mut().filter(|volume| open(volume)) {
+        volume.initial_on = winner.clone();
+    }
+    edit.put(crate::change::Object::Definition(changed));
+}
+
+/// Replicas, and diskless resources that vote, once what is being replaced is gone.
+fn voters(edit: &Edit<'_>, name: &ResourceName) -> (usize, usize) {
+    let resources: Vec<&Resource> = edit.model.resources_of(name).collect();
+    let replaced: Vec<NodeName> = resources.iter().filter_map(|r| replaces(r)).collect();
+    let diskful = resources.iter().filter(|r| r.is_replica() && !replaced.contains(&r.node));
+    let diskless = resources.iter().filter(|resource| {
+        let others = [ResourceFlag::Client, ResourceFlag::Delete, ResourceFlag::Evicted];
+        !resource.is_diskful()
+            && !resource.is_tie_breaker()
+            && !others.iter().any(|flag| resource.flags.contains(flag))
+    });
+    (diskful.count(), diskless.count())
+}
+
+/// The quorum that a user wants, wherever it was set.
+fn quorum_by_user(edit: &Edit<'_>, definition: &Definition) -> Option<String> {
+    let own = definition.props.contains_key(QUORUM_SET_BY);
+    let own = own.then(|| definition.props.get(QUORUM)).flatten();
+    let group = edit.model.group(&definition.group);
+    own.or_else(|| group.and_then(|group| group.props.get(QUORUM)))
+        .or_else(|| edit.model.controller().props.get(QUORUM))
+        .cloned()
+}
+
+fn tie_breaker(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
+    let Some(definition) = edit.model.definition(name) else { return Ok(()) };
+    let (diskful, diskless) = voters(edit, name);
+    let by_majority = quorum_by_user(edit, definition).is_none_or(|quorum| quorum == "majority");
+    let wanted = chain::definition(edit.model, definition).is_true(AUTO_TIE_BREAKER)
+        && by_majority
+        && diskful >= 2
+        && diskful.is_multiple_of(2)
+        && diskless == 0;
+    let is_one = |resource: &&Resource| resource.is_tie_breaker() && !resource.is_deleting();
+    let existing: Vec<NodeName> =
+        edit.model.resources_of(name).filter(is_one).map(|r| r.node.clone()).collect();
+    if !wanted {
+        let observed = edit.observed();
+        for node in existing.iter().filter(|node| observed.is_connected(node)) {
+            resources::mark_deleted(edit, name, node);
+        }
+        return Ok(());
+    }
+    if !existing.is_empty() {
+        return Ok(());
+    }
+    if let Some(node) = leaving(edit, name) {
+        edit.modify_resource(name, &node, |resource| {
+            resource.flags.remove(&ResourceFlag::Delete);
+            resource.flags.remove(&ResourceFlag::Client);
+            resource.flags.insert(ResourceFlag::TieBreaker);
+        });
+        let key = Key::Resource(name.clone(), node);
+        edit.note(NoteCode::TakenOver, key.clone(), format!("{key} stays as tie-breaker"));
+        return Ok(());
+    }
+    let Some(node) = place::tie_breaker(edit.model, edit.observed(), name) else {
+        let key = Key::Definition(name.clone());
+        let text = format!("no node can be the tie-breaker of {key}");
+        edit.note(NoteCode::NoNodeForTieBreaker, key, text);
+        return Ok(());
+    };
+    let new = NewResource { diskless: true, ..NewResource::default() };
+    if let Err(refusal) = resources::create(edit, name, &node, &new, "auto-placer") {
+        let key = Key::Definition(name.clone());
+        edit.note(NoteCode::NoNodeForTieBreaker, key, refusal.to_string());
+        return Ok(());
+    }
+    edit.modify_resource(name, &node, |r| {
+        r.flags.insert(ResourceFlag::TieBreaker);
+    });
+    let key = Key::Resource(name.clone(), node);
+    edit.note(NoteCode::TieBreakerCreated, key.clone(), format!("{key} is the tie-breaker"));
+    Ok(())
+}
+
+/// A diskless resource that is being deleted and can stay as tie-breaker instead.
+fn leaving(edit: &Edit<'_>, name: &ResourceName) -> Option<NodeName> {
+    let found = edit.model.resources_of(name).find(|resource| {
+        let node = edit.model.node(&resource.node);
+        resource.is_deleting()
+            && !resource.flags.contains(&ResourceFlag::DrbdDelete)
+            && !resource.is_diskful()
+            && !resource.is_tie_breaker()
+            && node.is_some_and(|node| node.flags.is_empty())
+            && edit.observed().is_connected(&resource.node)
+    });
+    found.map(|resource| resource.node.clone())
+}
+
+fn quorum(edit: &mut Edit<'_>, name: &ResourceName) {
+    let Some(definition) = edit.model.definition(name) else { return };
+    let key = Key::Definition(name.clone());
+    if definition.props.contains_key(QUORUM_SET_BY) {
+        return;
+    }
+    let now = definition.props.get(QUORUM).cloned();
+    if quorum_by_user(edit, definition).is_some() {
+        // A group's or the controller's value holds; ours would hide it.
+        if now.is_some() {
+            edit.modify_definition(name, |d| drop(d.props.remove(QUORUM)));
+            edit.note(NoteCode::PropertyRemoved, key, format!("{QUORUM} follows the user's value"));
+        }
+        return;
+    }
+    let (diskful, voting) = voters(edit, name);
+    let live = |r: &&Resource| r.is_tie_breaker() && !r.is_deleting();
+    let diskless = voting + edit.model.resources_of(name).filter(live).count();
+    let wanted = if diskful >= 3 || diskful == 2 && diskless >= 1 { "majority" } else { "off" };
+    if now.as_deref() != Some(wanted) {
+        edit.modify_definition(name, |definition| {
+            definition.props.insert(QUORUM.to_owned(), wanted.to_owned());
+        });
+        edit.note(NoteCode::PropertySet, key, format!("{QUORUM} of {name} is {wanted}"));
+    }
+}

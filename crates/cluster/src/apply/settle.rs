@@ -1,0 +1,332 @@
+//! Taking note of what agents report: what is done is no longer wanted.
+//!
+//! This is the only place where a life cycle goes on by facts. It runs after each report that
+//! concerns a resource definition, and may run any number of times.
+
+use std::collections::BTreeSet;
+
+use vocab::{DiskState, VolumeNr};
+
+use crate::change::Key;
+use crate::edit::Edit;
+use crate::name::*;
+use crate::objects::*;
+use crate::observed::{ReplicaState, SuspensionState};
+use crate::redundancy;
+use crate::refusal::Refusal;
+use crate::size;
+
+use super::{definitions, helpers, nodes, resources, snapshots, trouble};
+
+pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
+    if edit.model.definition(name).is_none() {
+        return Ok(());
+    }
+    initialized(edit, name);
+    resized(edit, name);
+    let nodes: Vec<NodeName> = edit.model.resources_of(name).map(|r| r.node.clone()).collect();
+    for node in &nodes {
+        trouble::evacuate_one(edit, name, node, false)?;
+        migrated(edit, name, node);
+        toggled(edit, name, node);
+        restored(edit, name, node);
+    }
+    leave(edit, name, &nodes);
+    for node in &nodes {
+        gone(edit, name, node);
+    }
+    volumes_gone(edit, name);
+    let names: Vec<SnapshotName> =
+        edit.model.snapshots_of(name).map(|snapshot| snapshot.name.clone()).collect();
+    for snapshot in &names {
+        snapshot_done(edit, name, snapshot);
+    }
+    helpers::review(edit, name)?;
+    definitions::drop_if_empty(edit, name);
+    for node in &nodes {
+        nodes::drop_if_empty(edit, node);
+    }
+    Ok(())
+}
+
+/// What a connected node has reported, if it has confirmed everything that is wanted.
+fn confirmed<'a>(
+    edit: &Edit<'a>,
+    name: &ResourceName,
+    node: &NodeName,
+) -> Option<&'a ReplicaState> {
+    let replica = edit.observed().replica(name, node)?;
+    let current = replica.generation >= edit.model.wanted_generation(name);
+    (edit.observed().is_connected(node) && current).then_some(replica)
+}
+
+/// Volumes of which a replica has become UpToDate have begun: no other may begin anew.
+fn initialized(edit: &mut Edit<'_>, name: &ResourceName) {
+    let Some(definition) = edit.model.definition(name) else { return };
+    let begun = |number: &VolumeNr| {
+        edit.observed().replicas(name).any(|(node, replica)| {
+            let disk = replica.volumes.get(number).and_then(|volume| volume.disk);
+            edit.observed().is_connected(node) && disk == Some(DiskState::UpToDate)
+        })
+    };
+    let new = |(number, volume): &(&VolumeNr, &VolumeDefinition)| {
+        !volume.flags.contains(&VolumeDefinitionFlag::DrbdInitialized)
+            && volume.initial_on.is_some()
+            && begun(number)
+    };
+    let numbers: Vec<VolumeNr> = definition.volumes.iter().filter(new).map(|(nr, _)| *nr).collect();
+    if numbers.is_empty() {
+        return;
+    }
+    edit.modify_definition(name, |definition| {
+        for (_, volume) in definition.volumes.iter_mut().filter(|(nr, _)| numbers.contains(nr)) {
+            volume.flags.insert(VolumeDefinitionFlag::DrbdInitialized);
+        }
+    });
+}
+
+/// Volumes that have grown everywhere.
+fn resized(edit: &mut Edit<'_>, name: &ResourceName) {
+    let Some(definition) = edit.model.definition(name) else { return };
+    let done = |(number, volume): &(&VolumeNr, &VolumeDefinition)| {
+        let wanted = size::backing(definition, volume);
+        let mut replicas = edit.model.resources_of(name).filter(|r| r.is_replica());
+        volume.flags.contains(&VolumeDefinitionFlag::Resize)
+            && replicas.all(|resource| {
+                let replica = confirmed(edit, name, &resource.node);
+                let state = replica.and_then(|replica| replica.volumes.get(number));
+                state.is_some_and(|s| {
+                    s.backing.is_some_and(|size| size >= wanted)
+                        && s.size >= size::usable(definition, volume)
+                })
+            })
+    };
+    let done: Vec<VolumeNr> = definition.volumes.iter().filter(done).map(|(nr, _)| *nr).collect();
+    if done.is_empty() {
+        return;
+    }
+    edit.modify_definition(name, |definition| {
+        for (_, volume) in definition.volumes.iter_mut().filter(|(nr, _)| done.contains(nr)) {
+            volume.flags.remove(&VolumeDefinitionFlag::Resize);
+        }
+    });
+}
+
+/// A replica whose successor is UpToDate goes.
+fn migrated(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    let Some(resource) = edit.model.resource(name, node) else { return };
+    let Some(from) = redundancy::replaces(resource) else { return };
+    let Some(source) = edit.model.resource(name, &from) else {
+        edit.modify_resource(name, node, |r| drop(r.props.remove(redundancy::MIGRATE_FROM)));
+        return;
+    };
+    let there = redundancy::copies(edit.model, edit.observed(), name).contains(node);
+    if there && !source.is_deleting() && !edit.observed().in_use(name, &from) {
+        resources::mark_deleted(edit, name, &from);
+    }
+}
+
+/// Disks that were added or removed.
+fn toggled(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    let Some(resource) = edit.model.resource(name, node) else { return };
+    let adding = resource.flags.contains(&ResourceFlag::DiskAddRequested);
+    let removing = resource.flags.contains(&ResourceFlag::DiskRemoving) && !resource.is_deleting();
+    let Some(replica) = confirmed(edit, name, node) else { return };
+    let has = |number: &VolumeNr| {
+        let volume = replica.volumes.get(number);
+        volume.is_some_and(|volume| volume.backing.is_some() && volume.metadata)
+    };
+    if adding && resource.volumes.keys().all(has) {
+        edit.modify_resource(name, node, |resource| {
+            use ResourceFlag::*;
+            resource.flags.retain(|f| !matches!(f, Diskless | DrbdDiskless | DiskAddRequested));
+        });
+    } else if removing && replica.volumes.values().all(|volume| volume.backing.is_none()) {
+        edit.modify_resource(name, node, |resource| {
+            use ResourceFlag::*;
+            resource.flags.retain(|flag| !matches!(flag, DiskRemoveRequested | DiskRemoving));
+            resource.flags.extend([Diskless, DrbdDiskless]);
+            for volume in resource.volumes.values_mut() {
+                volume.pool = PoolName::diskless();
+            }
+        });
+    }
+}
+
+/// Resources that have got a snapshot's data.
+fn restored(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    let Some(resource) = edit.model.resource(name, node) else { return };
+    let Some(replica) = confirmed(edit, name, node) else { return };
+    let restoring = resource.flags.contains(&ResourceFlag::RestoreFromSnapshot);
+    let has = |number: &VolumeNr| {
+        replica.volumes.get(number).is_some_and(|volume| volume.backing.is_some())
+    };
+    if !restoring || !resource.volumes.keys().all(has) {
+        return;
+    }
+    edit.modify_resource(name, node, |resource| {
+        resource.flags.remove(&ResourceFlag::RestoreFromSnapshot);
+        resource.props.remove(snapshots::RESTORE_FROM);
+    });
+    let restoring = ResourceFlag::RestoreFromSnapshot;
+    if !edit.model.resources_of(name).any(|resource| resource.flags.contains(&restoring)) {
+        edit.modify_definition(name, |definition| {
+            definition.flags.remove(&DefinitionFlag::RestoreTarget);
+        });
+    }
+}
+
+/// Lets replicas go whose data are no longer needed: one after the other, so that each is judged by
+/// the copies that are left then. From here there is no way back.
+///
+/// One that is deleted first loses its disk while it is still connected, so that its own node can
+/// see that others have the data, and then its peers (DRBD_DELETE).
+fn leave(edit: &mut Edit<'_>, name: &ResourceName, nodes: &[NodeName]) {
+    use ResourceFlag::*;
+    for node in nodes {
+        let Some(resource) = edit.model.resource(name, node) else { continue };
+        let deleting = resource.is_deleting() && !resource.flags.contains(&DrbdDelete);
+        let removing = resource.flags.contains(&DiskRemoveRequested) && !resource.is_deleting();
+        let begun = resource.flags.contains(&DiskRemoving);
+        if deleting && edit.observed().in_use(name, node) {
+            continue;
+        }
+        let nobody_needs_it = redundancy::policy(edit.model, name, node).minimum == 0;
+        let nothing = !resource.is_diskful()
+            || confirmed(edit, name, node).is_some_and(|replica| {
+                replica.volumes.values().all(|volume| volume.backing.is_none())
+            });
+        let safe = helpers::has_no_data(edit.observed(), name, node)
+            || redundancy::may_go(edit.model, edit.observed(), name, node).is_ok();
+        let flag = match (deleting, removing) {
+            (true, _) if nothing || nobody_needs_it => DrbdDelete,
+            (true, _) | (_, true) if safe && !begun => DiskRemoving,
+            _ => continue,
+        };
+        edit.modify_resource(name, node, |resource| {
+            resource.flags.insert(flag);
+        });
+    }
+}
+
+/// Drops a resource of which its node has nothing left.
+fn gone(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    let Some(resource) = edit.model.resource(name, node) else { return };
+    let leaving = resource.flags.contains(&ResourceFlag::DrbdDelete);
+    let Some(replica) = confirmed(edit, name, node) else { return };
+    if leaving && !replica.up && replica.volumes.values().all(|v| v.backing.is_none()) {
+        resources::drop_record(edit, name, node);
+    }
+}
+
+/// Drops volume definitions of which no node has anything left.
+fn volumes_gone(edit: &mut Edit<'_>, name: &ResourceName) {
+    let Some(definition) = edit.model.definition(name) else { return };
+    let deleting =
+        |(_, v): &(&VolumeNr, &VolumeDefinition)| v.flags.contains(&VolumeDefinitionFlag::Delete);
+    let gone = |number: &VolumeNr| {
+        edit.model.resources_of(name).all(|resource| {
+            let replica = confirmed(edit, name, &resource.node);
+            replica.is_some_and(|replica| !replica.volumes.contains_key(number))
+        })
+    };
+    let numbers: BTreeSet<VolumeNr> =
+        definition.volumes.iter().filter(deleting).map(|(nr, _)| *nr).filter(gone).collect();
+    if numbers.is_empty() {
+        return;
+    }
+    let nodes: Vec<NodeName> = edit.model.resources_of(name).map(|r| r.node.clone()).collect();
+    for node in nodes {
+        edit.modify_resource(name, &node, |r| r.volumes.retain(|nr, _| !numbers.contains(nr)));
+    }
+    edit.modify_definition(name, |d| d.volumes.retain(|nr, _| !numbers.contains(nr)));
+}
+
+/// A snapshot that is complete, failed, or gone.
+fn snapshot_done(edit: &mut Edit<'_>, name: &ResourceName, snapshot: &SnapshotName) {
+    let Some(found) = edit.model.snapshot(name, snapshot).cloned() else { return };
+    if found.is_pending() {
+        pending(edit, &found);
+        return;
+    }
+    // Without a suspension that is held no step makes it again.
+    let gone = |node: &NodeName| {
+        let held = edit.observed().suspension(name, node, found.token);
+        let replica = edit.observed().replica(name, node);
+        edit.observed().is_connected(node)
+            && held != Some(SuspensionState::Held)
+            && !replica.is_some_and(|replica| replica.snapshots.contains_key(snapshot))
+    };
+    let mut kept = found.clone();
+    kept.nodes.retain(|node, on_node| !(on_node.deleting && gone(node)));
+    if kept.nodes.is_empty() {
+        edit.remove(Key::Snapshot(name.clone(), snapshot.clone()));
+    } else if kept.nodes.len() != found.nodes.len() {
+        edit.modify_snapshot(name, snapshot, |snapshot| *snapshot = kept);
+    }
+}
+
+/// What has become of the snapshots of a token.
+enum Outcome {
+    Complete,
+    NotYet,
+    /// A node went away, or is no longer there.
+    Disconnected,
+    /// A node came in between, or went on by itself.
+    Failed,
+}
+
+/// Takes note of what has become of snapshots that are being made together.
+fn pending(edit: &mut Edit<'_>, snapshot: &SnapshotDefinition) {
+    let token = snapshot.token;
+    let same = |other: &&SnapshotDefinition| other.token == token && other.is_pending();
+    let all: Vec<SnapshotDefinition> = edit.model.snapshots().filter(same).cloned().collect();
+    let mut complete = true;
+    for one in &all {
+        match outcome(edit, one) {
+            Outcome::Complete => {}
+            Outcome::NotYet => complete = false,
+            Outcome::Disconnected => return snapshots::fail_all(edit, token, true),
+            Outcome::Failed => return snapshots::fail_all(edit, token, false),
+        }
+    }
+    if complete {
+        for one in all {
+            edit.modify_snapshot(&one.resource, &one.name, |one| {
+                one.flags.insert(SnapshotFlag::Successful);
+            });
+        }
+    }
+}
+
+/// A snapshot is good if every node has it, and every node on which the resource could be written
+/// held its suspension until it was told to go on, which is after all of them were taken.
+fn outcome(edit: &Edit<'_>, snapshot: &SnapshotDefinition) -> Outcome {
+    let (name, token) = (&snapshot.resource, snapshot.token);
+    let mut complete = true;
+    for node in snapshot.nodes.keys() {
+        if !edit.observed().is_connected(node) || edit.model.resource(name, node).is_none() {
+            return Outcome::Disconnected;
+        }
+        let replica = edit.observed().replica(name, node);
+        let state = replica.and_then(|replica| replica.snapshots.get(&snapshot.name));
+        complete &= state.is_some_and(|state| state.token == token);
+    }
+    let made = snapshot.nodes.values().map(|on_node| on_node.created).max().unwrap_or_default();
+    for resource in edit.model.resources_of(name) {
+        let node = &resource.node;
+        if !edit.observed().is_connected(node) {
+            if edit.observed().is_alive(name, node) {
+                return Outcome::Disconnected;
+            }
+            continue;
+        }
+        match edit.observed().suspension(name, node, token) {
+            Some(SuspensionState::Released) => {}
+            Some(SuspensionState::Expired) => return Outcome::Failed,
+            _ if resource.created > made => return Outcome::Failed,
+            Some(SuspensionState::Held) | None => complete = false,
+        }
+    }
+    if complete { Outcome::Complete } else { Outcome::NotYet }
+}

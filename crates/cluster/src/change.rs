@@ -1,0 +1,119 @@
+//! What a command changes: rows put or removed. A store persists these and nothing else.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::name::*;
+use crate::objects::*;
+
+/// A row of the wanted state.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each holds the object of its name")]
+pub enum Object {
+    Controller(Controller),
+    Node(Node),
+    PoolDefinition(PoolDefinition),
+    Pool(Pool),
+    Group(Group),
+    Definition(Definition),
+    Resource(Resource),
+    Snapshot(SnapshotDefinition),
+    NodeConnection(NodeName, NodeName, Props),
+    ResourceConnection(ResourceName, NodeName, NodeName, Props),
+    Store(StoreName, Props),
+    File(ExternalFile),
+}
+
+/// What identifies a row.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each names the object of its name")]
+pub enum Key {
+    Controller,
+    Node(NodeName),
+    PoolDefinition(PoolName),
+    Pool(NodeName, PoolName),
+    Group(GroupName),
+    Definition(ResourceName),
+    Resource(ResourceName, NodeName),
+    Snapshot(ResourceName, SnapshotName),
+    /// The smaller name comes first.
+    NodeConnection(NodeName, NodeName),
+    /// The smaller node name comes first.
+    ResourceConnection(ResourceName, NodeName, NodeName),
+    Store(StoreName),
+    File(FilePath),
+}
+
+impl Object {
+    /// Its key.
+    pub fn key(&self) -> Key {
+        match self {
+            Object::Controller(_) => Key::Controller,
+            Object::Node(node) => Key::Node(node.name.clone()),
+            Object::PoolDefinition(pool) => Key::PoolDefinition(pool.name.clone()),
+            Object::Pool(pool) => Key::Pool(pool.node.clone(), pool.name.clone()),
+            Object::Group(group) => Key::Group(group.name.clone()),
+            Object::Definition(definition) => Key::Definition(definition.name.clone()),
+            Object::Resource(r) => Key::Resource(r.name.clone(), r.node.clone()),
+            Object::Snapshot(s) => Key::Snapshot(s.resource.clone(), s.name.clone()),
+            Object::NodeConnection(a, b, _) => Key::NodeConnection(a.clone(), b.clone()),
+            Object::ResourceConnection(name, a, b, _) => {
+                Key::ResourceConnection(name.clone(), a.clone(), b.clone())
+            }
+            Object::Store(name, _) => Key::Store(name.clone()),
+            Object::File(file) => Key::File(file.path.clone()),
+        }
+    }
+}
+
+impl Key {
+    /// The resource definition that the row belongs to.
+    pub fn definition(&self) -> Option<&ResourceName> {
+        match self {
+            Key::Definition(name)
+            | Key::Resource(name, _)
+            | Key::Snapshot(name, _)
+            | Key::ResourceConnection(name, _, _) => Some(name),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Controller => write!(f, "the controller"),
+            Key::Node(node) => write!(f, "node {node}"),
+            Key::PoolDefinition(pool) => write!(f, "storage pool definition {pool}"),
+            Key::Pool(node, pool) => write!(f, "storage pool {pool} of node {node}"),
+            Key::Group(group) => write!(f, "resource group {group}"),
+            Key::Definition(name) => write!(f, "resource definition {name}"),
+            Key::Resource(name, node) => write!(f, "resource {name} of node {node}"),
+            Key::Snapshot(name, snapshot) => write!(f, "snapshot {snapshot} of {name}"),
+            Key::NodeConnection(a, b) => write!(f, "connection of nodes {a} and {b}"),
+            Key::ResourceConnection(name, a, b) => write!(f, "connection of {name} at {a} and {b}"),
+            Key::Store(name) => write!(f, "key-value store {name}"),
+            Key::File(path) => write!(f, "external file {path}"),
+        }
+    }
+}
+
+/// One change of the wanted state.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Change {
+    /// The row has this value from now on.
+    Put(Object),
+    /// There is no such row any more.
+    Remove(Key),
+}
+
+impl Change {
+    /// The row that changes.
+    pub fn key(&self) -> Key {
+        match self {
+            Change::Put(object) => object.key(),
+            Change::Remove(key) => key.clone(),
+        }
+    }
+}

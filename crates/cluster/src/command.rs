@@ -1,0 +1,269 @@
+//! Commands: everything that can be wished for. `apply` carries them out.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use vocab::{Bytes, Minor, NodeId, VolumeNr};
+
+use crate::layer::Layer;
+use crate::name::*;
+use crate::objects::{Encryption, Filter, NodeKind, Props, Provider};
+use crate::props::PropsEdit;
+use crate::row;
+
+/// A network interface as it is wished for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NewNetInterface {
+    /// Its name.
+    pub name: NetIfName,
+    /// Its address.
+    pub address: IpAddr,
+    /// Port and encryption of the agent, if it listens there.
+    pub agent: Option<(u16, Encryption)>,
+}
+
+/// A resource definition as it is wished for.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NewDefinition {
+    /// Its name; without one it is derived from the external name.
+    pub name: Option<ResourceName>,
+    /// The name that others gave it.
+    pub external_name: Option<String>,
+    /// Its group; the default group if there is none.
+    pub group: Option<GroupName>,
+    /// Properties.
+    pub props: Props,
+    /// Layers; the group's, or DRBD over STORAGE, if there are none.
+    pub layers: Option<Vec<Layer>>,
+    /// Peers for which a new disk keeps a bitmap.
+    pub peer_slots: Option<u8>,
+    /// The secret that DRBD peers share; drawn if there is none.
+    pub secret: Option<String>,
+}
+
+/// A volume definition as it is wished for.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NewVolumeDefinition {
+    /// Its number; the smallest free one if there is none.
+    pub number: Option<u16>,
+    /// Its size in bytes, a whole number of KiB.
+    #[serde(with = "row::bytes")]
+    pub size: Bytes,
+    /// Minor number of its device; the smallest free one if there is none.
+    #[serde(with = "row::minor")]
+    pub minor: Option<Minor>,
+    /// The size includes DRBD's metadata.
+    pub gross_size: bool,
+    /// Properties.
+    pub props: Props,
+    /// The key of a layer LUKS, encrypted under the master key.
+    pub passphrase: Option<String>,
+}
+
+/// A resource as it is wished for.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NewResource {
+    /// The pool of all its volumes; looked up by LINSTOR's order if there is none.
+    pub pool: Option<PoolName>,
+    /// Without storage.
+    pub diskless: bool,
+    /// A diskless peer without a vote.
+    pub client: bool,
+    /// DRBD node id; the next free one if there is none.
+    #[serde(with = "row::node_id")]
+    pub node_id: Option<NodeId>,
+    /// TCP port; the smallest free one of the node if there is none.
+    pub port: Option<u16>,
+    /// Properties.
+    pub props: Props,
+}
+
+/// A wish.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named like those of the objects that they set")]
+pub enum Command {
+    /// Changes the controller's properties.
+    ModifyController { props: PropsEdit },
+
+    /// A node, with its pool for diskless resources.
+    CreateNode {
+        name: NodeName,
+        kind: NodeKind,
+        net_interfaces: Vec<NewNetInterface>,
+        props: Props,
+    },
+    /// Changes a node.
+    ModifyNode { name: NodeName, kind: Option<NodeKind>, props: PropsEdit },
+    /// Deletes a node after everything on it.
+    DeleteNode { name: NodeName },
+    /// Forgets a node that is not connected, and everything on it, at once.
+    LoseNode { name: NodeName },
+    /// Empties a node: its replicas are made elsewhere first.
+    EvacuateNode { name: NodeName, to: Option<Vec<NodeName>>, not_to: Vec<NodeName> },
+    /// Gives up a node that is not connected: its replicas are made elsewhere.
+    EvictNode { name: NodeName },
+    /// Takes a node back that was evacuated or evicted.
+    RestoreNode { name: NodeName, delete_resources: bool, delete_snapshots: bool },
+    /// Adds a network interface.
+    CreateNetInterface { node: NodeName, interface: NewNetInterface, activate: bool },
+    /// Changes a network interface.
+    ModifyNetInterface { node: NodeName, interface: NewNetInterface, activate: bool },
+    /// Removes a network interface.
+    DeleteNetInterface { node: NodeName, name: NetIfName },
+    /// Changes the properties of a connection of nodes.
+    ModifyNodeConnection { a: NodeName, b: NodeName, props: PropsEdit },
+
+    /// A storage pool definition.
+    CreatePoolDefinition { name: PoolName, props: Props },
+    /// Changes a storage pool definition.
+    ModifyPoolDefinition { name: PoolName, props: PropsEdit },
+    /// Removes a storage pool definition that no pool uses.
+    DeletePoolDefinition { name: PoolName },
+    /// A storage pool.
+    CreatePool {
+        node: NodeName,
+        name: PoolName,
+        provider: Provider,
+        props: Props,
+        shared_space: Option<SharedSpaceName>,
+        external_locking: bool,
+    },
+    /// Changes a storage pool.
+    ModifyPool { node: NodeName, name: PoolName, props: PropsEdit },
+    /// Removes a storage pool that nothing uses.
+    DeletePool { node: NodeName, name: PoolName },
+
+    /// A resource group.
+    CreateGroup {
+        name: GroupName,
+        description: String,
+        props: Props,
+        filter: Filter,
+        peer_slots: Option<u8>,
+    },
+    /// Changes a resource group. Of the filter, what is given replaces what was there.
+    ModifyGroup {
+        name: GroupName,
+        description: Option<String>,
+        props: PropsEdit,
+        filter: Filter,
+        peer_slots: Option<u8>,
+    },
+    /// Removes a resource group without resource definitions.
+    DeleteGroup { name: GroupName },
+    /// A volume group.
+    CreateVolumeGroup { group: GroupName, number: Option<u16>, props: Props, gross_size: bool },
+    /// Changes a volume group.
+    ModifyVolumeGroup { group: GroupName, number: u16, props: PropsEdit, gross_size: Option<bool> },
+    /// Removes a volume group.
+    DeleteVolumeGroup { group: GroupName, number: u16 },
+    /// A resource definition with its volumes, placed as the group says.
+    Spawn {
+        group: GroupName,
+        definition: NewDefinition,
+        /// Sizes in bytes.
+        sizes: Vec<u64>,
+        filter: Filter,
+        /// The number of sizes need not be that of volume groups.
+        partial: bool,
+        definitions_only: bool,
+        passphrases: Vec<String>,
+    },
+    /// Places what a group's resource definitions lack.
+    AdjustGroup { name: GroupName, filter: Filter },
+
+    /// A resource definition.
+    CreateDefinition { definition: NewDefinition },
+    /// Changes a resource definition.
+    ModifyDefinition {
+        name: ResourceName,
+        props: PropsEdit,
+        group: Option<GroupName>,
+        layers: Option<Vec<Layer>>,
+        peer_slots: Option<u8>,
+    },
+    /// Deletes a resource definition after its resources.
+    DeleteDefinition { name: ResourceName },
+    /// A volume definition; its volumes are made everywhere.
+    CreateVolumeDefinition { name: ResourceName, volume: NewVolumeDefinition },
+    /// Changes a volume definition; a larger size grows its volumes everywhere.
+    ModifyVolumeDefinition {
+        name: ResourceName,
+        number: u16,
+        /// In bytes.
+        size: Option<u64>,
+        props: PropsEdit,
+        gross_size: Option<bool>,
+    },
+    /// Deletes a volume definition with its volumes.
+    DeleteVolumeDefinition { name: ResourceName, number: u16 },
+
+    /// A resource on a node.
+    CreateResource { name: ResourceName, node: NodeName, resource: NewResource },
+    /// Changes the properties of a resource.
+    ModifyResource { name: ResourceName, node: NodeName, props: PropsEdit },
+    /// Deletes a resource.
+    DeleteResource { name: ResourceName, node: NodeName, keep_tie_breaker: bool },
+    /// Makes resources on the best nodes.
+    Autoplace { name: ResourceName, filter: Filter },
+    /// Makes a resource usable on a node, diskless if that will do.
+    MakeAvailable { name: ResourceName, node: NodeName, diskful: bool },
+    /// Gives a resource a disk or takes it away.
+    ToggleDisk {
+        name: ResourceName,
+        node: NodeName,
+        diskful: bool,
+        pool: Option<PoolName>,
+        /// The replica that goes when the new one is UpToDate.
+        migrate_from: Option<NodeName>,
+        /// Without a vote once diskless.
+        client: bool,
+    },
+    /// Changes the properties of a connection of a resource.
+    ModifyResourceConnection { name: ResourceName, a: NodeName, b: NodeName, props: PropsEdit },
+
+    /// Snapshots of several resource definitions at one point in time, each on the nodes named, or
+    /// on all that can. All or none are made.
+    CreateSnapshots { snapshots: Vec<(ResourceName, SnapshotName, Vec<NodeName>)>, props: Props },
+    /// Changes the properties of a snapshot.
+    ModifySnapshot { name: ResourceName, snapshot: SnapshotName, props: PropsEdit },
+    /// Deletes a snapshot, on the nodes named or on all.
+    DeleteSnapshot { name: ResourceName, snapshot: SnapshotName, nodes: Vec<NodeName> },
+    /// Gives up a snapshot that could not be made.
+    AbortSnapshot { name: ResourceName, snapshot: SnapshotName, disconnected: bool },
+    /// Copies sizes of a snapshot into a resource definition without volumes.
+    RestoreVolumeDefinitions { name: ResourceName, snapshot: SnapshotName, to: ResourceName },
+    /// Makes resources with a snapshot's data.
+    RestoreResources {
+        name: ResourceName,
+        snapshot: SnapshotName,
+        to: ResourceName,
+        nodes: Vec<NodeName>,
+        pools: BTreeMap<PoolName, PoolName>,
+    },
+
+    /// Changes an instance of the key-value store; made with its first key, gone with its last.
+    ModifyStore { name: StoreName, edit: PropsEdit },
+    /// Removes an instance of the key-value store.
+    DeleteStore { name: StoreName },
+    /// An external file, new or changed.
+    PutFile { path: FilePath, content: Vec<u8> },
+    /// Removes an external file.
+    DeleteFile { path: FilePath },
+    /// Has an external file put on every node that has the resource, or not any more.
+    DeployFile { path: FilePath, name: ResourceName, deploy: bool },
+
+    /// Takes note of what agents have reported about a resource definition: what is done is no
+    /// longer wanted.
+    Settle { name: ResourceName },
+    /// Does what is due by the time of day: evictions, and replicas that are missing.
+    Tick,
+}
+
+impl Command {
+    /// The volume numbers and node ids that it names are within their ranges.
+    pub(crate) fn volume_number(number: u16) -> Option<VolumeNr> {
+        (number <= VolumeNr::MAX.0).then_some(VolumeNr(number))
+    }
+}

@@ -1,0 +1,174 @@
+//! What agents report: facts, as last heard.
+//!
+//! They are kept beside the wanted state and are not persisted: after a restart a controller knows
+//! nothing until agents have reported, and treats what it does not know as not there to rely on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vocab::{Bytes, DiskState, VolumeNr};
+
+use crate::layer::Layer;
+use crate::name::*;
+use crate::objects::{Generation, Millis, Provider};
+
+/// Everything that was reported.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Observed {
+    /// Each node that was ever heard of.
+    pub nodes: BTreeMap<NodeName, NodeState>,
+    /// What nodes have of a resource.
+    pub resources: BTreeMap<ResourceName, BTreeMap<NodeName, ReplicaState>>,
+}
+
+/// A node.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct NodeState {
+    /// Its agent is connected and has reported everything.
+    pub connected: bool,
+    /// Since when that is so, or not so.
+    pub since: Millis,
+    /// Layers that it supports.
+    pub layers: BTreeSet<Layer>,
+    /// Kinds of pools that it supports.
+    pub providers: BTreeSet<Provider>,
+    /// Its pools.
+    pub pools: BTreeMap<PoolName, PoolState>,
+}
+
+/// A pool.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct PoolState {
+    /// Free space.
+    pub free: Bytes,
+    /// All of its space.
+    pub total: Bytes,
+    /// Space that snapshots take.
+    pub snapshots: Bytes,
+    /// What is wrong with it.
+    pub error: Option<String>,
+}
+
+/// What a node has of a resource.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ReplicaState {
+    /// Generation of the newest configuration, or removal, that its agent has carried out for the
+    /// resource. It refuses every step that is older than any it has begun.
+    pub generation: Generation,
+    /// The resource is configured and up.
+    pub up: bool,
+    /// Since when it is Primary, or open.
+    pub in_use: Option<Millis>,
+    /// Its volumes.
+    pub volumes: BTreeMap<VolumeNr, VolumeState>,
+    /// Peers and whether they are connected.
+    pub connections: BTreeMap<NodeName, bool>,
+    /// The last suspension of I/O for a snapshot.
+    pub suspension: Option<Suspension>,
+    /// Its snapshots.
+    pub snapshots: BTreeMap<SnapshotName, SnapshotState>,
+}
+
+/// A volume of a replica.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct VolumeState {
+    /// Size of the backing volume, if there is one.
+    pub backing: Option<Bytes>,
+    /// The backing volume has metadata.
+    pub metadata: bool,
+    /// State of the disk.
+    pub disk: Option<DiskState>,
+    /// Size that users see; zero if there is no device.
+    pub size: Bytes,
+    /// How much of a running resync is done.
+    pub done_percent: Option<f32>,
+}
+
+/// A suspension of I/O for a snapshot. An agent begins it once: one that has ended is not begun again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Suspension {
+    /// What it is, or was, for.
+    pub token: Generation,
+    /// Where it has got to.
+    pub state: SuspensionState,
+}
+
+/// Where a suspension of I/O has got to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SuspensionState {
+    /// I/O is suspended.
+    Held,
+    /// A step ended it.
+    Released,
+    /// The agent, or a restart, ended it before a step did.
+    Expired,
+}
+
+/// A snapshot on a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SnapshotState {
+    /// What it was taken for.
+    pub token: Generation,
+}
+
+impl Observed {
+    /// True if the node's agent is connected.
+    pub fn is_connected(&self, node: &NodeName) -> bool {
+        self.nodes.get(node).is_some_and(|state| state.connected)
+    }
+
+    /// What a node has of a resource.
+    pub fn replica(&self, name: &ResourceName, node: &NodeName) -> Option<&ReplicaState> {
+        self.resources.get(name)?.get(node)
+    }
+
+    /// The nodes that have something of a resource.
+    pub fn replicas<'a>(
+        &'a self,
+        name: &ResourceName,
+    ) -> impl Iterator<Item = (&'a NodeName, &'a ReplicaState)> + use<'a> {
+        self.resources.get(name).into_iter().flatten()
+    }
+
+    /// True if the resource is Primary or open there, as far as is known.
+    pub fn in_use(&self, name: &ResourceName, node: &NodeName) -> bool {
+        self.replica(name, node).is_some_and(|replica| replica.in_use.is_some())
+    }
+
+    /// A pool of a node.
+    pub fn pool(&self, node: &NodeName, pool: &PoolName) -> Option<&PoolState> {
+        self.nodes.get(node)?.pools.get(pool)
+    }
+
+    /// Where the suspension of a token has got to on a node.
+    pub fn suspension(
+        &self,
+        name: &ResourceName,
+        node: &NodeName,
+        token: Generation,
+    ) -> Option<SuspensionState> {
+        let suspension = self.replica(name, node)?.suspension?;
+        (suspension.token == token).then_some(suspension.state)
+    }
+
+    /// True if a peer whose agent is connected has a DRBD connection to the node.
+    pub fn is_alive(&self, name: &ResourceName, node: &NodeName) -> bool {
+        self.replicas(name).any(|(peer, replica)| {
+            self.is_connected(peer) && replica.connections.get(node) == Some(&true)
+        })
+    }
+
+    /// True if `node` was heard to have every one of `volumes` UpToDate.
+    pub fn is_up_to_date<'a>(
+        &self,
+        name: &ResourceName,
+        node: &NodeName,
+        mut volumes: impl Iterator<Item = &'a VolumeNr>,
+    ) -> bool {
+        let Some(replica) = self.replica(name, node) else { return false };
+        self.is_connected(node)
+            && volumes.all(|number| {
+                let volume = replica.volumes.get(number);
+                volume.is_some_and(|volume| volume.disk == Some(DiskState::UpToDate))
+            })
+    }
+}

@@ -1,0 +1,318 @@
+//! Steps that make, change and remove resources.
+
+use vocab::{DiskState, VolumeNr};
+
+use super::step::{Action, Backing, Begin, Guard, StepId, number};
+use super::{Ask, Plan, config};
+use crate::apply::has_no_data;
+use crate::apply::snapshots::RESTORE_FROM;
+use crate::layer::Layer;
+use crate::name::*;
+use crate::objects::*;
+use crate::observed::{ReplicaState, VolumeState};
+use crate::place;
+use crate::props::chain;
+use crate::redundancy;
+use crate::size;
+
+/// Adds the steps of every resource.
+pub(super) fn plan(ask: &Ask<'_>, plan: &mut Plan) {
+    for (node, resource) in &ask.resources {
+        let evicted = resource.flags.contains(&ResourceFlag::Evicted);
+        let on_node = ask.model.node(node);
+        if evicted || on_node.is_some_and(|node| node.flags.contains(&NodeFlag::Evicted)) {
+            continue;
+        }
+        if !ask.observed.is_connected(node) {
+            away(ask, resource, plan);
+            continue;
+        }
+        match resource.flags.contains(&ResourceFlag::DrbdDelete) {
+            true => remove(ask, resource, plan),
+            false => keep(ask, resource, plan),
+        }
+    }
+    grow_devices(ask, plan);
+}
+
+/// A node that is not connected: what it has to do is said, for deletions wait for it.
+fn away(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    let known = ask.observed.replica(name, node).map(|replica| replica.generation);
+    if resource.is_deleting() {
+        plan.wait(
+            Some(node),
+            format!(
+                "node {node} is not connected: what it has of {name} is deleted when it is back; \
+                 if it never is, `node lost {node}` forgets it"
+            ),
+        );
+    } else if known.is_none_or(|known| known < ask.model.wanted_generation(name)) {
+        plan.wait(Some(node), format!("node {node} is not connected: it follows when it is back"));
+    }
+}
+
+/// A resource whose data are no longer needed, once its peers have left it.
+fn remove(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    let behind = redundancy::unconfirmed(ask.model, ask.observed, name, node);
+    if let Some(peer) = behind.first() {
+        plan.wait(Some(peer), format!("node {peer} has to leave {node} first"));
+        return;
+    }
+    let replica = ask.observed.replica(name, node);
+    if replica.is_some_and(|replica| replica.in_use.is_some()) {
+        plan.wait(Some(node), format!("{name} is in use on node {node}: close it there"));
+        return;
+    }
+    let harmless = !resource.is_diskful() || has_no_data(ask.observed, name, node);
+    if !harmless {
+        if let Err(reason) = redundancy::may_go(ask.model, ask.observed, name, node) {
+            plan.wait(Some(node), format!("the data of node {node} stay: {reason}"));
+            return;
+        }
+    }
+    plan.push(node, Action::Remove(guard(ask, node)), Vec::new());
+}
+
+/// A resource that is to be there.
+fn keep(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    let nothing = ReplicaState::default();
+    let replica = ask.observed.replica(name, node).unwrap_or(&nothing);
+    let mut before = Vec::new();
+    let leaving = resource.is_deleting() || resource.flags.contains(&ResourceFlag::DiskRemoving);
+    if resource.is_diskful() && !leaving {
+        for (number, wanted) in &ask.definition.volumes {
+            if !wanted.flags.contains(&VolumeDefinitionFlag::Delete) {
+                make_volume(ask, resource, replica, *number, wanted, plan, &mut before);
+            }
+        }
+    }
+    let wanted = ask.model.wanted_generation(name);
+    let confirmed = replica.up && replica.generation >= wanted;
+    if !confirmed || !before.is_empty() {
+        let config = config::of(ask, resource);
+        plan.push(node, Action::Configure(config), before);
+        waits(ask, resource, plan);
+        return;
+    }
+    if !leaving {
+        begin_data(ask, resource, plan);
+    }
+    let gone: Vec<VolumeNr> = replica
+        .volumes
+        .keys()
+        .filter(|number| {
+            let wanted = ask.definition.volumes.get(number);
+            wanted.is_none_or(|volume| volume.flags.contains(&VolumeDefinitionFlag::Delete))
+        })
+        .copied()
+        .collect();
+    let behind = redundancy::unconfirmed(ask.model, ask.observed, name, node);
+    if let (false, Some(peer)) = (gone.is_empty(), behind.first()) {
+        plan.wait(Some(peer), format!("node {peer} has to take the volumes down first"));
+    } else {
+        for volume in gone {
+            plan.push(node, Action::RemoveVolume { volume: number(volume) }, Vec::new());
+        }
+    }
+    if resource.flags.contains(&ResourceFlag::DiskRemoving) {
+        remove_disk(ask, resource, replica, plan);
+    }
+    waits(ask, resource, plan);
+}
+
+/// Has a replica begin the data if the one that was to begin them has gone without. Everybody has to
+/// have confirmed that: then what they say of their disks can not have come from that one since.
+fn begin_data(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
+    let name = &ask.definition.name;
+    let wanted = ask.model.wanted_generation(name);
+    for (nr, volume) in &ask.definition.volumes {
+        let begun = volume.flags.contains(&VolumeDefinitionFlag::DrbdInitialized);
+        if begun || volume.initial_on.as_ref() != Some(&resource.node) {
+            continue;
+        }
+        let empty = |other: &Resource| {
+            let replica = ask.observed.replica(name, &other.node);
+            let disk = |replica: &ReplicaState| replica.volumes.get(nr).and_then(|v| v.disk);
+            ask.observed.is_connected(&other.node)
+                && replica.is_some_and(|replica| {
+                    let none = matches!(disk(replica), None | Some(DiskState::Inconsistent));
+                    replica.generation >= wanted && (none || !other.is_diskful())
+                })
+        };
+        let own = ask.observed.replica(name, &resource.node).and_then(|r| r.volumes.get(nr));
+        let created = own.is_some_and(|own| own.backing.is_some() && own.metadata);
+        if created && ask.resources.values().all(|other| empty(other)) {
+            plan.push(&resource.node, Action::BeginData { volume: number(*nr) }, Vec::new());
+        }
+    }
+}
+
+/// Says what keeps a deletion, or the removal of a disk, from going on.
+fn waits(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    let leaving = resource.is_deleting()
+        || resource.flags.contains(&ResourceFlag::DiskRemoveRequested)
+            && !resource.flags.contains(&ResourceFlag::DiskRemoving);
+    if !leaving {
+        return;
+    }
+    if resource.is_deleting() && ask.observed.in_use(name, node) {
+        plan.wait(Some(node), format!("{name} is in use on node {node}: close it there"));
+    } else if let Err(reason) = redundancy::may_go(ask.model, ask.observed, name, node) {
+        plan.wait(Some(node), format!("the data of node {node} stay: {reason}"));
+    }
+}
+
+/// Takes the disk of a resource while it is connected.
+fn remove_disk(ask: &Ask<'_>, resource: &Resource, replica: &ReplicaState, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    if replica.volumes.values().all(|volume| volume.backing.is_none()) {
+        return;
+    }
+    match redundancy::may_go(ask.model, ask.observed, name, node) {
+        Err(reason) if !has_no_data(ask.observed, name, node) => {
+            plan.wait(Some(node), format!("the disk of node {node} stays: {reason}"));
+        }
+        _ => {
+            plan.push(node, Action::RemoveDisk(guard(ask, node)), Vec::new());
+        }
+    }
+}
+
+/// What has to be left when the data of a node go, for its agent to see.
+fn guard(ask: &Ask<'_>, node: &NodeName) -> Guard {
+    let name = &ask.definition.name;
+    let policy = redundancy::policy(ask.model, name, node);
+    let mut of = redundancy::copies(ask.model, ask.observed, name);
+    of.retain(|copy| copy != node && policy.successor.as_ref().is_none_or(|one| one == copy));
+    Guard { at_least: policy.minimum, of }
+}
+
+/// Makes what a volume lacks: its backing volume, metadata, size.
+fn make_volume(
+    ask: &Ask<'_>,
+    resource: &Resource,
+    replica: &ReplicaState,
+    nr: VolumeNr,
+    wanted: &VolumeDefinition,
+    plan: &mut Plan,
+    before: &mut Vec<StepId>,
+) {
+    let node = &resource.node;
+    let Some(volume) = resource.volumes.get(&nr) else { return };
+    let Some(pool) = ask.model.pool(node, &volume.pool) else {
+        plan.wait(Some(node), format!("node {node} has no pool {}: create it", volume.pool));
+        return;
+    };
+    let nothing = VolumeState::default();
+    let state = replica.volumes.get(&nr).unwrap_or(&nothing);
+    let size = size::backing(ask.definition, wanted);
+    let restored = resource.flags.contains(&ResourceFlag::RestoreFromSnapshot);
+    let mut after = Vec::new();
+    if state.backing.is_none() {
+        let backing = backing(ask, resource, pool, nr, wanted);
+        let action = match source(resource).filter(|_| restored) {
+            Some((from, snapshot)) => {
+                Action::RestoreVolume { volume: number(nr), backing, from, snapshot }
+            }
+            None => Action::CreateVolume { volume: number(nr), backing },
+        };
+        after.push(plan.push(node, action, Vec::new()));
+    } else if state.backing.is_some_and(|has| has < size)
+        && wanted.flags.contains(&VolumeDefinitionFlag::Resize)
+    {
+        plan.push(node, Action::GrowVolume { volume: number(nr), size }, Vec::new());
+    }
+    let replicated = ask.definition.layers.contains(&Layer::Drbd);
+    // A snapshot has metadata in it, and they are kept.
+    if replicated && !state.metadata && !restored {
+        let action = Action::CreateMetadata {
+            volume: number(nr),
+            peer_slots: ask.definition.peer_slots,
+            node_id: resource.node_id,
+            day_0: wanted.day_0,
+            begin: begin(ask, resource, pool, wanted),
+        };
+        after = vec![plan.push(node, action, after)];
+    }
+    before.extend(after);
+}
+
+/// How the data of a new disk begin: one begins, the others copy as little as they may.
+fn begin(ask: &Ask<'_>, resource: &Resource, pool: &Pool, wanted: &VolumeDefinition) -> Begin {
+    let begun = wanted.flags.contains(&VolumeDefinitionFlag::DrbdInitialized);
+    if !begun && wanted.initial_on.as_ref() == Some(&resource.node) {
+        return Begin::First;
+    }
+    let all = chain::definition(ask.model, ask.definition).is_true("DrbdOptions/ForceInitialSync");
+    let kinds = place::kinds_in_use(ask.model, &ask.definition.name);
+    let one_kind = kinds.iter().all(|kind| *kind == pool.provider);
+    match pool.provider.starts_zeroed() && one_kind && !all {
+        true => Begin::DayZero,
+        false => Begin::Empty,
+    }
+}
+
+fn backing(
+    ask: &Ask<'_>,
+    resource: &Resource,
+    pool: &Pool,
+    nr: VolumeNr,
+    wanted: &VolumeDefinition,
+) -> Backing {
+    let inherited = chain::storage(ask.model, ask.definition, resource, nr);
+    Backing {
+        pool: pool.name.clone(),
+        provider: pool.provider,
+        size: size::backing(ask.definition, wanted),
+        layers: ask.definition.layers.iter().copied().filter(|l| *l != Layer::Drbd).collect(),
+        passphrase: wanted.passphrase.clone(),
+        options: inherited.below("StorDriver/"),
+    }
+}
+
+/// The snapshot that a resource is restored from.
+fn source(resource: &Resource) -> Option<(ResourceName, SnapshotName)> {
+    let (name, snapshot) = resource.props.get(RESTORE_FROM)?.split_once('/')?;
+    Some((ResourceName::new(name).ok()?, SnapshotName::new(snapshot).ok()?))
+}
+
+/// Devices grow when all backing volumes have: on one node, DRBD tells the others.
+fn grow_devices(ask: &Ask<'_>, plan: &mut Plan) {
+    let name = &ask.definition.name;
+    let replicated = ask.definition.layers.contains(&Layer::Drbd);
+    for (nr, wanted) in &ask.definition.volumes {
+        if !wanted.flags.contains(&VolumeDefinitionFlag::Resize) {
+            continue;
+        }
+        let (backing, size) =
+            (size::backing(ask.definition, wanted), size::usable(ask.definition, wanted));
+        let state = |resource: &Resource| {
+            let replica = ask.observed.replica(name, &resource.node)?;
+            replica.volumes.get(nr).filter(|_| ask.observed.is_connected(&resource.node))
+        };
+        let replicas = || ask.resources.values().filter(|resource| resource.is_replica());
+        let has = |r: &&&Resource| {
+            state(r).is_some_and(|state| state.backing.is_some_and(|has| has >= backing))
+        };
+        if let Some(small) = replicas().find(|resource| !has(resource)) {
+            let node = &small.node;
+            plan.wait(Some(node), format!("the backing volume of node {node} has to grow first"));
+            continue;
+        }
+        let small = |r: &&&Resource| state(r).is_some_and(|state| state.size < size);
+        let current = |r: &&&Resource| {
+            !replicated || state(r).is_some_and(|s| s.disk == Some(DiskState::UpToDate))
+        };
+        let growing = replicas().filter(current).filter(small);
+        let action = || Action::GrowDevice { volume: number(*nr), size };
+        // Without DRBD each device is its own.
+        let count = if replicated { 1 } else { usize::MAX };
+        for resource in growing.take(count) {
+            plan.push(&resource.node, action(), Vec::new());
+        }
+    }
+}

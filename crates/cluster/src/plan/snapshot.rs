@@ -1,0 +1,99 @@
+//! Steps that make and delete snapshots.
+//!
+//! Suspend everywhere, snapshot, resume: each of the three begins when every node has reported the
+//! one before, so a controller that is restarted in between goes on where the nodes are. What
+//! belongs together by its token, also of other resource definitions, goes through them together.
+
+use super::step::Action;
+use super::{Ask, Plan};
+use crate::model::Model;
+use crate::name::*;
+use crate::objects::*;
+use crate::observed::{Observed, SuspensionState};
+
+/// Adds the steps of every snapshot.
+pub(super) fn plan(ask: &Ask<'_>, plan: &mut Plan) {
+    let name = &ask.definition.name;
+    for snapshot in ask.model.snapshots_of(name) {
+        if snapshot.is_pending() {
+            make(ask, snapshot, plan);
+        } else {
+            delete(ask, snapshot, plan);
+        }
+    }
+}
+
+/// The nodes on which a resource has to be suspended.
+fn writers<'a>(
+    model: &'a Model,
+    observed: &'a Observed,
+    name: &'a ResourceName,
+) -> impl Iterator<Item = &'a NodeName> {
+    let nodes = model.resources_of(name).map(|resource| &resource.node);
+    nodes.filter(|node| observed.is_connected(node))
+}
+
+fn make(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
+    let token = snapshot.token;
+    let together = |other: &&SnapshotDefinition| other.token == token && other.is_pending();
+    let all = || ask.model.snapshots().filter(together);
+    let every = |state: SuspensionState| {
+        all().all(|one| {
+            writers(ask.model, ask.observed, &one.resource)
+                .all(|node| ask.observed.suspension(&one.resource, node, token) == Some(state))
+        })
+    };
+    let taken = |one: &SnapshotDefinition, node: &NodeName| {
+        let replica = ask.observed.replica(&one.resource, node);
+        replica.is_some_and(|replica| replica.snapshots.contains_key(&one.name))
+    };
+    let name = &snapshot.resource;
+    let state = |node: &NodeName| ask.observed.suspension(name, node, token);
+    let complete = all().all(|one| one.nodes.keys().all(|node| taken(one, node)));
+    if complete {
+        for node in writers(ask.model, ask.observed, name) {
+            if state(node) == Some(SuspensionState::Held) {
+                plan.push(node, Action::Resume { token }, Vec::new());
+            }
+        }
+    } else if every(SuspensionState::Held) {
+        for node in snapshot.nodes.keys().filter(|node| !taken(snapshot, node)) {
+            let snapshot = snapshot.name.clone();
+            plan.push(node, Action::TakeSnapshot { token, snapshot }, Vec::new());
+        }
+    } else {
+        for node in writers(ask.model, ask.observed, name) {
+            if state(node).is_none() {
+                plan.push(node, Action::Suspend { token }, Vec::new());
+            }
+        }
+        plan.wait(None, format!("I/O is being suspended for snapshot {}", snapshot.name));
+    }
+}
+
+/// Goes on with I/O where it is still suspended, and deletes what is not wanted.
+fn delete(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
+    let name = &snapshot.resource;
+    let token = snapshot.token;
+    for (node, _) in ask.observed.replicas(name) {
+        let held = ask.observed.suspension(name, node, token) == Some(SuspensionState::Held);
+        if held && ask.observed.is_connected(node) {
+            plan.push(node, Action::Resume { token }, Vec::new());
+        }
+    }
+    for (node, _) in snapshot.nodes.iter().filter(|(_, on_node)| on_node.deleting) {
+        if !ask.observed.is_connected(node) {
+            plan.wait(
+                Some(node),
+                format!(
+                    "node {node} is not connected: its snapshot {} is deleted when it is back; if \
+                     it never is, `node lost {node}` forgets it",
+                    snapshot.name
+                ),
+            );
+        } else {
+            let snapshot = snapshot.name.clone();
+            plan.push(node, Action::DeleteSnapshot { snapshot }, Vec::new());
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Plans: what is done, in which order, and what waits for whom.
+
+use vocab::{Bytes, DiskState, VolumeNr};
+
+use super::{Action, Affected, Guard, Plan, affected, plan};
+use crate::apply::tests::{Bed, node, rd};
+use crate::command::Command;
+use crate::props::PropsEdit;
+
+const GIB: u64 = 1 << 30;
+
+fn plan_of(bed: &Bed) -> Plan {
+    plan(&bed.model, &bed.observed, &rd("disk"))
+}
+
+fn lines(plan: &Plan) -> Vec<String> {
+    let after = |ids: &[super::StepId]| match ids.is_empty() {
+        true => String::new(),
+        false => format!(" after {:?}", ids.iter().map(|id| id.0).collect::<Vec<_>>()),
+    };
+    let line = |step: &super::Step| {
+        format!("{} {}: {}{}", step.id.0, step.node, step.action, after(&step.after))
+    };
+    plan.steps.iter().map(line).collect()
+}
+
+fn deployed() -> Bed {
+    let mut bed = Bed::new(4);
+    bed.define("disk");
+    bed.place("disk", 2).unwrap();
+    bed.settle("disk");
+    assert!(plan_of(&bed).is_done(), "{:?}", plan_of(&bed));
+    bed
+}
+
+fn delete(bed: &mut Bed, index: usize) {
+    let (name, node) = (rd("disk"), node(index));
+    bed.ok(Command::DeleteResource { name, node, keep_tie_breaker: false });
+}
+
+#[test]
+fn a_new_resource_gets_volumes_metadata_and_configuration_in_this_order() {
+    let mut bed = Bed::new(3);
+    bed.define("disk");
+    bed.place("disk", 2).unwrap();
+    assert_eq!(
+        lines(&plan_of(&bed)),
+        [
+            "0 node-0: create volume 0 in pool thin",
+            "1 node-0: create metadata of volume 0, First after [0]",
+            "2 node-0: configure after [1]",
+            "3 node-1: create volume 0 in pool thin",
+            "4 node-1: create metadata of volume 0, DayZero after [3]",
+            "5 node-1: configure after [4]",
+            "6 node-2: configure",
+        ]
+    );
+    let plan = plan_of(&bed);
+    let Action::Configure(config) = &plan.steps[2].action else { panic!("a configuration") };
+    assert_eq!(config.connections.len(), 2);
+    assert_eq!(config.options["quorum"], "majority");
+    assert_eq!(config.options["on-no-quorum"], "io-error");
+    let peer = &config.connections[&node(1)];
+    assert_eq!(peer.paths[0].1.to_string_pair(), "10.0.0.2 7000");
+    assert!(config.connections[&node(2)].diskless);
+}
+
+/// For messages of the test above.
+trait Pair {
+    fn to_string_pair(&self) -> String;
+}
+
+impl Pair for (std::net::IpAddr, u16) {
+    fn to_string_pair(&self) -> String {
+        format!("{} {}", self.0, self.1)
+    }
+}
+
+#[test]
+fn a_plan_begins_anew_where_the_nodes_are() {
+    let mut bed = deployed();
+    let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+    replicas.get_mut(&node(1)).unwrap().volumes.clear();
+    assert_eq!(
+        lines(&plan_of(&bed)),
+        [
+            "0 node-1: create volume 0 in pool thin",
+            "1 node-1: create metadata of volume 0, DayZero after [0]",
+            "2 node-1: configure after [1]",
+        ]
+    );
+}
+
+/// Whether the disk of the first node is to be removed, and whether all it has.
+fn removals(plan: &Plan) -> (bool, bool) {
+    let any = |wanted: fn(&Action) -> bool| {
+        plan.steps.iter().any(|step| step.node == node(0) && wanted(&step.action))
+    };
+    (any(|a| matches!(a, Action::RemoveDisk(_))), any(|a| matches!(a, Action::Remove(_))))
+}
+
+/// Every node confirms the newest generation.
+fn confirm(bed: &mut Bed) {
+    let generation = bed.model.wanted_generation(&rd("disk"));
+    let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+    replicas.values_mut().for_each(|replica| replica.generation = generation);
+    bed.ok(Command::Settle { name: rd("disk") });
+}
+
+#[test]
+fn a_deleted_replica_loses_its_disk_then_its_peers_and_is_removed_then() {
+    let mut bed = deployed();
+    delete(&mut bed, 0);
+    confirm(&mut bed);
+    assert_eq!(removals(&plan_of(&bed)), (false, false), "peers have to confirm");
+    confirm(&mut bed);
+    let plan = plan_of(&bed);
+    assert_eq!(removals(&plan), (true, false));
+    let guard = Guard { at_least: 1, of: vec![node(1)] };
+    assert!(plan.steps.iter().any(|step| step.action == Action::RemoveDisk(guard.clone())));
+    let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+    replicas.get_mut(&node(0)).unwrap().volumes.clear();
+    confirm(&mut bed);
+    let plan = plan_of(&bed);
+    assert_eq!(removals(&plan), (false, false));
+    assert!(plan.waits.iter().any(|wait| wait.reason.contains("leave")), "{plan:?}");
+    confirm(&mut bed);
+    assert_eq!(removals(&plan_of(&bed)), (false, true));
+}
+
+#[test]
+fn data_stay_while_the_other_copy_is_not_current() {
+    let mut bed = deployed();
+    delete(&mut bed, 0);
+    confirm(&mut bed);
+    let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+    let other = replicas.get_mut(&node(1)).unwrap();
+    other.volumes.get_mut(&VolumeNr(0)).unwrap().disk = Some(DiskState::Outdated);
+    for _ in 0..3 {
+        confirm(&mut bed);
+        let plan = plan_of(&bed);
+        assert_eq!(removals(&plan), (false, false), "{plan:?}");
+    }
+}
+
+#[test]
+fn an_offline_node_holds_up_only_its_own_deletion_and_is_named() {
+    let mut bed = deployed();
+    bed.observed.nodes.get_mut(&node(0)).unwrap().connected = false;
+    bed.ok(Command::DeleteDefinition { name: rd("disk") });
+    bed.ok(Command::Settle { name: rd("disk") });
+    let plan = plan_of(&bed);
+    assert_eq!(plan.steps.len(), 2, "{plan:?}");
+    let wait = plan.waits.iter().find(|wait| wait.node == Some(node(0))).unwrap();
+    assert!(wait.reason.contains("node lost"), "{wait:?}");
+    bed.ok(Command::LoseNode { name: node(0) });
+    bed.settle("disk");
+    assert!(bed.model.definition(&rd("disk")).is_none());
+}
+
+#[test]
+fn volumes_grow_before_devices() {
+    let mut bed = deployed();
+    bed.ok(Command::ModifyVolumeDefinition {
+        name: rd("disk"),
+        number: 0,
+        size: Some(3 * GIB),
+        props: PropsEdit::default(),
+        gross_size: None,
+    });
+    let plan = plan_of(&bed);
+    let grows =
+        |plan: &Plan, f: fn(&Action) -> bool| plan.steps.iter().filter(|s| f(&s.action)).count();
+    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowVolume { .. })), 2);
+    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowDevice { .. })), 0);
+    for replica in bed.observed.resources.get_mut(&rd("disk")).unwrap().values_mut() {
+        for volume in replica.volumes.values_mut().filter(|volume| volume.backing.is_some()) {
+            volume.backing = Some(Bytes(4 * GIB));
+        }
+    }
+    let plan = plan_of(&bed);
+    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowVolume { .. })), 0);
+    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowDevice { .. })), 1);
+}
+
+#[test]
+fn changes_name_the_resource_definitions_they_concern() {
+    let mut bed = deployed();
+    bed.define("other");
+    let props = PropsEdit::set("PrefNic", "default");
+    let applied = bed.ok(Command::ModifyNode { name: node(0), kind: None, props });
+    assert_eq!(affected(&bed.model, &applied.changes), Affected::Some([rd("disk")].into()));
+    let applied = bed.ok(Command::ModifyController { props: PropsEdit::set("Aux/x", "1") });
+    assert_eq!(affected(&bed.model, &applied.changes), Affected::All);
+}

@@ -1,0 +1,56 @@
+//! What a volume takes on its backing device: data, DRBD's metadata, LUKS's header.
+//!
+//! Agents round up to what their pools allocate. The layout of internal metadata is that of
+//! `metadata §2`: from the end a superblock of 4 KiB, the activity log, and a bitmap for each peer.
+
+use vocab::Bytes;
+
+use crate::layer::Layer;
+use crate::objects::{Definition, VolumeDefinition, VolumeDefinitionFlag};
+
+const KIB: u64 = 1024;
+/// Bytes that one bit of the bitmap stands for.
+const BLOCK: u64 = 4 * KIB;
+/// The superblock and one stripe of the activity log.
+const FIXED: u64 = 4 * KIB + 32 * KIB;
+/// LUKS2's header.
+const LUKS: u64 = 16 * 1024 * KIB;
+
+/// Size of the backing volume.
+pub fn backing(definition: &Definition, volume: &VolumeDefinition) -> Bytes {
+    if volume.flags.contains(&VolumeDefinitionFlag::GrossSize) {
+        return volume.size;
+    }
+    let mut size = volume.size.0;
+    if definition.layers.contains(&Layer::Drbd) {
+        size += metadata(size, definition.peer_slots);
+    }
+    if definition.layers.contains(&Layer::Luks) {
+        size += LUKS;
+    }
+    Bytes(size)
+}
+
+/// Size that users see of a volume.
+pub fn usable(definition: &Definition, volume: &VolumeDefinition) -> Bytes {
+    if !volume.flags.contains(&VolumeDefinitionFlag::GrossSize) {
+        return volume.size;
+    }
+    let mut size = volume.size.0;
+    if definition.layers.contains(&Layer::Luks) {
+        size = size.saturating_sub(LUKS);
+    }
+    if definition.layers.contains(&Layer::Drbd) {
+        size = size.saturating_sub(metadata(size, definition.peer_slots));
+    }
+    Bytes(size)
+}
+
+/// Bytes of internal metadata for a device of `size` bytes: enough for all of it, which is more
+/// than for what is left of it.
+fn metadata(size: u64, peer_slots: u8) -> u64 {
+    // A bitmap has whole words of 64 bits, and all of them together whole blocks.
+    let words = size.div_ceil(BLOCK).div_ceil(64);
+    let bitmaps = words * 8 * u64::from(peer_slots);
+    bitmaps.next_multiple_of(4 * KIB) + FIXED
+}
