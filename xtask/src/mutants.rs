@@ -164,8 +164,15 @@ fn build_and_run(tree: &Path, sound: &Path, seeds: u64) -> Result<Option<(String
     let mut start = 1;
     while start <= seeds {
         let slice = (jobs * 250).min(seeds - start + 1);
-        let campaign =
-            Campaign { start, seeds: slice, jobs, failures: 5, verbose: false, watch: None };
+        let campaign = Campaign {
+            start,
+            seeds: slice,
+            jobs,
+            failures: 5,
+            verbose: false,
+            cluster: false,
+            watch: None,
+        };
         for (seed, text) in sim::run(&binary, &campaign)?.violations {
             if breaks(sound, seed)? {
                 continue;
@@ -180,7 +187,14 @@ fn build_and_run(tree: &Path, sound: &Path, seeds: u64) -> Result<Option<(String
 
 /// True if the seed breaks a rule without the planted bug, too: then it proves nothing.
 fn breaks(sound: &Path, seed: u64) -> Result<bool> {
-    let campaign =
-        Campaign { start: seed, seeds: 1, jobs: 1, failures: 1, verbose: false, watch: None };
+    let campaign = Campaign {
+        start: seed,
+        seeds: 1,
+        jobs: 1,
+        failures: 1,
+        verbose: false,
+        cluster: false,
+        watch: None,
+    };
     Ok(!sim::run(sound, &campaign)?.violations.is_empty())
 }

@@ -11,10 +11,11 @@ use anyhow::{Context, Result, bail};
 use crate::workspace;
 
 const HELP: &str = "\
-cargo xtask sim [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose]
+cargo xtask sim [--cluster] [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose]
                [--watch VOLUME:SECTOR]
     Runs N seeds (default 2000) from S (default 1) on J processes (default: one per core).
     Stops after F violations per process (default 1).
+    --cluster runs the control plane in place of the data plane.
     --verbose prints everything that happens; meant for one seed.
     --watch adds what every node holds in one sector and thinks of it, whenever that changes.";
 
@@ -31,6 +32,8 @@ pub struct Campaign {
     pub failures: u64,
     /// Print the trace.
     pub verbose: bool,
+    /// The control plane in place of the data plane.
+    pub cluster: bool,
     /// A sector to tell the story of, `VOLUME:SECTOR`.
     pub watch: Option<String>,
 }
@@ -60,7 +63,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
     print(&report, seconds);
     for (seed, text) in &report.violations {
         println!("seed {seed} breaks {text}");
-        println!("  repeat with: cargo xtask sim --seeds 1 --start {seed} --verbose");
+        let which = if campaign.cluster { "--cluster " } else { "" };
+        println!("  repeat with: cargo xtask sim {which}--seeds 1 --start {seed} --verbose");
     }
     if !report.violations.is_empty() {
         bail!("{} of the seeds break a rule", report.violations.len());
@@ -72,7 +76,15 @@ pub fn main(arguments: &[String]) -> Result<()> {
 pub fn share(seeds: u64) -> Result<u64> {
     let binary = build(workspace::root().as_path())?;
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let campaign = Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false, watch: None };
+    let campaign = Campaign {
+        start: 1,
+        seeds,
+        jobs,
+        failures: seeds,
+        verbose: false,
+        cluster: false,
+        watch: None,
+    };
     let begun = Instant::now();
     let report = run(&binary, &campaign)?;
     print(&report, begun.elapsed().as_secs_f64());
@@ -85,13 +97,21 @@ pub fn share(seeds: u64) -> Result<u64> {
 
 fn parse(arguments: &[String]) -> Result<Option<Campaign>> {
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let mut campaign =
-        Campaign { start: 1, seeds: 2000, jobs, failures: 1, verbose: false, watch: None };
+    let mut campaign = Campaign {
+        start: 1,
+        seeds: 2000,
+        jobs,
+        failures: 1,
+        verbose: false,
+        cluster: false,
+        watch: None,
+    };
     let mut arguments = arguments.iter();
     while let Some(name) = arguments.next() {
         match name.as_str() {
             "--help" | "-h" => return Ok(None),
             "--verbose" => campaign.verbose = true,
+            "--cluster" => campaign.cluster = true,
             "--watch" => {
                 let place = arguments.next().context("--watch needs VOLUME:SECTOR")?;
                 campaign.watch = Some(place.clone());
@@ -176,6 +196,9 @@ fn spawn(binary: &Path, campaign: &Campaign, start: u64, seeds: u64) -> Result<C
         .stdout(Stdio::piped());
     if campaign.verbose {
         command.arg("--verbose");
+    }
+    if campaign.cluster {
+        command.arg("--cluster");
     }
     if let Some(place) = &campaign.watch {
         command.args(["--watch", place]);

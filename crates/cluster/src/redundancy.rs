@@ -53,6 +53,14 @@ pub fn policy(model: &Model, name: &ResourceName, node: &NodeName) -> Policy {
     if going || !definition.layers.contains(&Layer::Drbd) || !others().any(Resource::is_replica) {
         return none;
     }
+    // Decided when it was marked: others had the data by then, or nobody needed them.
+    let decided = model.resource(name, node).is_some_and(|resource| {
+        resource.flags.contains(&ResourceFlag::DrbdDelete)
+            && !resource.flags.contains(&ResourceFlag::DiskRemoving)
+    });
+    if decided {
+        return none;
+    }
     let successor = others().find(|other| replaces(other).as_ref() == Some(node));
     let successor = successor.map(|other| other.node.clone());
     let evacuated = model

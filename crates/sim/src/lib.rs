@@ -9,6 +9,7 @@
 mod blank;
 mod check;
 mod client;
+pub mod cluster;
 pub mod content;
 pub mod disk;
 pub mod history;

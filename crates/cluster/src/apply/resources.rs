@@ -478,16 +478,20 @@ pub fn drop_record(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     for successor in successors.map(|r| r.node.clone()).collect::<Vec<_>>() {
         edit.modify_resource(name, &successor, |r| drop(r.props.remove(MIGRATE_FROM)));
     }
-    // Without any replica there is no data: the next one begins anew.
     if !edit.model.resources_of(name).any(Resource::is_diskful) {
-        edit.modify_definition(name, |definition| {
-            for volume in definition.volumes.values_mut() {
-                volume.flags.remove(&VolumeDefinitionFlag::DrbdInitialized);
-                volume.initial_on = None;
-            }
-        });
+        begin_anew(edit, name);
     }
     definitions::drop_if_empty(edit, name);
+}
+
+/// Without any replica that stays there are no data: the next one begins anew.
+pub fn begin_anew(edit: &mut Edit<'_>, name: &ResourceName) {
+    edit.modify_definition(name, |definition| {
+        for volume in definition.volumes.values_mut() {
+            volume.flags.remove(&VolumeDefinitionFlag::DrbdInitialized);
+            volume.initial_on = None;
+        }
+    });
 }
 
 /// Places what is missing of a resource definition.

@@ -23,6 +23,7 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
         return Ok(());
     }
     initialized(edit, name);
+    will_not_begin(edit, name);
     resized(edit, name);
     let nodes: Vec<NodeName> = edit.model.resources_of(name).map(|r| r.node.clone()).collect();
     for node in &nodes {
@@ -66,7 +67,9 @@ fn initialized(edit: &mut Edit<'_>, name: &ResourceName) {
     let begun = |number: &VolumeNr| {
         edit.observed().replicas(name).any(|(node, replica)| {
             let disk = replica.volumes.get(number).and_then(|volume| volume.disk);
-            edit.observed().is_connected(node) && disk == Some(DiskState::UpToDate)
+            let resource = edit.model.resource(name, node);
+            let counts = resource.is_some_and(|r| !r.flags.contains(&ResourceFlag::DrbdDelete));
+            counts && edit.observed().is_connected(node) && disk == Some(DiskState::UpToDate)
         })
     };
     let new = |(number, volume): &(&VolumeNr, &VolumeDefinition)| {
@@ -83,6 +86,32 @@ fn initialized(edit: &mut Edit<'_>, name: &ResourceName) {
             volume.flags.insert(VolumeDefinitionFlag::DrbdInitialized);
         }
     });
+}
+
+/// A replica that is leaving and was to begin a volume's data has not, and never will: its agent has
+/// confirmed that it is leaving. Another is named then. This looks at what was confirmed before this
+/// command changes anything.
+fn will_not_begin(edit: &mut Edit<'_>, name: &ResourceName) {
+    let Some(definition) = edit.model.definition(name) else { return };
+    let never = |(number, volume): &(&VolumeNr, &VolumeDefinition)| {
+        let Some(node) = &volume.initial_on else { return false };
+        let leaving = edit.model.resource(name, node).is_none_or(|r| !r.is_replica());
+        !volume.flags.contains(&VolumeDefinitionFlag::DrbdInitialized)
+            && leaving
+            && confirmed(edit, name, node).is_some_and(|replica| {
+                !replica.volumes.get(number).is_some_and(|volume| volume.metadata)
+            })
+    };
+    let numbers: Vec<VolumeNr> =
+        definition.volumes.iter().filter(never).map(|(nr, _)| *nr).collect();
+    if !numbers.is_empty() {
+        edit.modify_definition(name, |definition| {
+            for (_, volume) in definition.volumes.iter_mut().filter(|(nr, _)| numbers.contains(nr))
+            {
+                volume.initial_on = None;
+            }
+        });
+    }
 }
 
 /// Volumes that have grown everywhere.
@@ -188,7 +217,11 @@ fn leave(edit: &mut Edit<'_>, name: &ResourceName, nodes: &[NodeName]) {
         let deleting = resource.is_deleting() && !resource.flags.contains(&DrbdDelete);
         let removing = resource.flags.contains(&DiskRemoveRequested) && !resource.is_deleting();
         let begun = resource.flags.contains(&DiskRemoving);
-        if deleting && edit.observed().in_use(name, node) {
+        let snapshotted = edit
+            .model
+            .snapshots_of(name)
+            .any(|snapshot| snapshot.is_pending() && snapshot.nodes.contains_key(node));
+        if snapshotted || deleting && edit.observed().in_use(name, node) {
             continue;
         }
         let nobody_needs_it = redundancy::policy(edit.model, name, node).minimum == 0;
@@ -203,9 +236,13 @@ fn leave(edit: &mut Edit<'_>, name: &ResourceName, nodes: &[NodeName]) {
             (true, _) | (_, true) if safe && !begun => DiskRemoving,
             _ => continue,
         };
+        let last = flag == DrbdDelete && nobody_needs_it && resource.is_diskful();
         edit.modify_resource(name, node, |resource| {
             resource.flags.insert(flag);
         });
+        if last {
+            resources::begin_anew(edit, name);
+        }
     }
 }
 
@@ -305,8 +342,12 @@ fn outcome(edit: &Edit<'_>, snapshot: &SnapshotDefinition) -> Outcome {
     let (name, token) = (&snapshot.resource, snapshot.token);
     let mut complete = true;
     for node in snapshot.nodes.keys() {
-        if !edit.observed().is_connected(node) || edit.model.resource(name, node).is_none() {
+        let resource = edit.model.resource(name, node);
+        if !edit.observed().is_connected(node) || !resource.is_some_and(Resource::is_diskful) {
             return Outcome::Disconnected;
+        }
+        if resource.is_some_and(|r| r.flags.contains(&ResourceFlag::DiskRemoving)) {
+            return Outcome::Failed;
         }
         let replica = edit.observed().replica(name, node);
         let state = replica.and_then(|replica| replica.snapshots.get(&snapshot.name));

@@ -21,6 +21,8 @@ struct Arguments {
     watch: Option<Watch>,
     /// Go on after a violation, up to so many.
     failures: u64,
+    /// The control plane, not the data plane.
+    cluster: bool,
 }
 
 fn main() -> ExitCode {
@@ -32,6 +34,9 @@ fn main() -> ExitCode {
         }
     };
     run::quiet_panics();
+    if arguments.cluster {
+        return cluster(&arguments);
+    }
     let mut total = Stats::default();
     let (mut done, mut failed) = (0, 0);
     for i in 0..arguments.seeds {
@@ -61,11 +66,54 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
+/// Runs seeds of the control plane.
+fn cluster(arguments: &Arguments) -> ExitCode {
+    let mut total = sim::cluster::Stats::default();
+    let (mut done, mut failed) = (0, 0);
+    for i in 0..arguments.seeds {
+        let seed = arguments.start + i * arguments.step;
+        let mut trace = |line: &str| {
+            if arguments.verbose {
+                println!("{line}");
+            }
+        };
+        done += 1;
+        let run = || sim::cluster::seed(seed, &mut trace);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        match outcome.unwrap_or_else(|_| Err("a panic".to_owned())) {
+            Ok(stats) => total.add(&stats),
+            Err(message) => {
+                failed += 1;
+                println!("violation {seed} cluster at 0: {message}");
+                if failed >= arguments.failures {
+                    break;
+                }
+            }
+        }
+    }
+    println!("seeds {done}");
+    for (key, value) in total.lines() {
+        println!("{key} {value}");
+    }
+    ExitCode::from(u8::from(failed > 0))
+}
+
 fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let mut parsed =
-        Arguments { start: 1, seeds: 100, step: 1, verbose: false, watch: None, failures: 1 };
+    let mut parsed = Arguments {
+        start: 1,
+        seeds: 100,
+        step: 1,
+        verbose: false,
+        watch: None,
+        failures: 1,
+        cluster: false,
+    };
     let mut arguments = arguments;
     while let Some(name) = arguments.next() {
+        if name == "--cluster" {
+            parsed.cluster = true;
+            continue;
+        }
         if name == "--verbose" {
             parsed.verbose = true;
             continue;

@@ -1,0 +1,240 @@
+//! A simulated agent with its disks. What is on the disks survives a crash.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ::cluster::name::{NodeName, ResourceName, SnapshotName};
+use ::cluster::objects::{Generation, Millis};
+use ::cluster::observed::{ReplicaState, SnapshotState, Suspension, SuspensionState, VolumeState};
+use ::cluster::plan::{Action, Begin, Guard};
+use vocab::{Bytes, DiskState, VolumeNr};
+
+/// A node.
+#[derive(Default)]
+pub struct Agent {
+    /// The node runs.
+    pub up: bool,
+    /// The controller reaches it.
+    pub linked: bool,
+    /// What it has of each resource. A record stays, as the memory of the newest generation.
+    pub records: BTreeMap<ResourceName, Record>,
+}
+
+/// What a node has of a resource.
+#[derive(Clone, Default)]
+pub struct Record {
+    /// Generation of the newest step that was begun.
+    pub seen: Generation,
+    /// Generation of the newest configuration or removal.
+    pub confirmed: Generation,
+    /// Peers of the configuration, if it is up.
+    pub peers: Option<BTreeSet<NodeName>>,
+    /// Volumes of the configuration.
+    pub configured: BTreeMap<u16, u64>,
+    /// Backing volumes.
+    pub volumes: BTreeMap<u16, Disk>,
+    /// Snapshots: token, and the version of the data of each volume.
+    pub snapshots: BTreeMap<SnapshotName, (Generation, BTreeMap<u16, u64>)>,
+    /// The last suspension.
+    pub suspension: Option<(Generation, SuspensionState)>,
+    /// Since when it is Primary.
+    pub primary: Option<Millis>,
+}
+
+/// A backing volume.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    /// Size in bytes.
+    pub size: u64,
+    /// It has metadata.
+    pub metadata: bool,
+    /// The last write that it has; nothing if it never was in sync.
+    pub version: Option<u64>,
+    /// The size of the device on it.
+    pub device: u64,
+}
+
+/// The data of all resources as they should be: the last write of each volume.
+pub type Truth = BTreeMap<(ResourceName, u16), u64>;
+
+/// Why a step was not carried out.
+pub enum Refused {
+    /// It is older than one that was begun.
+    Old,
+    /// It can not be done now.
+    Not,
+}
+
+impl Record {
+    /// True if every volume has the last write.
+    pub fn is_current(&self, name: &ResourceName, truth: &Truth) -> bool {
+        let has = |(number, disk): (&u16, &Disk)| {
+            let last = truth.get(&(name.clone(), *number));
+            disk.version.is_some() && disk.version.as_ref() == last
+        };
+        !self.volumes.is_empty() && self.volumes.iter().all(has)
+    }
+
+    /// True if there is anything on the disks.
+    pub fn is_empty(&self) -> bool {
+        self.volumes.is_empty() && self.snapshots.is_empty() && self.peers.is_none()
+    }
+
+    /// What the agent reports.
+    pub fn report(&self, name: &ResourceName, truth: &Truth, peers: &[NodeName]) -> ReplicaState {
+        let numbers: BTreeSet<u16> =
+            self.volumes.keys().chain(self.configured.keys()).copied().collect();
+        let volumes = numbers.into_iter().map(|number| {
+            let disk = self.volumes.get(&number);
+            let state = disk.map_or(DiskState::Diskless, |disk| match disk.version {
+                None => DiskState::Inconsistent,
+                version if version.as_ref() == truth.get(&(name.clone(), number)) => {
+                    DiskState::UpToDate
+                }
+                Some(_) => DiskState::Outdated,
+            });
+            let state = VolumeState {
+                backing: disk.map(|disk| Bytes(disk.size)),
+                metadata: disk.is_some_and(|disk| disk.metadata),
+                disk: Some(state),
+                size: Bytes(disk.map_or(0, |disk| disk.device)),
+                done_percent: None,
+            };
+            (VolumeNr(number), state)
+        });
+        let connections = self.peers.iter().flatten();
+        let snapshots = self.snapshots.iter();
+        ReplicaState {
+            generation: self.confirmed,
+            up: self.peers.is_some(),
+            in_use: self.primary,
+            volumes: volumes.collect(),
+            connections: connections.map(|p| (p.clone(), peers.contains(p))).collect(),
+            suspension: self.suspension.map(|(token, state)| Suspension { token, state }),
+            snapshots: snapshots
+                .map(|(name, (token, _))| (name.clone(), SnapshotState { token: *token }))
+                .collect(),
+        }
+    }
+
+    /// Carries out a step. `current` are the connected peers that have every write.
+    pub fn carry_out(
+        &mut self,
+        name: &ResourceName,
+        generation: Generation,
+        action: &Action,
+        current: &[NodeName],
+        truth: &mut Truth,
+        sources: &BTreeMap<(ResourceName, SnapshotName), BTreeMap<u16, u64>>,
+    ) -> Result<(), Refused> {
+        if generation < self.seen {
+            return Err(Refused::Old);
+        }
+        self.seen = generation;
+        match action {
+            Action::CreateVolume { volume, backing } => {
+                let disk = self.volumes.entry(*volume).or_default();
+                disk.size = disk.size.max(backing.size.0);
+            }
+            Action::RestoreVolume { volume, backing, from, snapshot } => {
+                if self.volumes.contains_key(volume) {
+                    return Ok(());
+                }
+                let Some(data) = sources.get(&(from.clone(), snapshot.clone())) else {
+                    return Err(Refused::Not);
+                };
+                let version = data.get(volume).copied();
+                let size = backing.size.0;
+                let disk = Disk { size, metadata: true, version, device: 0 };
+                self.volumes.insert(*volume, disk);
+                if let Some(version) = version {
+                    truth.entry((name.clone(), *volume)).or_insert(version);
+                }
+            }
+            Action::CreateMetadata { volume, begin, .. } => {
+                let Some(disk) = self.volumes.get_mut(volume) else { return Err(Refused::Not) };
+                if !disk.metadata {
+                    disk.metadata = true;
+                    disk.version = (*begin == Begin::First).then_some(0);
+                    if *begin == Begin::First {
+                        truth.entry((name.clone(), *volume)).or_insert(0);
+                    }
+                }
+            }
+            Action::BeginData { volume } => {
+                let Some(disk) = self.volumes.get_mut(volume) else { return Err(Refused::Not) };
+                if !disk.metadata || disk.version.is_some() || !current.is_empty() {
+                    return Err(Refused::Not);
+                }
+                disk.version = Some(0);
+                truth.entry((name.clone(), *volume)).or_insert(0);
+            }
+            Action::GrowVolume { volume, size } => {
+                let Some(disk) = self.volumes.get_mut(volume) else { return Err(Refused::Not) };
+                disk.size = disk.size.max(size.0);
+            }
+            Action::GrowDevice { volume, size } => {
+                self.configured.insert(*volume, size.0);
+            }
+            Action::Configure(config) => {
+                self.peers = Some(config.connections.keys().cloned().collect());
+                let sizes = config.volumes.iter().map(|(number, volume)| (*number, volume.size.0));
+                let old = std::mem::take(&mut self.configured);
+                self.configured = sizes.collect();
+                // A device that exists grows by a step of its own.
+                for (number, size) in old {
+                    if let Some(new) = self.configured.get_mut(&number) {
+                        *new = size;
+                    }
+                }
+                self.confirmed = generation;
+            }
+            Action::RemoveDisk(guard) => {
+                self.guard(guard, current)?;
+                self.volumes.clear();
+            }
+            Action::RemoveVolume { volume } => {
+                self.volumes.remove(volume);
+                self.configured.remove(volume);
+            }
+            Action::Remove(guard) => {
+                if self.primary.is_some() {
+                    return Err(Refused::Not);
+                }
+                self.guard(guard, current)?;
+                self.volumes.clear();
+                self.configured.clear();
+                self.peers = None;
+                self.suspension = None;
+                self.confirmed = generation;
+            }
+            Action::Suspend { token } => {
+                if self.suspension.is_none_or(|(old, _)| old < *token) {
+                    self.suspension = Some((*token, SuspensionState::Held));
+                }
+            }
+            Action::TakeSnapshot { token, snapshot } => {
+                if self.suspension != Some((*token, SuspensionState::Held)) {
+                    return Err(Refused::Not);
+                }
+                let data = self.volumes.iter().filter_map(|(nr, disk)| Some((*nr, disk.version?)));
+                let data = data.collect();
+                self.snapshots.entry(snapshot.clone()).or_insert((*token, data));
+            }
+            Action::Resume { token } => {
+                if self.suspension == Some((*token, SuspensionState::Held)) {
+                    self.suspension = Some((*token, SuspensionState::Released));
+                }
+            }
+            Action::DeleteSnapshot { snapshot } => {
+                self.snapshots.remove(snapshot);
+            }
+        }
+        Ok(())
+    }
+
+    fn guard(&self, guard: &Guard, current: &[NodeName]) -> Result<(), Refused> {
+        let data = self.volumes.values().any(|disk| disk.version.is_some());
+        let others = guard.of.iter().filter(|node| current.contains(node)).count();
+        if !data || others >= guard.at_least { Ok(()) } else { Err(Refused::Not) }
+    }
+}
