@@ -59,7 +59,11 @@ impl Node {
         let mut node = Node { resource, now: Instant(3) };
         let command = AdminCommand::Connect { peer: id(1), discard_my_data: false };
         node.input(Input::Admin { id: 2, command });
-        let sent = node.input(Input::LinkUp { peer: id(1), tie_break: true });
+        let sent = node.input(Input::LinkUp {
+            peer: id(1),
+            tie_break: true,
+            challenge: Box::new([0; 64]),
+        });
         let Some(Packet::ConnectionFeatures(ours)) = sent.first() else { panic!("{sent:?}") };
         let theirs = Features {
             sender_node_id: 1,
