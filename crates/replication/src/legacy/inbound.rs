@@ -45,7 +45,12 @@ impl Resource {
     ) -> Result<(), &'static str> {
         let at_any_time = matches!(
             packet,
-            Packet::Ping | Packet::PingAck | Packet::Protocol(_) | Packet::ConnectionFeatures(_)
+            Packet::Ping
+                | Packet::PingAck
+                | Packet::Protocol(_)
+                | Packet::ConnectionFeatures(_)
+                | Packet::AuthChallenge(_)
+                | Packet::AuthResponse(_)
         );
         if at_any_time {
             return self.take(peer, packet, payload);
