@@ -300,7 +300,7 @@ impl Cluster {
     }
 
     /// An operator's command on a node; returns what it printed.
-    pub fn command(&self, node: usize, arguments: &[&str]) -> Result<String> {
+    fn command(&self, node: usize, arguments: &[&str]) -> Result<String> {
         let mut command = process::command(&self.program);
         command.arg("--socket").arg(self.socket(node));
         command.args(["--timeout", "30"]);
@@ -324,7 +324,7 @@ impl Cluster {
     }
 
     /// All resources as a node sees them.
-    pub fn status(&self, node: usize) -> Result<Vec<Value>> {
+    fn status(&self, node: usize) -> Result<Vec<Value>> {
         let text = self.command(node, &["status", "--json"])?;
         serde_json::from_str(&text).context("the status is not JSON")
     }
@@ -404,7 +404,6 @@ pub fn allocate(path: &Path, mib: u64) -> Result<()> {
     Ok(())
 }
 
-/// The elements of an array; none if it is something else.
-pub fn array(value: &Value) -> &[Value] {
+fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
