@@ -50,9 +50,7 @@ fn promotions_end_while_nodes_come_and_go_case_46() {
             w.run_for(20_000_000);
             w.start_node(leaver);
             if let Ok(opener) = w.try_open(promoter) {
-                // The only good disk may just have become uncertain; then there is nothing to write to.
-                let write = w.start(promoter, WRITE, 8 * round as u64, 8);
-                w.finish(write).ok();
+                w.write(promoter, 8 * round as u64);
                 w.close(promoter, opener);
             }
         }
