@@ -22,6 +22,9 @@ const TOOLS: &[(&str, &str)] = &[
     ("fio", "fio"),
     ("ip", "iproute2"),
     ("losetup", "mount"),
+    // Pools of files: snapshots share blocks on both.
+    ("mkfs.xfs", "xfsprogs"),
+    ("mkfs.btrfs", "btrfs-progs"),
     ("timeout", "coreutils"),
     // libFuzzer is C++.
     ("c++", "g++"),
