@@ -5,11 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use vocab::{Bytes, DiskState, VolumeNr};
 
 use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::{Generation, Millis, Provider};
+use crate::row;
 
 /// Everything that was reported.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -21,7 +23,7 @@ pub struct Observed {
 }
 
 /// A node.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct NodeState {
     /// Its agent is connected and has reported everything.
     pub connected: bool,
@@ -36,20 +38,23 @@ pub struct NodeState {
 }
 
 /// A pool.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct PoolState {
     /// Free space.
+    #[serde(with = "row::bytes")]
     pub free: Bytes,
     /// All of its space.
+    #[serde(with = "row::bytes")]
     pub total: Bytes,
     /// Space that snapshots take.
+    #[serde(with = "row::bytes")]
     pub snapshots: Bytes,
     /// What is wrong with it.
     pub error: Option<String>,
 }
 
 /// What a node has of a resource.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ReplicaState {
     /// Generation of the newest configuration, or removal, that its agent has carried out for the
     /// resource. It refuses every step that is older than any it has begun.
@@ -59,6 +64,7 @@ pub struct ReplicaState {
     /// Since when it is Primary, or open.
     pub in_use: Option<Millis>,
     /// Its volumes.
+    #[serde(with = "row::by_volume")]
     pub volumes: BTreeMap<VolumeNr, VolumeState>,
     /// Peers and whether they are connected.
     pub connections: BTreeMap<NodeName, bool>,
@@ -69,22 +75,25 @@ pub struct ReplicaState {
 }
 
 /// A volume of a replica.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct VolumeState {
     /// Size of the backing volume, if there is one.
+    #[serde(with = "row::some_bytes")]
     pub backing: Option<Bytes>,
     /// The backing volume has metadata.
     pub metadata: bool,
     /// State of the disk.
+    #[serde(with = "row::disk_state")]
     pub disk: Option<DiskState>,
     /// Size that users see; zero if there is no device.
+    #[serde(with = "row::bytes")]
     pub size: Bytes,
     /// How much of a running resync is done.
     pub done_percent: Option<f32>,
 }
 
 /// A suspension of I/O for a snapshot. An agent begins it once: one that has ended is not begun again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Suspension {
     /// What it is, or was, for.
     pub token: Generation,
@@ -93,7 +102,7 @@ pub struct Suspension {
 }
 
 /// Where a suspension of I/O has got to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum SuspensionState {
     /// I/O is suspended.
     Held,
@@ -104,7 +113,7 @@ pub enum SuspensionState {
 }
 
 /// A snapshot on a node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SnapshotState {
     /// What it was taken for.
     pub token: Generation,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocab::{Bytes, GenUuid, Minor, NodeId, VolumeNr};
+use vocab::{Bytes, DiskState, GenUuid, Minor, NodeId, VolumeNr};
 
 /// A size in bytes.
 pub mod bytes {
@@ -16,6 +16,33 @@ pub mod bytes {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
         u64::deserialize(from).map(Bytes)
+    }
+}
+
+/// A size in bytes, if there is one.
+pub mod some_bytes {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(size: &Option<Bytes>, to: S) -> Result<S::Ok, S::Error> {
+        size.map(|size| size.0).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
+        Ok(Option::<u64>::deserialize(from)?.map(Bytes))
+    }
+}
+
+/// The state of a disk, by DRBD's word, if there is one.
+pub mod disk_state {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(state: &Option<DiskState>, to: S) -> Result<S::Ok, S::Error> {
+        state.map(DiskState::name).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<DiskState>, D::Error> {
+        let Some(word) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        word.parse().map(Some).map_err(D::Error::custom)
     }
 }
 

@@ -1,0 +1,4 @@
+//! Contracts between the processes of the control plane: data only, no behaviour.
+#![forbid(unsafe_code)]
+
+pub mod link;
