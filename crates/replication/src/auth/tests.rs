@@ -6,7 +6,7 @@ use vocab::{ConnState, Dagtag, Instant, NodeId, NodeMask};
 
 use super::*;
 use crate::config::{PeerConfig, ResourceConfig};
-use crate::io::{AdminCommand, Input, Output};
+use crate::io::{AdminCommand, Input, LinkLoss, Output};
 
 const SECRET: &str = "s3cret-s3cret";
 const OURS: [u8; CHALLENGE_LEN] = [7; CHALLENGE_LEN];
@@ -116,10 +116,13 @@ impl Play {
         self.core.status().connections[0].connection_state == state
     }
 
-    /// The connection has ended for good, and the log says why.
-    fn is_refused(&self, sent: &[Packet], why: &str) -> bool {
+    /// The connection has ended for good, and the log says why. The peer, which has been told, is the
+    /// one that closes it.
+    fn is_refused(&mut self, sent: &[Packet], why: &str) -> bool {
         let told = sent == [Packet::Disconnect] && self.log.contains(why);
-        told && self.log.contains("bravo") && self.is(ConnState::StandAlone)
+        let waits = self.is(ConnState::Disconnecting);
+        self.input(Input::LinkDown { peer: node(1), loss: LinkLoss::Closed });
+        told && waits && self.log.contains("bravo") && self.is(ConnState::StandAlone)
     }
 }
 
