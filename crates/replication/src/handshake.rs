@@ -17,6 +17,7 @@ use crate::auth::Proof;
 use crate::compare::{Decided, Start};
 use crate::io::{Challenge, LinkLoss, LogLevel, Output};
 use crate::jobs::JobKind;
+use crate::rate::DrbdPace;
 use crate::resource::{Link, Resource, Sender, Volume};
 use crate::state::{PeerIx, VolIx};
 
@@ -378,7 +379,9 @@ impl Resource {
     }
 
     fn sync_param(&self, peer: PeerIx, vol: VolIx) -> SyncParam {
-        let (net, pd) = (&self.peers[peer].net, &self.peers[peer].devs[vol].opts);
+        let net = &self.peers[peer].net;
+        // A peer is told DRBD's defaults of what is not set here; it has a pace of its own.
+        let pd = DrbdPace::of(&self.peers[peer].devs[vol].opts);
         let tenths = |d: std::time::Duration| u32::try_from(d.as_millis() / 100).unwrap_or(0);
         SyncParam {
             form: SyncParamForm::V95,

@@ -1,5 +1,9 @@
-//! Pace of a resync: the target's rate controller and the source's throttle (wire §7.8,
-//! semantics §9.4). Both act locally and leave no trace on the wire.
+//! Pace of a resync. The target decides how much it asks for, and the source when it answers. Both
+//! act locally and leave no trace on the wire.
+//!
+//! Where an operator has set none of DRBD's options, [`Window`] and [`Users`] find the pace. Where he
+//! has, it is DRBD's: the target's [`Controller`] and the source's [`Throttle`], both here (wire
+//! §7.8, semantics §9.4).
 //!
 //! The controller keeps a plan: for each of the next *n* turns of 100 ms the correction, in
 //! sectors, that it has decided on already. Each turn it compares the data in flight with what it
@@ -13,6 +17,11 @@ use vocab::{Instant, Sectors};
 
 #[cfg(test)]
 mod tests;
+mod users;
+mod window;
+
+pub use users::{LEAST_RATE, Users};
+pub use window::{Done, Grant, Room, Window};
 
 /// One turn of the controller.
 pub const TURN: Duration = Duration::from_millis(100);
@@ -24,6 +33,44 @@ const BLOCK_SECTORS: u64 = 8;
 /// Bounds every intermediate value far above any real one (2 PiB in sectors), so that sums of
 /// them can not overflow whatever the peer or the clock do.
 const SECTORS_MAX: i128 = 1 << 42;
+
+/// DRBD's options of the target's controller: what is set, and DRBD's defaults for the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DrbdPace {
+    /// `resync-rate`
+    pub resync_rate: KibPerSecond,
+    /// `c-plan-ahead`
+    pub c_plan_ahead: Duration,
+    /// `c-delay-target`
+    pub c_delay_target: Duration,
+    /// `c-fill-target`
+    pub c_fill_target: Sectors,
+    /// `c-max-rate`
+    pub c_max_rate: KibPerSecond,
+}
+
+impl DrbdPace {
+    /// Of these options, whether any is set or not.
+    pub fn of(options: &PeerDeviceOptions) -> DrbdPace {
+        DrbdPace {
+            resync_rate: options.resync_rate.unwrap_or(KibPerSecond(250)),
+            c_plan_ahead: options.c_plan_ahead.unwrap_or(Duration::from_secs(2)),
+            c_delay_target: options.c_delay_target.unwrap_or(Duration::from_secs(1)),
+            c_fill_target: options.c_fill_target.unwrap_or(Sectors(100)),
+            c_max_rate: options.c_max_rate.unwrap_or(KibPerSecond(102_400)),
+        }
+    }
+
+    /// `None` if none of them is set.
+    pub fn if_set(options: &PeerDeviceOptions) -> Option<DrbdPace> {
+        let set = options.resync_rate.is_some()
+            || options.c_plan_ahead.is_some()
+            || options.c_delay_target.is_some()
+            || options.c_fill_target.is_some()
+            || options.c_max_rate.is_some();
+        set.then(|| DrbdPace::of(options))
+    }
+}
 
 /// What happened since the controller's last turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +104,7 @@ impl Controller {
 
     /// How much to request in this turn. Call it every [`Controller::next_turn`], except while
     /// the data socket's send buffer is more than half full: then skip the turn.
-    pub fn turn(&mut self, options: &PeerDeviceOptions, turn: &Turn) -> Sectors {
+    pub fn turn(&mut self, options: &DrbdPace, turn: &Turn) -> Sectors {
         let steps = (options.c_plan_ahead.as_millis() / TURN.as_millis()) as usize;
         let wanted = if steps == 0 {
             self.replan(0);
@@ -72,7 +119,7 @@ impl Controller {
         Sectors((blocks * BLOCK_SECTORS).next_multiple_of(granularity))
     }
 
-    fn dynamic(&mut self, options: &PeerDeviceOptions, turn: &Turn, steps: usize) -> u64 {
+    fn dynamic(&mut self, options: &DrbdPace, turn: &Turn, steps: usize) -> u64 {
         self.replan(steps);
         let steps = steps as i128;
         let elapsed_ns = turn.elapsed.as_nanos().clamp(1, 1_000_000_000) as i128;
@@ -179,7 +226,7 @@ impl Marks {
 ///
 /// While there is any, requests take from an allowance that is renewed at `c-min-rate`. What is
 /// handed out counts at once: many requests arrive together, long before the first shows as
-/// progress.
+/// progress. If `c-min-rate` is not set, [`Users`] say whose turn it is.
 #[derive(Clone, Debug)]
 pub struct Throttle {
     /// Progress, kept by this node as source.
@@ -190,6 +237,7 @@ pub struct Throttle {
     /// Sectors that may be handed out; below zero after a request larger than what was left.
     allowance: i64,
     renewed: Instant,
+    users: Users,
 }
 
 /// What else the disk has to do.
@@ -210,15 +258,44 @@ impl Throttle {
             busy_until: now,
             allowance: 0,
             renewed: now,
+            users: Users::new(now, foreign_total),
         }
     }
 
-    /// True if a resync request of that length may be answered now; it is counted then. False if
-    /// the disk is busy with something else, and the resync has had its `c-min-rate`.
+    /// A request was answered, and is on the target's disk.
+    pub fn answered(&mut self, now: Instant, foreign_total: Sectors) {
+        self.users.end(now, foreign_total);
+    }
+
+    /// `None` if a resync request of that length may be answered now; it is counted then. If the
+    /// disk is busy with something else, and the resync has had what it gets meanwhile, the moment
+    /// to ask again.
     ///
-    /// While the amount out of sync is not shrinking it is always true: the writes that dirty it
+    /// While the amount out of sync is not shrinking it is always `None`: the writes that dirty it
     /// may themselves be waiting for the resync to get on.
-    pub fn admits(
+    pub fn wait(
+        &mut self,
+        now: Instant,
+        left: Sectors,
+        load: Load,
+        c_min_rate: Option<KibPerSecond>,
+        len: Sectors,
+    ) -> Option<Instant> {
+        self.marks.advance(now, left);
+        if let Some(c_min_rate) = c_min_rate {
+            return (!self.admits(now, left, load, c_min_rate, len)).then(|| now + TURN);
+        }
+        let turn = self.users.turn(now, load.foreign_total, LEAST_RATE)?;
+        if self.marks.recent(now, left).1.0 == 0 {
+            return None;
+        }
+        if turn.is_ok() {
+            self.users.begin(now, len, LEAST_RATE);
+        }
+        turn.err()
+    }
+
+    fn admits(
         &mut self,
         now: Instant,
         left: Sectors,
@@ -226,7 +303,6 @@ impl Throttle {
         c_min_rate: KibPerSecond,
         len: Sectors,
     ) -> bool {
-        self.marks.advance(now, left);
         let foreign = load.foreign_total.0.saturating_sub(self.foreign_seen.0);
         if load.application_active || foreign > FOREIGN_SECTORS_MIN {
             self.foreign_seen = load.foreign_total;

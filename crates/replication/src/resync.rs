@@ -16,7 +16,7 @@ use codec::wire::{Agreed, BitmapReceiver, UuidFlags};
 use vocab::{Bytes, Dagtag, GenUuid, Instant, NodeMask, ReplState, SectorRange, Sectors};
 
 use crate::io::LogLevel;
-use crate::rate::{Controller, Throttle};
+use crate::rate::{Controller, Throttle, Window};
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, State, VolIx};
 
@@ -47,7 +47,12 @@ pub(crate) struct Resync {
     first_id: u64,
     in_flight: u64,
     replied: u64,
+    /// The pace by DRBD's options, and the one without.
     controller: Controller,
+    window: Window,
+    /// There was less to ask for than there was room: more is looked for by the clock, not with
+    /// every answer.
+    stuck: bool,
     last_turn: Instant,
     next_turn: Option<Instant>,
     /// The metadata says Inconsistent.
@@ -83,6 +88,8 @@ impl Resync {
             in_flight: 0,
             replied: 0,
             controller: Controller::new(),
+            window: Window::new(now, first_id, Sectors(0)),
+            stuck: false,
             last_turn: now,
             next_turn: None,
             may_write: false,
@@ -256,7 +263,8 @@ impl Resource {
             Bytes(total * vocab::SECTOR_SIZE),
             self.peers[peer].name
         );
-        let now = self.now;
+        let (now, next) = (self.now, self.next_resync_request);
+        let users_total = self.users_total(vol);
         let unstable = self.unstable_source(peer, vol, stable);
         self.peers[peer].devs[vol].unstable = unstable;
         let resync = self.resync_mut(peer, vol);
@@ -270,6 +278,8 @@ impl Resource {
         resync.finishing = false;
         resync.heard = false;
         resync.controller = Controller::new();
+        resync.window = Window::new(now, next, users_total);
+        resync.stuck = false;
         self.log(LogLevel::Info, text);
         if self.bind(vol, goal, Some(peer), NodeMask::ALL) {
             self.record_bound(vol, goal);

@@ -269,7 +269,7 @@ impl Plan {
             disk: DiskOptions { al_extents: 7, ..DiskOptions::default() },
             // How far a resync gets in a scenario does not depend on who writes meanwhile.
             peer_device: PeerDeviceOptions {
-                c_min_rate: KibPerSecond(0),
+                c_min_rate: Some(KibPerSecond(0)),
                 ..PeerDeviceOptions::default()
             },
             workload: Workload {
@@ -351,11 +351,17 @@ impl Plan {
         }
         self.net.ping_int = Duration::from_secs(rng.range(1, 10));
         self.net.timeout = Duration::from_millis(rng.range(5, 9) * 100);
-        // Not drawn, so that the other half of the seeds stays what it was before the sources of
-        // resyncs could give way. One that always does is seldom done before a fault.
-        if self.net.ping_int.as_secs().is_multiple_of(2) {
-            self.peer_device.c_min_rate = PeerDeviceOptions::default().c_min_rate;
-        }
+        // Not drawn, so that seeds with DRBD's pace stay what they were when there was no other.
+        let (max, min) = (Some(KibPerSecond(102_400)), Some(KibPerSecond(250)));
+        let (c_max_rate, c_min_rate) = match self.net.ping_int.as_secs() {
+            1 | 5 => (max, self.peer_device.c_min_rate),
+            6 | 8 => (max, min),
+            // DRBD's throttle at the source alone; nobody gives way; all of it is Ashlar's.
+            2 => (None, min),
+            3 => (None, self.peer_device.c_min_rate),
+            _ => (None, None),
+        };
+        (self.peer_device.c_max_rate, self.peer_device.c_min_rate) = (c_max_rate, c_min_rate);
         self.net.ko_count = rng.range(2, 7) as u32;
         self.net.use_rle = rng.one_in(2);
         self.net.protocol = *rng.pick(&[

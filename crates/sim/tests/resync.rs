@@ -349,6 +349,8 @@ fn both_servers_of_a_client_invalidated_in_turn() {
             w.wait_disk(node, DiskState::Inconsistent);
             w.write(2, 8);
             w.wait_disk(node, DiskState::UpToDate);
+            // The client, too, knows of a good disk before the other one is given up.
+            w.wait("n2 sees it", |w| w.device(2, node).disk == DiskState::UpToDate);
         }
         w.close(2, opener);
         w.settle();
@@ -732,8 +734,11 @@ fn blocks_under_write_are_not_resynced_round_and_round() {
         dense_load(w, 0, 300);
         w.start_node(1);
         w.wait_disk(1, DiskState::UpToDate);
+        // A fast resync may leave the blocks of a few writes to the next one, and that fewer.
         dense_load(w, 0, 5_000);
-        w.expect("there were a resync from each of two nodes at most", |w| w.stats.resyncs <= 2);
+        let before = w.stats.resyncs;
+        dense_load(w, 0, 3_000);
+        w.expect("no resync begins any more", |w| w.stats.resyncs == before);
     });
 }
 

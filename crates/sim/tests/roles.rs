@@ -50,7 +50,9 @@ fn promotions_end_while_nodes_come_and_go_case_46() {
             w.run_for(20_000_000);
             w.start_node(leaver);
             if let Ok(opener) = w.try_open(promoter) {
-                w.write(promoter, 8 * round as u64);
+                // The only good disk may just have become uncertain; then there is nothing to write to.
+                let write = w.start(promoter, WRITE, 8 * round as u64, 8);
+                w.finish(write).ok();
                 w.close(promoter, opener);
             }
         }

@@ -75,15 +75,15 @@ fn the_verified_example_gives_alpha_what_drbdadm_executes() {
     assert_eq!(bravo.net.protocol, Protocol::A);
     assert_eq!((bravo.net.max_buffers, bravo.net.max_epoch_size), (8000, 2048));
     assert!(bravo.volumes.iter().all(|v| v.diskless && !v.options.bitmap));
-    assert!(bravo.volumes.iter().all(|v| v.options.resync_rate == KibPerSecond(10_240)));
+    assert!(bravo.volumes.iter().all(|v| v.options.resync_rate == Some(KibPerSecond(10_240))));
     assert_eq!(bravo.paths.len(), 1);
     assert_eq!(bravo.paths[0].remote.to_string(), "10.0.0.2:7010");
 
     assert_eq!((charlie.node_id.get(), charlie.net.ping_int.as_secs()), (4, 10));
     let paths: Vec<_> = charlie.paths.iter().map(|p| format!("{} {}", p.local, p.remote)).collect();
     assert_eq!(paths, ["10.0.0.1:7011 10.0.0.3:7011", "[fd00::1]:7012 [fd00::3]:7012"]);
-    let max: Vec<_> = charlie.volumes.iter().map(|v| v.options.c_max_rate.0).collect();
-    assert_eq!(max, [102_400, 5120]);
+    let max: Vec<_> = charlie.volumes.iter().map(|v| v.options.c_max_rate).collect();
+    assert_eq!(max, [None, Some(KibPerSecond(5120))]);
 
     // The diskless host sees the same from the other side.
     let resolved = resolve_on(&config, "BRAVO.example.com").unwrap();
@@ -125,9 +125,9 @@ fn options_inherit_and_the_later_section_wins() {
     assert_eq!(peer.paths[0].remote.port(), 7700);
     let extents = |v: usize| r0.volumes[v].backing.as_ref().unwrap().options.al_extents;
     assert_eq!((extents(0), extents(1)), (100, 200));
-    let ahead: Vec<_> = peer.volumes.iter().map(|v| v.options.c_plan_ahead.as_millis()).collect();
-    assert_eq!(ahead, [300, 400]);
-    assert_eq!(peer.volumes[0].options.resync_rate, KibPerSecond(5120));
+    let ahead: Vec<_> = peer.volumes.iter().map(|v| v.options.c_plan_ahead).collect();
+    assert_eq!(ahead, [300, 400].map(|ms| Some(Duration::from_millis(ms))));
+    assert_eq!(peer.volumes[0].options.resync_rate, Some(KibPerSecond(5120)));
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn options() -> PeerDeviceOptions {
-    PeerDeviceOptions::default()
+fn options() -> DrbdPace {
+    DrbdPace::of(&PeerDeviceOptions::default())
 }
 
 fn turn(elapsed_ms: u64, replied: u64, in_flight: u64) -> Turn {
@@ -18,7 +18,7 @@ fn turn(elapsed_ms: u64, replied: u64, in_flight: u64) -> Turn {
 
 /// Runs turns of 100 ms against a link that delivers `sectors_per_turn` and returns per turn
 /// what was requested and what is in flight.
-fn run(options: &PeerDeviceOptions, sectors_per_turn: u64, turns: usize) -> Vec<(u64, u64)> {
+fn run(options: &DrbdPace, sectors_per_turn: u64, turns: usize) -> Vec<(u64, u64)> {
     let (mut controller, mut in_flight) = (Controller::new(), 0u64);
     let mut history = Vec::new();
     for _ in 0..turns {
@@ -189,7 +189,7 @@ const BUSY: Load = Load { application_active: true, foreign_total: Sectors(0) };
 
 /// Asks for 8 sectors.
 fn admits(throttle: &mut Throttle, ms: u64, left: Sectors, load: Load, kib_per_s: u32) -> bool {
-    throttle.admits(at(ms), left, load, KibPerSecond(kib_per_s), Sectors(8))
+    throttle.wait(at(ms), left, load, Some(KibPerSecond(kib_per_s)), Sectors(8)).is_none()
 }
 
 #[test]
@@ -211,7 +211,8 @@ fn a_fast_resync_waits_for_application_io() {
 #[test]
 fn a_large_request_is_paid_for_afterwards() {
     let (mut throttle, left) = running(1000);
-    let mut admits = |ms| throttle.admits(at(ms), left, BUSY, KibPerSecond(1000), Sectors(2048));
+    let rate = Some(KibPerSecond(1000));
+    let mut admits = |ms| throttle.wait(at(ms), left, BUSY, rate, Sectors(2048)).is_none();
     assert!(admits(10_000));
     // 2000 sectors per second: the first one had 200 of them.
     assert!((1..=9).all(|tenth| !admits(10_000 + tenth * 100)));
@@ -249,4 +250,56 @@ fn the_speed_of_a_stalled_resync_fades() {
     let mut marks = throttle.marks.clone();
     marks.advance(at(60_000), left);
     assert!(marks.speed(at(60_000), left) < KibPerSecond(200));
+}
+
+#[test]
+fn any_of_drbds_options_turns_its_controller_on_with_its_defaults_for_the_others() {
+    let sources =
+        PeerDeviceOptions { c_min_rate: Some(KibPerSecond(0)), ..PeerDeviceOptions::default() };
+    assert_eq!(DrbdPace::if_set(&sources), None);
+    let options = PeerDeviceOptions { c_max_rate: Some(KibPerSecond(102_400)), ..sources };
+    let pace = DrbdPace::if_set(&options).unwrap();
+    assert_eq!(pace, DrbdPace::of(&PeerDeviceOptions::default()));
+    assert_eq!((pace.c_fill_target, pace.resync_rate), (Sectors(100), KibPerSecond(250)));
+}
+
+/// Users' I/O of which there is more at each of these moments.
+fn working(ms: u64) -> Load {
+    Load { application_active: false, foreign_total: Sectors(ms) }
+}
+
+#[test]
+fn without_a_rate_the_source_answers_one_and_pauses_if_it_met_users() {
+    let (mut throttle, left) = running(1000);
+    let ask = |t: &mut Throttle, ms, seen| t.wait(at(ms), left, working(seen), None, Sectors(128));
+    assert_eq!(ask(&mut throttle, 10_000, 0), None, "nobody works");
+    // They have come: what is under way is enough, but for the least rate of 64 KiB in 256 ms.
+    assert_eq!(ask(&mut throttle, 10_001, 8), Some(at(10_011)), "it is looked at again");
+    assert_eq!(ask(&mut throttle, 10_256, 8), Some(at(10_257)));
+    assert_eq!(ask(&mut throttle, 10_257, 8), None);
+    assert_eq!(ask(&mut throttle, 10_258, 8), Some(at(10_268)), "one is under way");
+    throttle.answered(at(10_259), Sectors(8));
+    assert_eq!(ask(&mut throttle, 10_259, 8), None, "it met nobody");
+    throttle.answered(at(10_261), Sectors(24));
+    // Two of theirs: that is worth 200 ms, or 400 of their requests.
+    assert_eq!(ask(&mut throttle, 10_460, 24), Some(at(10_461)));
+    assert_eq!(ask(&mut throttle, 10_461, 24), None);
+    throttle.answered(at(10_462), Sectors(40));
+    assert_eq!(ask(&mut throttle, 10_470, 40 + 399 * 8), Some(at(10_480)));
+    assert_eq!(ask(&mut throttle, 10_470, 40 + 400 * 8), None);
+    assert_eq!(ask(&mut throttle, 11_600, 40 + 400 * 8), None, "they have gone");
+}
+
+#[test]
+fn without_a_rate_the_source_gives_the_least_rate_however_many_it_meets() {
+    let (mut throttle, left) = running(1000);
+    let mut given = 0;
+    for ms in 10_000..20_000 {
+        while throttle.wait(at(ms), left, working(80 * ms), None, Sectors(128)).is_none() {
+            throttle.answered(at(ms), Sectors(80 * (ms + 100)));
+            given += 128;
+        }
+    }
+    // The first one is from before users were seen.
+    assert!((4900..=5256).contains(&given), "{given}");
 }

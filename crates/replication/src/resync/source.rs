@@ -2,8 +2,9 @@
 //! the request depends on (wire §7.4). Requests of a verify come the same way.
 //!
 //! While users work on this disk, requests of a resync wait for so long that it gets `c-min-rate`
-//! and no more (semantics §9.4). None waits for long: what is asked for is locked at the target,
-//! where a user may want to write to it. It is cancelled instead, and asked for again.
+//! and no more (semantics §9.4), or if that is not set, that users hardly notice it. None waits for
+//! long: what is asked for is locked at the target, where a user may want to write to it. It is
+//! cancelled instead, and asked for again.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use vocab::{DiskState, Instant, NodeId, ReplState, SectorRange, Sectors, VolumeN
 
 use crate::intervals::Slot;
 use crate::io::{DiskData, DiskError, DiskOp, Output};
-use crate::rate::{Load, TURN};
+use crate::rate::Load;
 use crate::request::WaitingOn;
 use crate::resource::{Op, Owner, Resource};
 use crate::state::{PeerIx, VolIx};
@@ -20,6 +21,9 @@ use crate::state::{PeerIx, VolIx};
 /// A request that could not be answered for so long, because users' I/O has precedence, is
 /// cancelled.
 const MAX_HOLD: Duration = Duration::from_millis(500);
+/// The same if `c-min-rate` is not set. What an Ashlar has asked for before it saw the users, it
+/// asks for again in smaller pieces.
+const MAX_HOLD_AUTO: Duration = Duration::from_millis(100);
 
 /// A request of a peer that this node answers: resync or verify.
 #[derive(Debug)]
@@ -89,43 +93,45 @@ impl Resource {
             replied: false,
             dead: false,
         });
-        if kind != ServeKind::Verify && self.gives_way(peer, vol, req.range.len) {
-            let now = self.now;
-            self.serves[key].held = Some(now);
-            self.resync_mut(peer, vol).release_at.get_or_insert(now + TURN);
-        } else {
-            self.try_serve(key);
+        let waits = match kind {
+            ServeKind::Verify => None,
+            _ => self.gives_way(peer, vol, req.range.len),
+        };
+        match waits {
+            Some(until) => {
+                self.serves[key].held = Some(self.now);
+                self.resync_mut(peer, vol).release_at.get_or_insert(until);
+            }
+            None => self.try_serve(key),
         }
         Ok(())
     }
 
-    /// A request that comes now waits: for those that wait already, or because users' I/O competes
-    /// and the resync has had its `c-min-rate`.
-    fn gives_way(&mut self, peer: PeerIx, vol: VolIx, len: Sectors) -> bool {
+    /// Until when a request that comes now waits: for those that wait already, or because users'
+    /// I/O competes and the resync has had what it gets meanwhile.
+    fn gives_way(&mut self, peer: PeerIx, vol: VolIx, len: Sectors) -> Option<Instant> {
         let resync = self.peers[peer].devs[vol].resync.as_ref();
-        resync.is_some_and(|r| r.release_at.is_some()) || !self.admits(peer, vol, len)
+        resync.and_then(|r| r.release_at).or_else(|| self.must_wait(peer, vol, len))
     }
 
-    /// Users' I/O leaves room for a request.
-    fn admits(&mut self, peer: PeerIx, vol: VolIx, len: Sectors) -> bool {
+    /// `None` if users' I/O leaves room for a request, else when to look again.
+    fn must_wait(&mut self, peer: PeerIx, vol: VolIx, len: Sectors) -> Option<Instant> {
         let (now, left) = (self.now, self.out_of_sync(peer, vol));
         // I/O that waits for better times may wait for the end of this resync.
         if left.0 == 0 || self.st.susp.any() {
-            return true;
+            return None;
         }
-        let Some(load) = self.load(vol) else { return true };
+        let load = self.load(vol)?;
         let dev = &mut self.peers[peer].devs[vol];
         let c_min_rate = dev.opts.c_min_rate;
-        let throttle = dev.resync.as_mut().and_then(|r| r.throttle.as_mut());
-        throttle.is_none_or(|t| t.admits(now, left, load, c_min_rate, len))
+        let throttle = dev.resync.as_mut().and_then(|r| r.throttle.as_mut())?;
+        throttle.wait(now, left, load, c_min_rate, len)
     }
 
     /// What users do with the disk of a volume.
     pub(super) fn load(&self, vol: VolIx) -> Option<Load> {
-        let volume = &self.vols[vol];
-        let application_active = volume.backing.as_ref()?.al.is_active();
-        let foreign_total = Sectors(volume.stats.read_sectors + volume.stats.written_sectors);
-        Some(Load { application_active, foreign_total })
+        let application_active = self.vols[vol].backing.as_ref()?.al.is_active();
+        Some(Load { application_active, foreign_total: self.users_total(vol) })
     }
 
     /// When requests that wait for users' I/O are looked at again.
@@ -133,8 +139,8 @@ impl Resource {
         self.peers[peer].devs[vol].resync.as_ref()?.release_at
     }
 
-    /// A turn is over: answers as many of the requests that wait as users' I/O leaves room for, in
-    /// order, and cancels those that waited for too long.
+    /// Their time has come: answers as many of the requests that wait as users' I/O leaves room for,
+    /// in order, and cancels those that waited for too long.
     pub(crate) fn release_held(&mut self, peer: PeerIx, vol: VolIx) {
         let mine = |s: &Serve| s.peer == peer && s.vol == vol && !s.dead;
         let mut held: Vec<(Instant, usize)> = self
@@ -145,20 +151,24 @@ impl Resource {
             .collect();
         held.sort_unstable();
         let now = self.now;
-        let (mut room, mut waiting) = (true, false);
+        let max_hold = match self.peers[peer].devs[vol].opts.c_min_rate {
+            Some(_) => MAX_HOLD,
+            None => MAX_HOLD_AUTO,
+        };
+        let (mut again, mut waiting) = (None, false);
         for (since, key) in held {
-            room = room && self.admits(peer, vol, self.serves[key].range.len);
-            if room {
+            again = again.or_else(|| self.must_wait(peer, vol, self.serves[key].range.len));
+            if again.is_none() {
                 self.serves[key].held = None;
                 self.try_serve(key);
-            } else if now.since(since) >= MAX_HOLD {
+            } else if now.since(since) >= max_hold {
                 self.cancel(key);
             } else {
                 waiting = true;
             }
         }
         if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
-            resync.release_at = waiting.then(|| now + TURN);
+            resync.release_at = again.filter(|_| waiting);
         }
     }
 
@@ -383,6 +393,11 @@ impl Resource {
         };
         if !serve.replied {
             return Err("a resync ack before its data");
+        }
+        let (now, users_total) = (self.now, self.users_total(vol));
+        let resync = self.peers[peer].devs[vol].resync.as_mut();
+        if let Some(throttle) = resync.and_then(|r| r.throttle.as_mut()) {
+            throttle.answered(now, users_total);
         }
         let node = self.peers[peer].node;
         if ok {

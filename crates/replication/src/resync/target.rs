@@ -10,11 +10,14 @@ use vocab::{
 use crate::handshake::AfterLoss;
 use crate::intervals::Slot;
 use crate::io::{BufId, DiskError, DiskOp, LogLevel, Output};
-use crate::rate::{Controller, TURN, Turn};
+use crate::rate::{Controller, Done, DrbdPace, Room, TURN, Turn};
 use crate::resource::{IdKind, Op, Owner, Resource, Work};
-use crate::state::{PeerIx, VolIx};
+use crate::state::{PeerIx, PeerState, VolIx};
 
 use super::{BIT_SECTORS, MAX_REQUEST_BITS};
+
+/// What could not be asked for, or was refused, is tried again after that.
+const RETRY: Duration = Duration::from_millis(20);
 
 /// So many ranges are remembered until their bits are written.
 const MAX_TOLD: usize = 1024;
@@ -24,6 +27,7 @@ const MAX_TOLD: usize = 1024;
 pub(super) struct RsRequest {
     range: SectorRange,
     key: Slot,
+    since: Instant,
     buf: Option<BufId>,
     /// The answer arrived.
     answered: bool,
@@ -61,22 +65,32 @@ impl Resource {
         if running { resync.next_turn } else { None }
     }
 
-    /// Asks for as much as the controller allows.
+    /// Asks for as much as is right now.
     pub(crate) fn resync_turn(&mut self, peer: PeerIx, vol: VolIx) {
         if self.repl(peer, vol) != ReplState::SyncTarget {
             return;
         }
         let now = self.now;
-        let max_buffers = u64::from(self.peers[peer].net.max_buffers);
-        let p = &mut self.peers[peer];
-        let dev = &mut p.devs[vol];
-        let Some(resync) = dev.resync.as_mut() else { return };
+        let dev = &self.peers[peer].devs[vol];
+        let Some(resync) = dev.resync.as_ref() else { return };
         if !resync.may_write || resync.finishing {
             return;
         }
         if resync.next_turn.is_none_or(|at| at > now) {
             return;
         }
+        match DrbdPace::if_set(&dev.opts) {
+            Some(pace) => self.controlled_turn(peer, vol, &pace),
+            None => self.fill_window(peer, vol),
+        }
+        self.finish_if_done(peer, vol);
+    }
+
+    /// By DRBD's options.
+    fn controlled_turn(&mut self, peer: PeerIx, vol: VolIx, pace: &DrbdPace) {
+        let now = self.now;
+        let max_buffers = u64::from(self.peers[peer].net.max_buffers);
+        let resync = self.resync_mut(peer, vol);
         let turn = Turn {
             elapsed: now.since(resync.last_turn),
             replied: Sectors(std::mem::take(&mut resync.replied)),
@@ -84,17 +98,60 @@ impl Resource {
             max_buffers_pages: max_buffers,
             bitmap_block: Sectors(BIT_SECTORS),
         };
-        let budget = resync.controller.turn(&dev.opts, &turn);
+        let budget = resync.controller.turn(pace, &turn);
         resync.last_turn = now;
-        let requested = self.request_blocks(peer, vol, budget.0);
+        let requested = self.request_blocks(peer, vol, budget.0, MAX_REQUEST_BITS);
         let resync = self.resync_mut(peer, vol);
         resync.next_turn = Some(now + Controller::next_turn(Sectors(requested), budget).min(TURN));
-        self.finish_if_done(peer, vol);
     }
 
-    /// Sends requests for up to `budget` sectors and says how many were requested.
-    pub(super) fn request_blocks(&mut self, peer: PeerIx, vol: VolIx, budget: u64) -> u64 {
+    /// Without them.
+    fn fill_window(&mut self, peer: PeerIx, vol: VolIx) {
+        let (now, next) = (self.now, self.next_resync_request);
+        let users_total = self.users_total(vol);
+        // What is resynced as discards is asked for as a whole.
+        let granularity = self.vols[vol].disk_opts.rs_discard_granularity.0 / vocab::SECTOR_SIZE;
+        let p = &mut self.peers[peer];
+        let runs =
+            |st: &PeerState| st.devs.iter().filter(|dev| dev.repl == ReplState::SyncTarget).count();
+        let sharers = runs(&self.st.peers[peer]) as u64;
+        let dev = &mut p.devs[vol];
+        let Some(resync) = dev.resync.as_mut() else { return };
+        let room = Room {
+            in_flight: Sectors(resync.in_flight),
+            max_buffers_pages: u64::from(p.net.max_buffers),
+            sharers,
+            unit: Sectors(granularity),
+            users_total,
+            c_min_rate: dev.opts.c_min_rate,
+        };
+        let grant = resync.window.grant(now, next, &room);
+        // DRBD's controller begins here if it is wanted from now on.
+        (resync.last_turn, resync.replied) = (now, 0);
+        resync.next_turn = Some(grant.again);
+        if grant.all.0 == 0 {
+            return;
+        }
+        let all = grant.all.0;
+        let requested = self.request_blocks(peer, vol, all, grant.each.0 / BIT_SECTORS);
+        let resync = self.resync_mut(peer, vol);
+        resync.stuck = requested < all;
+        if resync.stuck {
+            resync.next_turn = Some(now + RETRY);
+        }
+    }
+
+    /// What the disk of a volume has transferred for users.
+    pub(super) fn users_total(&self, vol: VolIx) -> Sectors {
+        let stats = &self.vols[vol].stats;
+        Sectors(stats.read_sectors + stats.written_sectors)
+    }
+
+    /// Sends requests for up to `budget` sectors, each for `most` bits at most, and says how many
+    /// sectors were requested.
+    fn request_blocks(&mut self, peer: PeerIx, vol: VolIx, budget: u64, most: u64) -> u64 {
         let node = self.peers[peer].node;
+        let most = most.clamp(1, MAX_REQUEST_BITS);
         let mut requested = 0;
         let mut wrapped = false;
         while requested < budget {
@@ -102,7 +159,7 @@ impl Resource {
             let Some(slot) = backing.slot_of(node) else { break };
             let cursor = self.resync_mut(peer, vol).cursor;
             let backing = self.vols[vol].backing.as_ref().expect("looked at above");
-            let Some((start, run)) = backing.bitmap.next_run(slot, cursor, MAX_REQUEST_BITS) else {
+            let Some((start, run)) = backing.bitmap.next_run(slot, cursor, most) else {
                 // Blocks may have become out of sync, or were skipped, behind the cursor.
                 if wrapped || cursor == 0 {
                     break;
@@ -111,8 +168,7 @@ impl Resource {
                 self.resync_mut(peer, vol).cursor = 0;
                 continue;
             };
-            let aligned =
-                if start == 0 { MAX_REQUEST_BITS } else { 1 << start.trailing_zeros().min(8) };
+            let aligned = if start == 0 { most } else { 1 << start.trailing_zeros().min(8) };
             let left = (budget - requested).div_ceil(BIT_SECTORS);
             let mut len = run.min(aligned).min(left.max(1));
             if len > 1 {
@@ -198,13 +254,14 @@ impl Resource {
         let nr = self.vols[vol].nr;
         self.verify_sees_write(vol, range);
         let key = self.vols[vol].claim(range, Owner::ResyncTarget(peer));
-        let id = self.next_resync_request;
+        let (id, since) = (self.next_resync_request, self.now);
         self.next_resync_request += 1;
         let resync = self.resync_mut(peer, vol);
         resync.in_flight += range.len.0;
-        resync
-            .requests
-            .insert(id, RsRequest { range, key, buf: None, answered: false, outdated: false });
+        resync.requests.insert(
+            id,
+            RsRequest { range, key, since, buf: None, answered: false, outdated: false },
+        );
         let block_id = Resource::block_id(IdKind::Resync, id);
         let req = RsReq { range, block_id, dep };
         self.send(
@@ -225,7 +282,7 @@ impl Resource {
         match self.dagtag_dependency() {
             Ok(dep) if !busy => self.request_block(peer, vol, range, dep, false),
             _ => {
-                let at = self.now + Duration::from_millis(20);
+                let at = self.now + RETRY;
                 self.resync_mut(peer, vol).next_turn = Some(at);
             }
         }
@@ -410,9 +467,13 @@ impl Resource {
     pub(super) fn resync_block_ended(&mut self, peer: PeerIx, vol: VolIx, id: u64, ok: bool) {
         let nr = self.vols[vol].nr;
         let node = self.peers[peer].node;
+        let (now, next, users_total) = (self.now, self.next_resync_request, self.users_total(vol));
         let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() else { return };
         let Some(request) = resync.requests.remove(&id) else { return };
-        resync.in_flight -= request.range.len.0;
+        let (len, took) = (request.range.len, now.since(request.since));
+        let in_flight = Sectors(resync.in_flight);
+        resync.in_flight -= len.0;
+        resync.window.done(now, &Done { id, next, len, took, in_flight, users_total });
         if !ok {
             resync.failed += request.range.len.0;
         }
@@ -447,14 +508,15 @@ impl Resource {
             return self.verify_skipped(peer, vol, ack);
         }
         let Some(id) = self.request_of(peer, vol, ack.block_id, ack.range)? else { return Ok(()) };
-        let now = self.now;
+        let (now, next) = (self.now, self.next_resync_request);
         let resync = self.resync_mut(peer, vol);
         let request = resync.requests.remove(&id).expect("found above");
         resync.in_flight -= request.range.len.0;
+        resync.window.refused(next);
         if failed {
             resync.failed += request.range.len.0;
         }
-        resync.next_turn = Some(now + Duration::from_millis(20));
+        resync.next_turn = Some(now + RETRY);
         self.end_interval(vol, request.key);
         Ok(())
     }
@@ -465,9 +527,12 @@ impl Resource {
             return;
         }
         let now = self.now;
-        if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
-            // An idle pipe does not wait for the next turn.
-            if resync.requests.is_empty() && resync.may_write && !resync.finishing {
+        let dev = &mut self.peers[peer].devs[vol];
+        let by_answers = DrbdPace::if_set(&dev.opts).is_none();
+        if let Some(resync) = dev.resync.as_mut() {
+            // An idle pipe does not wait for the next turn, and a window is filled with each answer.
+            let due = resync.requests.is_empty() || by_answers && !resync.stuck;
+            if due && resync.may_write && !resync.finishing {
                 resync.next_turn = Some(now);
                 self.work.push_back(Work::ResyncMayWrite(peer, vol));
             }

@@ -286,8 +286,8 @@ numbers! {
     KibPerSecond, |n: u32| KibPerSecond(n), |n| u64::from(n.0);
 }
 
-/// An option that may be unset; DRBD spells that as a number no value can have, so the tables
-/// name it as their only word.
+/// An option that may be unset. DRBD spells that as a number no value can have, so the tables name
+/// it as their only word; `auto` is ours.
 macro_rules! unset {
     ($($type:ty = $word:literal;)+) => {$(
         impl Value for Option<$type> {
@@ -307,4 +307,7 @@ macro_rules! unset {
 unset! {
     Minor = "-1";
     Bytes = "4294967295";
+    Duration = "auto";
+    Sectors = "auto";
+    KibPerSecond = "auto";
 }

@@ -18,6 +18,11 @@ const fn quorum() -> Kind {
     Kind::NumberOrWord { min: 1, max: 32, unit: Unit::One, words: Quorum::WORDS }
 }
 
+/// What Ashlar decides by itself unless a number is given, be it DRBD's default.
+const fn or_auto(min: u64, max: u64, unit: Unit) -> Kind {
+    Kind::NumberOrWord { min, max, unit, words: &["auto"] }
+}
+
 const TEXT: Kind = Kind::Text { max_len: 127 };
 
 macro_rules! options {
@@ -304,18 +309,18 @@ impl NetOptions {
 options! {
     /// Options of one volume towards one peer (`disk { }` inside `connection { }`).
     PeerDeviceOptions, "peer-device" {
-        /// Resync rate without the controller, and its start.
-        "resync-rate" resync_rate: KibPerSecond = "250k", num(1, 8_388_608, Unit::KibPerSecond);
-        /// Horizon of the resync controller; 0 switches it off.
-        "c-plan-ahead" c_plan_ahead: Duration = "20", num(0, 300, Unit::DeciSeconds);
-        /// Delay the controller aims at where c-fill-target is 0.
-        "c-delay-target" c_delay_target: Duration = "10", num(1, 100, Unit::DeciSeconds);
-        /// Resync data in flight the controller aims at; 0 means c-delay-target.
-        "c-fill-target" c_fill_target: Sectors = "100s", num(0, 1_048_576, Unit::Sectors);
-        /// Fastest resync; 0 is unlimited.
-        "c-max-rate" c_max_rate: KibPerSecond = "102400k", num(0, 4_194_304, Unit::KibPerSecond);
-        /// While users work on the source's disk a resync gets so much and no more; 0 is off.
-        "c-min-rate" c_min_rate: KibPerSecond = "250k", num(0, 4_194_304, Unit::KibPerSecond);
+        /// Resync rate without DRBD's controller, and its start. A number here or in the next four turns that controller on.
+        "resync-rate" resync_rate: Option<KibPerSecond> = "auto", or_auto(1, 8_388_608, Unit::KibPerSecond);
+        /// Horizon of DRBD's controller; 0 is a fixed rate.
+        "c-plan-ahead" c_plan_ahead: Option<Duration> = "auto", or_auto(0, 300, Unit::DeciSeconds);
+        /// Delay DRBD's controller aims at where c-fill-target is 0.
+        "c-delay-target" c_delay_target: Option<Duration> = "auto", or_auto(1, 100, Unit::DeciSeconds);
+        /// Resync data in flight DRBD's controller aims at; 0 means c-delay-target.
+        "c-fill-target" c_fill_target: Option<Sectors> = "auto", or_auto(0, 1_048_576, Unit::Sectors);
+        /// Fastest resync by DRBD's controller; 0 is unlimited.
+        "c-max-rate" c_max_rate: Option<KibPerSecond> = "auto", or_auto(0, 4_194_304, Unit::KibPerSecond);
+        /// While users work a resync gets so much and no more, 0 is all it can; `auto` is 250k or more.
+        "c-min-rate" c_min_rate: Option<KibPerSecond> = "auto", or_auto(0, 4_194_304, Unit::KibPerSecond);
         /// Keep a bitmap slot for the peer; `no` if it is diskless by intent.
         "bitmap" bitmap: bool = "yes", YES_NO;
         /// Writes of users reach a resync's target by the resync alone, until it is nearly done.

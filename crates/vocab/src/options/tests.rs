@@ -88,9 +88,7 @@ fn defaults_are_drbds_in_their_units() {
     let disk = DiskOptions::default();
     assert_eq!((disk.al_extents, disk.resync_after, disk.size), (1237, None, Sectors(0)));
     let pd = PeerDeviceOptions::default();
-    assert_eq!(pd.c_max_rate, KibPerSecond(102_400));
-    assert_eq!(pd.c_fill_target, Sectors(100));
-    assert_eq!(pd.c_delay_target, Duration::from_secs(1));
+    assert_eq!((pd.c_max_rate, pd.c_fill_target, pd.c_delay_target), (None, None, None));
     assert_eq!(DeviceOptions::default().max_bio_size, Bytes(1 << 20));
 }
 
@@ -99,15 +97,24 @@ fn suffixes_convert_to_the_options_unit_and_round_up() {
     let mut pd = PeerDeviceOptions::default();
     for (text, rate) in [("200M", 204_800), ("1025", 1025), ("3s", 2), ("1g", 1 << 20)] {
         pd.set("c-max-rate", text).unwrap();
-        assert_eq!(pd.c_max_rate, KibPerSecond(rate), "{text}");
+        assert_eq!(pd.c_max_rate, Some(KibPerSecond(rate)), "{text}");
     }
     pd.set("c-fill-target", "1K").unwrap();
-    assert_eq!(pd.c_fill_target, Sectors(2));
+    assert_eq!(pd.c_fill_target, Some(Sectors(2)));
     assert_eq!(pd.show(), [("c-fill-target", "2s".to_owned()), ("c-max-rate", "1048576k".into())]);
     let mut net = NetOptions::default();
     net.set("sndbuf-size", "2M").unwrap();
     assert_eq!(net.sndbuf_size, Bytes(2 << 20));
     assert_eq!(net.show(), [("sndbuf-size", "2097152".to_owned())]);
+}
+
+#[test]
+fn a_default_of_drbd_that_is_set_is_known_from_one_that_is_not() {
+    let mut pd = PeerDeviceOptions::default();
+    pd.set("c-max-rate", "100M").unwrap();
+    assert_eq!(pd.show(), [("c-max-rate", "102400k".to_owned())]);
+    pd.set("c-max-rate", "auto").unwrap();
+    assert_eq!(pd, PeerDeviceOptions::default());
 }
 
 #[test]
