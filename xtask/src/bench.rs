@@ -10,8 +10,8 @@
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
 //! - `targets`: what the project wants to reach, each with a verdict.
-//! - `writes` with `profile`, `shares`, `activity_log`, `idle`, `integrity`: closer looks at one
-//!   thing each.
+//! - `writes` with `profile`, `shares`, `activity_log`, `idle`, `integrity`, `resync`: closer looks
+//!   at one thing each.
 //! - `fio`, `cpu`, `limit`, `namespace`: the client, CPU time, disks of a known speed, and processes
 //!   that all end together.
 
@@ -32,6 +32,7 @@ mod place;
 mod profile;
 mod report;
 mod results;
+mod resync;
 mod revision;
 mod rows;
 pub mod shares;
@@ -104,7 +105,15 @@ cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-ext
     V volumes (default 300; only idle has several).
     --profile (of writes) says where the engines spend it; needs Linux' perf.
     --json (of integrity and shares) prints every run and the medians as JSON.
-    The disks are files in TMPDIR, unless said otherwise; it should be on a real file system.";
+    The disks are files in TMPDIR, unless said otherwise; it should be on a real file system.
+cargo xtask bench resync [OPTION...]
+    How fast one of three replicas is resynced, and what an application notices of it.
+    --rounds N           with and without a resync by turns (default 5)
+    --seconds S          of each run of the application (default 3)
+    --mib M              size of the volume (default 2048); a resync lasts for a run's first second
+    --disks D            ram, file or both (default)
+    --disk-options TEXT  lines for the section disk, such as 'c-max-rate 100M;'
+    --json               every round";
 
 /// What to measure, and how.
 #[derive(Clone, Debug)]
@@ -163,6 +172,9 @@ pub fn main(arguments: &[String]) -> Result<()> {
     }
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);
+    }
+    if arguments.iter().any(|argument| argument == "resync") {
+        return resync::run(arguments);
     }
     let single_ones = ["writes", "activity-log", "shares", "idle", "integrity"];
     match arguments.iter().any(|argument| single_ones.contains(&argument.as_str())) {

@@ -300,7 +300,7 @@ impl Cluster {
     }
 
     /// An operator's command on a node; returns what it printed.
-    fn command(&self, node: usize, arguments: &[&str]) -> Result<String> {
+    pub fn command(&self, node: usize, arguments: &[&str]) -> Result<String> {
         let mut command = process::command(&self.program);
         command.arg("--socket").arg(self.socket(node));
         command.args(["--timeout", "30"]);
@@ -324,7 +324,7 @@ impl Cluster {
     }
 
     /// All resources as a node sees them.
-    fn status(&self, node: usize) -> Result<Vec<Value>> {
+    pub fn status(&self, node: usize) -> Result<Vec<Value>> {
         let text = self.command(node, &["status", "--json"])?;
         serde_json::from_str(&text).context("the status is not JSON")
     }
@@ -404,6 +404,7 @@ pub fn allocate(path: &Path, mib: u64) -> Result<()> {
     Ok(())
 }
 
-fn array(value: &Value) -> &[Value] {
+/// The elements of an array; none if it is something else.
+pub fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }

@@ -1,6 +1,6 @@
 //! fio as the client: what it is told to do, and what it says of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -200,6 +200,16 @@ impl Job<'_> {
             None => self.program()?,
         };
         command.arg(format!("--ramp_time={WARM_UP}"));
+        self.run_by(command)
+    }
+
+    /// The same with a log of every request, in files whose names begin with `log`.
+    ///
+    /// # Errors
+    /// As [`Job::run`].
+    pub fn run_logged(&self, log: &Path) -> Result<Report> {
+        let mut command = self.program()?;
+        command.arg(format!("--write_lat_log={}", log.display()));
         self.run_by(command)
     }
 

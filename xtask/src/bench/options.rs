@@ -36,6 +36,16 @@ impl Disks {
             Disks::File => "file",
         }
     }
+
+    /// Those that a user names.
+    pub fn parse(name: &str) -> Result<Vec<Disks>> {
+        match name {
+            "ram" => Ok(vec![Disks::Ram]),
+            "file" => Ok(vec![Disks::File]),
+            "both" => Ok(vec![Disks::Ram, Disks::File]),
+            other => bail!("--disks is ram, file or both, not {other:?}"),
+        }
+    }
 }
 
 /// Which node the client uses.
@@ -102,14 +112,7 @@ impl Options {
                 "--seconds" => options.seconds = number(name, value()?, 1, 3600)?,
                 "--volumes" => options.volumes = number(name, value()?, 1, MOST_VOLUMES)?,
                 "--mib" => options.mib = number(name, value()?, LEAST_MIB, 1 << 20)?,
-                "--disks" => {
-                    options.disks = match value()?.as_str() {
-                        "ram" => vec![Disks::Ram],
-                        "file" => vec![Disks::File],
-                        "both" => vec![Disks::Ram, Disks::File],
-                        other => bail!("--disks is ram, file or both, not {other:?}"),
-                    }
-                }
+                "--disks" => options.disks = Disks::parse(value()?)?,
                 "--client-node" => {
                     options.clients = match value()?.as_str() {
                         "local" => Clients { local: true, diskless: false },

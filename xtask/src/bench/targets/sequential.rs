@@ -36,9 +36,7 @@ pub fn measure(setting: &Setting) -> Result<Vec<Check>> {
     let mib = options.mib * TIMES;
     let mut stands = DISKS
         .map(|disks| {
-            // Out of the way of the resync.
-            let disk = "c-max-rate 0;";
-            let plan = Plan { raw: REPLICAS, mib, disk, ..Plan::new(disks, options) };
+            let plan = Plan { raw: REPLICAS, mib, ..Plan::new(disks, options) };
             Stand::start(setting.program, options, plan)
         })
         .into_iter()
