@@ -179,6 +179,12 @@ impl Resource {
             let follows = self.decide(peer, vol) == Decision::Data
                 && !new.never_synced.contains(self.peers[peer].node);
             let weak = if follows { weak.without(self.peers[peer].node) } else { weak };
+            let unusable = self.st.peers[peer].devs[vol].disk == DiskState::Inconsistent;
+            if self.vols[vol].forcing && unusable && !self.is_ours(peer) {
+                // As kernel nodes tell each other; the state that follows makes it compare.
+                self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+                continue;
+            }
             self.send_uuids(peer, vol, UuidFlags::NEW_DATAGEN, weak);
             if new.forced {
                 // They may have to resync from here.
@@ -243,6 +249,9 @@ impl Resource {
         self.announce_generation(vol);
         // A peer lost meanwhile leaves the mark set: another generation follows.
         self.vols[vol].bump_running = false;
+        if std::mem::take(&mut self.vols[vol].forcing) {
+            self.broadcast_states();
+        }
         self.retry_al(vol);
         self.work.push_back(Work::Kick(vol));
         self.advance_all();

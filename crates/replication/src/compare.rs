@@ -443,6 +443,37 @@ impl Resource {
         }
     }
 
+    /// A kernel node is about to be promoted by force while neither disk is usable. It names its
+    /// new generation without asking anybody to compare: both ends do so by themselves, when they
+    /// next hear of the other's state (seen with 9.3.3). An Ashlar node asks.
+    pub(crate) fn note_forced(&mut self, peer: PeerIx) {
+        if self.is_ours(peer) {
+            return;
+        }
+        for vol in 0..self.vols.len() {
+            let both = [self.st.vols[vol].disk, self.st.peers[peer].devs[vol].disk];
+            self.peers[peer].devs[vol].forced = both == [DiskState::Inconsistent; 2];
+        }
+    }
+
+    /// This node is about to be promoted by force: where its disk is not usable, a kernel node with
+    /// an unusable disk compares at the next state that it gets.
+    pub(crate) fn hold_forced_states(&mut self) {
+        for (vol, st) in self.vols.iter_mut().zip(&self.st.vols) {
+            vol.forcing = st.disk == DiskState::Inconsistent;
+        }
+    }
+
+    /// States of a peer that was forced to be UpToDate have come, after its new generation.
+    pub(crate) fn compare_forced(&mut self, peer: PeerIx, vol: VolIx) {
+        let dev = &mut self.peers[peer].devs[vol];
+        let named = dev.uuids.as_ref().is_some_and(|u| is_generation(u.current));
+        if dev.forced && named {
+            dev.forced = false;
+            self.work.push_back(Work::Recompare(peer, vol));
+        }
+    }
+
     /// Asks a peer to compare again.
     pub(crate) fn ask_recompare(&mut self, peer: PeerIx, vol: VolIx) {
         self.send_uuids(peer, vol, UuidFlags::RESYNC, NodeMask::EMPTY);

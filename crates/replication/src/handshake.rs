@@ -18,7 +18,7 @@ use crate::compare::{Decided, Start};
 use crate::io::{Challenge, LinkLoss, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::rate::DrbdPace;
-use crate::resource::{Link, Resource, Sender, Volume};
+use crate::resource::{Link, Pings, Resource, Sender, Volume};
 use crate::state::{PeerIx, VolIx};
 
 /// Oldest protocol version spoken. 118 to 121 need the resync without ids and dagtags.
@@ -115,7 +115,7 @@ impl Resource {
         p.tie_break = tie_break;
         p.last_rx = now;
         p.heard_at = now;
-        p.pings_out = 0;
+        p.pings = Pings::None;
         p.send = Sender { acked_epoch: p.send.acked_epoch, ..Sender::default() };
         p.send.peer_acked = vocab::Dagtag(0);
         p.recv.reset();
@@ -128,6 +128,7 @@ impl Resource {
             dev.taking.clear();
             dev.uuids_attaching = false;
             dev.holds_bound = false;
+            dev.forced = false;
             dev.sent_uuids = None;
             dev.bitmap_in = 0;
             dev.asked = GenUuid::NONE;
@@ -279,7 +280,8 @@ impl Resource {
         let text = format!("{}: connection to {} refused: {why}", self.name, self.peers[peer].name);
         self.log(LogLevel::Error, text);
         self.send(peer, Packet::Disconnect);
-        self.lose(peer, ConnState::Disconnecting, AfterLoss::StandAlone);
+        // A kernel node that sees the link close before it has read that tries again for ever.
+        self.part(peer, false);
     }
 
     /// The connect transaction may start from this side.

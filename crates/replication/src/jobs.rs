@@ -11,7 +11,7 @@ use vocab::{
 };
 
 use crate::io::{DiskError, DiskOp, LogLevel, OpenError, Output};
-use crate::resource::{Link, Op, PingRound, Resource, Work};
+use crate::resource::{Link, Op, PingRound, Pings, Resource, Work};
 use crate::state::{PeerIx, VolIx, VolState};
 use crate::twopc::apply_own_change;
 
@@ -802,15 +802,30 @@ impl Resource {
 
     // --- pings --------------------------------------------------------------------------------
 
-    /// Sends a ping to a peer; its answer is expected within ping-timeout.
+    /// Sends a ping to a peer; its answer is expected within ping-timeout. If one is under way
+    /// already, this one follows its answer: a kernel node may answer two with one, and nobody
+    /// could tell which.
     pub(crate) fn ping(&mut self, peer: PeerIx) {
         let now = self.now;
         let p = &mut self.peers[peer];
-        if p.pings_out == 0 {
+        if p.pings == Pings::None {
+            p.pings = Pings::One;
             p.ping_since = now;
+            self.send(peer, Packet::Ping);
+        } else {
+            p.pings = Pings::AndOneMore;
         }
-        p.pings_out += 1;
-        self.send(peer, Packet::Ping);
+    }
+
+    /// P_PING_ACK.
+    pub(crate) fn ping_acked(&mut self, peer: PeerIx) {
+        let p = &mut self.peers[peer];
+        let node = p.node;
+        match std::mem::take(&mut p.pings) {
+            Pings::None => {}
+            Pings::One => self.ping_settled(node),
+            Pings::AndOneMore => self.ping(peer),
+        }
     }
 
     /// Does `then` once every connected peer has answered or is known to be lost.

@@ -15,7 +15,7 @@ use crate::handshake::{AfterLoss, Phase};
 use crate::io::{LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::request::Local;
-use crate::resource::{Link, Op, Resource, Work};
+use crate::resource::{Link, Op, Pings, Resource, Work};
 use crate::state::PeerIx;
 
 /// A Primary is lost, and this surviving peer has not told yet how much of its stream it has.
@@ -37,9 +37,9 @@ impl Resource {
         self.give_up(peer, conn, then, false);
     }
 
-    /// A planned disconnect: the peer is to read the last word. Closed from here, the link might
-    /// break under what the peer is sending, and take the word with it.
-    fn part(&mut self, peer: PeerIx, outdate_self: bool) {
+    /// A planned disconnect, or a refusal: the peer is to read the last word. Closed from here, the
+    /// link might break under what the peer is sending, and take the word with it.
+    pub(crate) fn part(&mut self, peer: PeerIx, outdate_self: bool) {
         self.peers[peer].link = Link::Closing;
         self.give_up(peer, ConnState::Disconnecting, AfterLoss::StandAlone, outdate_self);
         self.peers[peer].hs.deadline = Some(self.now + self.peers[peer].net.ping_timeout);
@@ -74,7 +74,7 @@ impl Resource {
         hs.phase = Phase::Idle;
         hs.deadline = None;
         hs.then = then;
-        self.peers[peer].pings_out = 0;
+        self.peers[peer].pings = Pings::None;
         self.end_legacy(peer);
         self.drop_jobs(|k| *k == JobKind::Connect(peer), StateError::NeedConnection);
         self.twopc_peer_lost(peer, was_primary && conn.is_ungraceful_loss());

@@ -8,7 +8,7 @@ use crate::handshake::{AfterLoss, Phase};
 use crate::io::{BufId, DiskData, DiskError, LogLevel, OpId};
 use crate::receive::PeerOp;
 use crate::request::Part;
-use crate::resource::{Link, Op, Resource, Work};
+use crate::resource::{Link, Op, Pings, Resource, Work};
 use crate::resync::{BitmapChunk, ServeKind};
 use crate::state::PeerIx;
 use crate::twopc::Answer;
@@ -238,17 +238,6 @@ impl Resource {
         Ok(())
     }
 
-    fn ping_acked(&mut self, peer: PeerIx) {
-        let now = self.now;
-        let p = &mut self.peers[peer];
-        p.pings_out = p.pings_out.saturating_sub(1);
-        p.ping_since = now;
-        if p.pings_out == 0 {
-            let node = p.node;
-            self.ping_settled(node);
-        }
-    }
-
     /// P_STATE.
     fn peer_state(
         &mut self,
@@ -321,6 +310,7 @@ impl Resource {
         if let Some(theirs) = theirs {
             self.follow_resync(peer, vol, theirs);
         }
+        self.compare_forced(peer, vol);
         self.review_agreement(peer, vol);
         self.resyncs_progress(vol);
         self.attach_answer(peer, vol);
@@ -500,7 +490,7 @@ impl Resource {
     /// A ping was not answered in time.
     fn is_silent(&self, peer: PeerIx) -> bool {
         let p = &self.peers[peer];
-        p.pings_out > 0 && self.now.since(p.ping_since) >= p.net.ping_timeout
+        p.pings != Pings::None && self.now.since(p.ping_since) >= p.net.ping_timeout
     }
 
     /// Pings, and peers that do not answer (wire §1.2).
@@ -516,7 +506,7 @@ impl Resource {
         if self.is_silent(peer) {
             return self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
         }
-        if p.pings_out == 0 && now.since(p.last_rx) >= ping_int && p.agreed_version != 0 {
+        if p.pings == Pings::None && now.since(p.last_rx) >= ping_int && p.agreed_version != 0 {
             self.peers[peer].last_rx = now;
             return self.ping(peer);
         }
@@ -555,7 +545,7 @@ impl Resource {
             add(peer.retry_at, "reconnect");
             add(peer.hs.deadline, "handshake");
             if peer.link == Link::Up {
-                if peer.pings_out > 0 {
+                if peer.pings != Pings::None {
                     add(Some(peer.ping_since + peer.net.ping_timeout), "ping answer");
                 } else if peer.agreed_version != 0 {
                     // Before that the handshake has a deadline of its own, and no pings.

@@ -118,6 +118,9 @@ pub(crate) struct Volume {
     pub bump_pending: bool,
     /// A ping round or metadata write of the bump runs.
     pub bump_running: bool,
+    /// Forced UpToDate in a generation that is not durable yet: kernel peers compare at the next
+    /// state they get, which therefore has to follow the generation.
+    pub forcing: bool,
     /// A generation of this disk that is being made durable; peers hear of it afterwards.
     pub bump_announce: Option<NewGeneration>,
     /// A generation that the disk may hold although nobody was told, and what it held before: it
@@ -282,8 +285,8 @@ pub(crate) struct Peer {
     pub heard_at: Instant,
     /// A ping asks for that.
     pub hearing: bool,
-    /// Pings sent and not answered, and the time of the oldest.
-    pub pings_out: u32,
+    /// Pings that are not answered, and when the one under way was sent.
+    pub pings: Pings,
     pub ping_since: Instant,
     pub loss: Option<PrimaryLoss>,
     /// verify-alg of the peer, from its last parameters.
@@ -323,6 +326,17 @@ pub(crate) struct Sender {
     /// Highest dagtag that was peer-acked.
     pub peer_acked: Dagtag,
     pub app_in_flight: u64,
+}
+
+/// Pings to a peer: never two at once.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pings {
+    #[default]
+    None,
+    /// One is under way.
+    One,
+    /// One is under way, and was sent too early for what another one is to find out.
+    AndOneMore,
 }
 
 /// One volume towards one peer.
@@ -374,6 +388,9 @@ pub(crate) struct PeerDevice {
     pub resync_again: bool,
     /// The exchange of bitmaps that runs was begun by comparing outside of a handshake.
     pub recompared: bool,
+    /// The peer was forced to be UpToDate while both disks were Inconsistent: its next states are
+    /// to be compared.
+    pub forced: bool,
     /// Since when this node and the peer say different things about a resync or verify.
     pub disagree: Option<Instant>,
     /// The running resync can not make the target UpToDate.
@@ -664,6 +681,7 @@ impl Resource {
             unknown_at: Instant(0),
             bump_pending: false,
             bump_running: false,
+            forcing: false,
             bump_announce: None,
             unannounced: None,
             vouch: None,
@@ -726,7 +744,7 @@ impl Resource {
             last_rx: self.now,
             heard_at: self.now,
             hearing: false,
-            pings_out: 0,
+            pings: Pings::None,
             ping_since: self.now,
             loss: None,
             peer_verify_alg: None,
@@ -869,6 +887,7 @@ impl PeerDevice {
             verify_valid: false,
             resync_again: false,
             recompared: false,
+            forced: false,
             disagree: None,
             unstable: false,
             sent_sectors: 0,

@@ -734,6 +734,9 @@ impl Resource {
                     // Shown once, behind the sizes and identifiers it is about.
                     continue;
                 }
+                if self.vols[vol].forcing && !self.is_ours(peer) {
+                    continue;
+                }
                 let word = self.state_word(peer, vol);
                 if self.peers[peer].devs[vol].last_sent != Some(word) {
                     self.peers[peer].devs[vol].last_sent = Some(word);

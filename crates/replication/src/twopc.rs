@@ -7,6 +7,8 @@
 
 mod apply;
 mod check;
+#[cfg(test)]
+mod kernel_tests;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -637,6 +639,9 @@ impl Resource {
             }
             (op, target, vol) => {
                 let participants = held.reachable;
+                if op == (Operation::Promote { force: true }) {
+                    self.hold_forced_states();
+                }
                 self.change_hard(|st| apply_own_change(st, op, target, vol));
                 if matches!(op, Operation::Promote { .. }) {
                     self.outdate_far(participants);
@@ -726,6 +731,9 @@ impl Resource {
             }
             (op, Some(peer), _) if self.st.is_connected(peer) => {
                 let vol = held.vol;
+                if op == (Operation::Promote { force: true }) {
+                    self.note_forced(peer);
+                }
                 self.change_hard(|st| apply_remote(st, op, peer, vol, target_is_me));
                 if op == Operation::Attach {
                     self.peer_attaches(peer);

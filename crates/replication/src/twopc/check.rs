@@ -6,7 +6,7 @@ use vocab::{DiskState, Refusal, ReplState, Role, StateError};
 
 use super::Held;
 use crate::generation::is_generation;
-use crate::resource::Resource;
+use crate::resource::{Pings, Resource};
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
@@ -19,7 +19,7 @@ impl Resource {
             return Ok(());
         }
         for node in other.iter() {
-            if let Some(peer) = self.peer_ix(node).filter(|p| self.peers[*p].pings_out == 0) {
+            if let Some(peer) = self.peer_ix(node).filter(|p| self.peers[*p].pings == Pings::None) {
                 self.ping(peer);
             }
         }
