@@ -32,10 +32,17 @@ pub(crate) struct Claim {
 }
 
 impl Resource {
-    /// Bits towards a peer in that range are gone, because it has got those blocks from this node.
-    /// All who have them are told: of the whole extent if this node counts nothing in it as
-    /// different, and of these blocks where it does.
-    pub(crate) fn became_in_sync(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+    /// A peer has got those blocks from this node, which has no bits for them any more. All who
+    /// have them are told: of the whole extent if these were the last that this node counted as
+    /// different in it, else of these blocks. A target that asks for what this node counts as equal
+    /// (`cleared` is false) would have it say the same of the extent with every answer.
+    pub(crate) fn became_in_sync(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        range: SectorRange,
+        cleared: bool,
+    ) {
         // Who has not heard yet that a write is everywhere says nothing of its blocks.
         self.flush_peer_acks();
         let size = self.vols[vol].size.0;
@@ -51,7 +58,7 @@ impl Resource {
                 continue;
             }
             let mut told = NodeMask::EMPTY;
-            if self.quiet(vol, whole) == [whole] && !self.differs(peer, vol, whole) {
+            if cleared && self.quiet(vol, whole) == [whole] && !self.differs(peer, vol, whole) {
                 told = self.equal_among(&near, vol, whole);
                 self.claim_equal(vol, whole, told);
             }
@@ -133,7 +140,7 @@ impl Resource {
     }
 
     /// What the application writes and not every node is known to have.
-    fn written(&self, vol: VolIx) -> impl Iterator<Item = SectorRange> + '_ {
+    pub(crate) fn written(&self, vol: VolIx) -> impl Iterator<Item = SectorRange> + '_ {
         let sent = self.log.iter().filter(move |w| w.vol == vol).map(|w| w.range);
         let unacked = self.peers.iter().flat_map(|p| p.recv.unacked.iter());
         sent.chain(unacked.filter(move |u| u.vol == vol).map(|u| u.range))

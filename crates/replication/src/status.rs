@@ -325,6 +325,13 @@ impl Resource {
         })
     }
 
+    /// True if a write of the sector has come through here, and this node does not know that every
+    /// node has it; for checkers that watch from outside.
+    pub fn is_unacked_at(&self, nr: vocab::VolumeNr, sector: u64) -> bool {
+        let at = SectorRange::new(sector, 1);
+        self.vol_ix(nr).is_some_and(|vol| self.written(vol).any(|range| range.overlaps(at)))
+    }
+
     /// Checks what must hold between any two inputs.
     ///
     /// # Panics

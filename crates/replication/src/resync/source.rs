@@ -401,13 +401,15 @@ impl Resource {
         }
         let node = self.peers[peer].node;
         if ok {
+            let mut news = false;
             if let Some(backing) = self.vols[vol].backing.as_mut() {
                 if let Some(slot) = backing.slot_of(node) {
+                    news = backing.bitmap.test_any(slot, ack.range);
                     backing.clear_range(slot, ack.range);
                 }
             }
             self.write_bitmap_lazily(vol);
-            self.became_in_sync(peer, vol, ack.range);
+            self.became_in_sync(peer, vol, ack.range, news);
         } else if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
             resync.failed += ack.range.len.0;
         }
