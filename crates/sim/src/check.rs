@@ -626,7 +626,9 @@ impl World {
         }
     }
 
-    /// 17, 44: a disk that becomes UpToDate is equal to those it is in sync with.
+    /// 17, 44: a disk that becomes UpToDate is equal to those it is in sync with. Two are not where
+    /// either has a bit, or a write that it can not know to be everywhere: that becomes a bit when
+    /// it hears of the loss of who sent it.
     fn check_up_to_date(&mut self, node: usize, volume: usize) {
         if !self.plan.acks_are_replicated() {
             return;
@@ -656,18 +658,28 @@ impl World {
         }
     }
 
-    /// First sector in which two disks differ although no write to it is under way.
+    /// First sector in which two disks differ although no write to it is under way, and none of the
+    /// two knows.
     fn difference(&self, a: usize, b: usize, volume: usize) -> Option<u64> {
-        let (a, b) = (self.nodes[a].drive(volume)?, self.nodes[b].drive(volume)?);
+        let disks = (self.nodes[a].drive(volume)?, self.nodes[b].drive(volume)?);
         let history = &self.histories[volume];
         let mut from = 0;
         loop {
-            let sector = a.disk.first_difference(&b.disk, from)?;
-            if !history.unsettled(sector) {
+            let sector = disks.0.disk.first_difference(&disks.1.disk, from)?;
+            let known = self.counts(a, b, volume, sector) || self.counts(b, a, volume, sector);
+            if !history.unsettled(sector) && !known {
                 return Some(sector);
             }
             from = sector + 1;
         }
+    }
+
+    /// The node knows, or will notice, that the other may differ there.
+    fn counts(&self, node: usize, other: usize, volume: usize, sector: u64) -> bool {
+        let volume = volume_nr(volume);
+        self.nodes[node].resource.as_ref().is_some_and(|r| {
+            r.out_of_sync_at(volume, node_id(other), sector) || r.is_unacked_at(volume, sector)
+        })
     }
 
     // ---- crashes ----

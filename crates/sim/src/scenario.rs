@@ -26,6 +26,7 @@ use crate::rng::Rng;
 use crate::run;
 use crate::trace::Trace;
 use crate::view::{DeviceView, View};
+use crate::watch::Watch;
 use crate::world::{Tap, World};
 
 /// Longest time anything in a scenario may take, in nanoseconds.
@@ -35,15 +36,18 @@ const SELF: usize = usize::MAX;
 /// Seeds each scenario runs with.
 const SEEDS: u64 = 12;
 
-/// Runs a scenario with several seeds. `SIM_SEED=n` runs one of them and prints its trace.
+/// Runs a scenario with several seeds. `SIM_SEED=n` runs one of them and prints its trace, and with
+/// `SIM_WATCH=volume:sector` in it what every node holds there. `SIM_SEEDS=n` runs so many.
 ///
 /// # Panics
 /// If a rule is broken or something the scenario waits for does not happen.
 pub fn scenario(plan: Plan, script: impl Fn(&mut World)) {
-    let only: Option<u64> = std::env::var("SIM_SEED").ok().and_then(|s| s.parse().ok());
-    for seed in only.map_or(0..SEEDS, |seed| seed..seed + 1) {
+    let number = |name| std::env::var(name).ok().and_then(|s: String| s.parse::<u64>().ok());
+    let only = number("SIM_SEED");
+    let all = number("SIM_SEEDS").unwrap_or(SEEDS);
+    for seed in only.map_or(0..all, |seed| seed..seed + 1) {
         let trace = match only {
-            Some(_) => Trace::to(|line| eprintln!("{line}")),
+            Some(_) => Trace::to(|line| eprintln!("{line}")).watching(watched()),
             None => Trace::off(),
         };
         let mut world = World::new(plan.clone(), Rng::new(seed), trace);
@@ -52,6 +56,12 @@ pub fn scenario(plan: Plan, script: impl Fn(&mut World)) {
             panic!("seed {seed}: {} at {}: {}", violation.rule, violation.at, violation.message);
         }
     }
+}
+
+/// What `SIM_WATCH=volume:sector` says.
+fn watched() -> Option<Watch> {
+    let place = std::env::var("SIM_WATCH").ok()?;
+    Some(place.parse().unwrap_or_else(|error| panic!("SIM_WATCH: {error}")))
 }
 
 /// Steps of a scenario. All of them stop doing anything once a rule is broken.

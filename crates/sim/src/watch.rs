@@ -4,6 +4,8 @@
 //! generation and differ while neither has a bit for the other: unless a write is on its way to
 //! one of them, that is the moment a difference was forgotten, long before a checker can see it.
 
+use std::str::FromStr;
+
 use vocab::{DiskState, VolumeNr};
 
 use crate::plan::node_id;
@@ -24,6 +26,18 @@ impl Watch {
     /// Watches a sector of a volume.
     pub fn new(volume: u16, sector: u64) -> Watch {
         Watch { volume, sector, last: Vec::new() }
+    }
+}
+
+impl FromStr for Watch {
+    type Err = String;
+
+    fn from_str(place: &str) -> Result<Watch, String> {
+        let parts = place.split_once(':').map(|(v, s)| (v.parse(), s.parse()));
+        let Some((Ok(volume), Ok(sector))) = parts else {
+            return Err(format!("`{place}` is not <volume>:<sector>"));
+        };
+        Ok(Watch::new(volume, sector))
     }
 }
 

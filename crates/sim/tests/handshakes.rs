@@ -65,7 +65,7 @@ fn a_connect_that_gives_way_to_another_leaves_nothing_half_done_case_47() {
         for (from, to) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
             taps.push(w.tap(from, to, is_abort));
         }
-        for round in 0..4 {
+        for round in 0..12 {
             w.cut(0, 1);
             w.cut_off(2, [0, 1]);
             w.wait_lost_all(0, [1, 2]);
@@ -99,7 +99,7 @@ fn transactions_that_arrive_late_are_applied_in_order_case_48() {
         w.form();
         w.slow(0, 2, 300 * MILLISECOND);
         let commits = w.tap(0, 2, is_commit);
-        for round in 0..4 {
+        for round in 0..12 {
             w.promote(0);
             w.write_after_open(0, round * 8);
             w.demote(0);

@@ -24,6 +24,16 @@ fn a_client_does_not_go_back_to_what_its_users_have_left() {
     breaks_nothing(20_035_326);
 }
 
+#[test]
+fn a_second_source_does_not_make_the_first_say_everything_again() {
+    breaks_nothing(43_000_755);
+}
+
+#[test]
+fn a_failed_write_reaches_one_of_two_disks_whose_primary_has_none() {
+    breaks_nothing(42_001_959);
+}
+
 fn breaks_nothing(seed: u64) {
     let violation = run::seed(seed, Trace::off()).violation;
     assert!(violation.is_none(), "seed {seed}: {violation:?}");

@@ -120,7 +120,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         }
         let value = arguments.next().ok_or(format!("{name} needs a number"))?;
         if name == "--watch" {
-            parsed.watch = Some(watch(&value)?);
+            parsed.watch = Some(value.parse().map_err(|e| format!("--watch: {e}"))?);
             parsed.verbose = true;
             continue;
         }
@@ -134,11 +134,4 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         }
     }
     Ok(parsed)
-}
-
-fn watch(place: &str) -> Result<Watch, String> {
-    let numbers = place.split_once(':').and_then(|(v, s)| Some((v.parse().ok()?, s.parse().ok()?)));
-    let (volume, sector) =
-        numbers.ok_or(format!("--watch needs a volume and a sector like 0:8192, not {place}"))?;
-    Ok(Watch::new(volume, sector))
 }
