@@ -9,6 +9,9 @@ use crate::io::{BufId, DiskData, DiskError, DiskOp, IoError, Output, Request};
 use crate::resource::{IdKind, Op, Resource};
 use crate::state::{PeerIx, VolIx};
 
+/// So many reads go to one peer before another gets the next, if that has none under way.
+const READS_IN_A_ROW: u32 = 4;
+
 /// A read of a user.
 #[derive(Debug)]
 pub(crate) struct Read {
@@ -103,7 +106,10 @@ impl Resource {
         }
     }
 
-    /// The best peer to read from: protocol C before B before A, taking turns among equals.
+    /// The best peer to read from: protocol C before B before A, and among equals the one with the
+    /// fewest reads under way, but some in a row from the same: what goes to one peer goes in one
+    /// packet of the network and is answered in one, and a system call or a wakeup costs more than
+    /// a read.
     fn remote_source(&mut self, vol: VolIx, failed: vocab::NodeMask) -> Option<PeerIx> {
         let rank = |p: PeerIx| match self.peers[p].net.protocol {
             Protocol::C => 0,
@@ -122,10 +128,15 @@ impl Resource {
         };
         let best = usable().map(rank).min()?;
         let equals = || usable().filter(|p| rank(*p) == best);
-        let turn = self.vols[vol].round_robin;
-        let source = equals().nth(turn as usize % equals().count());
-        self.vols[vol].round_robin = turn.wrapping_add(1);
-        source
+        let pending = |p: PeerIx| self.peers[p].devs[vol].reads_pending;
+        let last = self.vols[vol].last_source;
+        // Those behind the last one first, lest all nodes begin with the same.
+        let turn = |p: PeerIx| (p <= last, p);
+        let least = equals().min_by_key(|p| (pending(*p), turn(*p)))?;
+        let stays = equals().any(|p| p == last) && pending(last) < pending(least) + READS_IN_A_ROW;
+        let source = if stays { last } else { least };
+        self.vols[vol].last_source = source;
+        Some(source)
     }
 
     /// Both ways are open: which one (option read-balancing)?

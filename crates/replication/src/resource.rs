@@ -177,7 +177,10 @@ pub(crate) struct Volume {
     /// Waiting for an overlapping operation to end.
     pub conflict_wait: VecDeque<WaitingOn>,
     pub reads_in_flight: u32,
+    /// Counts reads for `read-balancing round-robin`.
     pub round_robin: u32,
+    /// Where the last read went that went to a peer.
+    pub last_source: PeerIx,
     pub stats: VolumeStats,
 }
 
@@ -711,6 +714,7 @@ impl Resource {
             conflict_wait: VecDeque::new(),
             reads_in_flight: 0,
             round_robin: 0,
+            last_source: self.me.index(),
             stats: VolumeStats::default(),
         });
         self.st.vols.push(VolState::new());
