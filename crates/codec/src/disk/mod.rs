@@ -23,7 +23,7 @@ mod superblock_v8;
 
 pub use flags::{MdFlags, PeerFlags};
 pub use placement::{AlStriping, Layout, MdParams, Placement, PlacementError};
-pub use superblock::{Field, PeerSlot, Rules, Superblock, SuperblockError};
+pub use superblock::{Field, PeerSlot, Rules, Superblock, SuperblockError, Version};
 pub use superblock_v8::SuperblockV8;
 
 /// Unit of all metadata I/O, in bytes.

@@ -1,4 +1,7 @@
-//! The v09 superblock (metadata §1.2): one big-endian block without checksum.
+//! The superblock (metadata §1.2): one big-endian block without checksum.
+//!
+//! [`Superblock`] has what v09 stores. That of v08, which `superblock_v8` reads and writes, is the
+//! same for a node with one peer, so what uses a disk need not ask which of the two it has.
 //!
 //! Decoding accepts what the types can hold; [`Superblock::validate`] then asks what DRBD or
 //! drbdmeta ask before they use it. Reserved bytes are written as zero, as every writer does.
@@ -10,7 +13,7 @@ use vocab::{Bytes, Dagtag, GenUuid, MAX_NODES, NodeId, NodeMask, Sectors};
 use super::placement::is_bytes_per_bit;
 use super::{
     AlStriping, Block, Layout, MAX_SLOTS, MAX_VOLUME_SECTORS, MdFlags, MdParams, PeerFlags,
-    Placement, PlacementError, be32, be64, bitmap, put32, put64, zeroed_block,
+    Placement, PlacementError, SuperblockV8, be32, be64, bitmap, put32, put64, zeroed_block,
 };
 
 const MAGIC_V07: u32 = 0x8374_026A;
@@ -61,9 +64,30 @@ pub struct PeerSlot {
     pub bitmap_index: Option<u8>,
 }
 
-/// A v09 superblock.
+/// The layout that a superblock has on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Version {
+    /// That of DRBD 8: two nodes, one of them this one, and neither has a number.
+    V08,
+    /// That of DRBD 9.
+    V09,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Version::V08 => "v08",
+            Version::V09 => "v09",
+        })
+    }
+}
+
+/// A superblock of either version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Superblock {
+    /// How it is encoded. v08 keeps the entry that has slot 0, the first two of the history and
+    /// none of `members`, `node_id`, dagtags and the flags that DRBD 8 does not know.
+    pub version: Version,
     /// Last agreed size of the volume (DRBD's la-size); 0 = never agreed.
     pub effective_size: Sectors,
     /// Current data generation; 4 = just created.
@@ -178,9 +202,7 @@ impl fmt::Display for SuperblockError {
             SuperblockError::Version07 => f.write_str(
                 "metadata of version v07 (DRBD 0.7) is not supported; convert it with DRBD's tools",
             ),
-            SuperblockError::Version08 => {
-                f.write_str("metadata has version v08; convert it to v09 with drbdadm create-md")
-            }
+            SuperblockError::Version08 => f.write_str("metadata has version v08, not v09"),
             SuperblockError::Version09 => f.write_str("metadata has version v09, not v08"),
             SuperblockError::NotClean => {
                 f.write_str("the activity log is not applied; run apply-al first")
@@ -245,6 +267,7 @@ impl Superblock {
     ) -> Result<(Superblock, Layout), PlacementError> {
         let layout = Layout::new(placement, device, params)?;
         let superblock = Superblock {
+            version: Version::V09,
             effective_size: Sectors(0),
             current_uuid: GenUuid::JUST_CREATED,
             members: NodeMask::EMPTY,
@@ -265,7 +288,27 @@ impl Superblock {
         Ok((superblock, layout))
     }
 
-    /// Reads a superblock. Refuses other versions and values that no DRBD writes.
+    /// Reads a superblock of either version. That of v08 names no nodes: `pair` says who this node
+    /// and its peer are. Without it the slot is nobody's, which is enough to find the areas.
+    ///
+    /// # Errors
+    /// As [`Superblock::decode`], without [`SuperblockError::Version08`].
+    pub fn decode_any(
+        block: &Block,
+        pair: Option<(NodeId, NodeId)>,
+    ) -> Result<Superblock, SuperblockError> {
+        match Superblock::decode(block) {
+            Err(SuperblockError::Version08) => {
+                SuperblockV8::decode(block).map(|v8| v8.of_pair(pair))
+            }
+            decoded => decoded,
+        }
+    }
+
+    /// Reads a superblock of v09. Refuses other versions and values that no DRBD writes.
+    ///
+    /// # Errors
+    /// What is wrong with it.
     pub fn decode(block: &Block) -> Result<Superblock, SuperblockError> {
         match be32(block, at::MAGIC) {
             MAGIC_V09 => {}
@@ -297,6 +340,7 @@ impl Superblock {
             *peer = decode_peer(block, node)?;
         }
         Ok(Superblock {
+            version: Version::V09,
             effective_size: Sectors(be64(block, at::EFFECTIVE_SIZE)),
             current_uuid: GenUuid(be64(block, at::CURRENT_UUID)),
             members: NodeMask(be64(block, at::MEMBERS)),
@@ -326,6 +370,9 @@ impl Superblock {
     /// Writes the superblock over `block`, reserved bytes as zero.
     pub fn encode_into(&self, block: &mut Block) {
         block.fill(0);
+        if self.version == Version::V08 {
+            return SuperblockV8::from_pair(self).encode_into(block);
+        }
         put64(block, at::EFFECTIVE_SIZE, self.effective_size.0);
         put64(block, at::CURRENT_UUID, self.current_uuid.0);
         put64(block, at::MEMBERS, self.members.0);

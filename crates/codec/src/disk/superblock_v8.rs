@@ -1,13 +1,44 @@
-//! The v08 superblock of DRBD 8 (metadata §1.3), read in order to convert it.
+//! The v08 superblock of DRBD 8 (metadata §1.3). Bitmap and activity log are those of v09 with one
+//! slot, so a disk that has it is used as it is: [`SuperblockV8::of_pair`] and its inverse.
 
-use vocab::{GenUuid, MAX_NODES, NodeMask, Sectors};
+use vocab::{Dagtag, GenUuid, MAX_NODES, NodeId, NodeMask, Sectors};
 
 use super::superblock::{
     MAGIC_V08, MAGIC_V08_UNCLEAN, decode_striping, foreign_magic, gi_line, invalid,
 };
 use super::{
-    AlStriping, Block, Field, MdFlags, PeerFlags, PeerSlot, Superblock, SuperblockError, be32, be64,
+    AlStriping, Block, Field, MdFlags, PeerFlags, PeerSlot, Superblock, SuperblockError, Version,
+    be32, be64, put32, put64, zeroed_block,
 };
+
+/// Offsets within the block.
+mod at {
+    pub const EFFECTIVE_SIZE: usize = 0x00;
+    pub const CURRENT_UUID: usize = 0x08;
+    pub const BITMAP_UUID: usize = 0x10;
+    pub const HISTORY: usize = 0x18;
+    pub const DEVICE_UUID: usize = 0x28;
+    pub const FLAGS: usize = 0x38;
+    pub const MAGIC: usize = 0x3C;
+    pub const MD_SIZE: usize = 0x40;
+    pub const AL_OFFSET: usize = 0x44;
+    pub const AL_NR_EXTENTS: usize = 0x48;
+    pub const BM_OFFSET: usize = 0x4C;
+    pub const BM_BYTES_PER_BIT: usize = 0x50;
+    pub const LA_PEER_MAX_BIO_SIZE: usize = 0x54;
+    pub const AL_STRIPES: usize = 0x58;
+    pub const AL_STRIPE_SIZE_4K: usize = 0x5C;
+}
+
+/// The only granularity there is.
+const BYTES_PER_BIT: u32 = 4096;
+
+/// What v08 keeps among the flags of the device and v09 among those of the peer.
+const MOVED: [(MdFlags, PeerFlags); 3] = [
+    (MdFlags::V08_CONNECTED, PeerFlags::CONNECTED),
+    (MdFlags::V08_FULL_SYNC, PeerFlags::FULL_SYNC),
+    (MdFlags::V08_PEER_OUTDATED, PeerFlags::OUTDATED),
+];
 
 /// A v08 superblock: one peer, and its flags among the device's.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,56 +74,91 @@ pub struct SuperblockV8 {
 
 impl SuperblockV8 {
     /// Reads a v08 superblock.
+    ///
+    /// # Errors
+    /// Other versions and values that no DRBD writes.
     pub fn decode(block: &Block) -> Result<SuperblockV8, SuperblockError> {
-        let flags = MdFlags(be32(block, 0x38));
-        let clean = match be32(block, 0x3C) {
+        let flags = MdFlags(be32(block, at::FLAGS));
+        let clean = match be32(block, at::MAGIC) {
             MAGIC_V08 => flags.contains(MdFlags::AL_CLEAN),
             MAGIC_V08_UNCLEAN => false,
             magic => return Err(foreign_magic(block, magic)),
         };
-        let bytes_per_bit = be32(block, 0x50);
-        if bytes_per_bit != 4096 {
+        let bytes_per_bit = be32(block, at::BM_BYTES_PER_BIT);
+        if bytes_per_bit != BYTES_PER_BIT {
             return Err(invalid(Field::BmBytesPerBit, bytes_per_bit, "4096 in v08"));
         }
         Ok(SuperblockV8 {
-            effective_size: Sectors(be64(block, 0x00)),
-            current_uuid: GenUuid(be64(block, 0x08)),
-            bitmap_uuid: GenUuid(be64(block, 0x10)),
-            history: [GenUuid(be64(block, 0x18)), GenUuid(be64(block, 0x20))],
-            device_uuid: be64(block, 0x28),
+            effective_size: Sectors(be64(block, at::EFFECTIVE_SIZE)),
+            current_uuid: GenUuid(be64(block, at::CURRENT_UUID)),
+            bitmap_uuid: GenUuid(be64(block, at::BITMAP_UUID)),
+            history: [0, 8].map(|next| GenUuid(be64(block, at::HISTORY + next))),
+            device_uuid: be64(block, at::DEVICE_UUID),
             flags,
             clean,
-            md_size: Sectors(u64::from(be32(block, 0x40))),
-            al_offset: be32(block, 0x44) as i32,
-            al_nr_extents: be32(block, 0x48),
-            bm_offset: be32(block, 0x4C) as i32,
-            la_peer_max_bio_size: be32(block, 0x54),
-            al: decode_striping(be32(block, 0x58), be32(block, 0x5C))?,
+            md_size: Sectors(u64::from(be32(block, at::MD_SIZE))),
+            al_offset: be32(block, at::AL_OFFSET) as i32,
+            al_nr_extents: be32(block, at::AL_NR_EXTENTS),
+            bm_offset: be32(block, at::BM_OFFSET) as i32,
+            la_peer_max_bio_size: be32(block, at::LA_PEER_MAX_BIO_SIZE),
+            al: decode_striping(be32(block, at::AL_STRIPES), be32(block, at::AL_STRIPE_SIZE_4K))?,
         })
     }
 
-    /// The v09 superblock that `create-md` makes of it: one slot, not yet given to a peer, its
-    /// flags kept with node 0. Bitmap and activity log stay where they are.
-    ///
-    /// Refuses while the activity log is not applied: the conversion would forget that.
-    pub fn to_v09(&self) -> Result<Superblock, SuperblockError> {
-        if !self.clean {
-            return Err(SuperblockError::NotClean);
-        }
-        let moved = [
-            (MdFlags::V08_CONNECTED, PeerFlags::CONNECTED),
-            (MdFlags::V08_FULL_SYNC, PeerFlags::FULL_SYNC),
-            (MdFlags::V08_PEER_OUTDATED, PeerFlags::OUTDATED),
-        ];
+    /// The block as it goes to disk.
+    pub fn encode(&self) -> Box<Block> {
+        let mut block = zeroed_block();
+        self.encode_into(&mut block);
+        block
+    }
+
+    /// Writes the superblock over `block`, reserved bytes as zero. Magic and flag agree about the
+    /// activity log, as after apply-al.
+    pub(super) fn encode_into(&self, block: &mut Block) {
+        block.fill(0);
+        put64(block, at::EFFECTIVE_SIZE, self.effective_size.0);
+        put64(block, at::CURRENT_UUID, self.current_uuid.0);
+        put64(block, at::BITMAP_UUID, self.bitmap_uuid.0);
+        put64(block, at::HISTORY, self.history[0].0);
+        put64(block, at::HISTORY + 8, self.history[1].0);
+        put64(block, at::DEVICE_UUID, self.device_uuid);
         let mut flags = self.flags;
-        let mut peers = [PeerSlot::default(); MAX_NODES];
-        for (device, peer) in moved {
-            peers[0].flags.set(peer, flags.contains(device));
+        flags.set(MdFlags::AL_CLEAN, self.clean);
+        put32(block, at::FLAGS, flags.0);
+        put32(block, at::MAGIC, if self.clean { MAGIC_V08 } else { MAGIC_V08_UNCLEAN });
+        let md_size = u32::try_from(self.md_size.0).expect("a layout's area has 32 bits");
+        put32(block, at::MD_SIZE, md_size);
+        put32(block, at::AL_OFFSET, self.al_offset as u32);
+        put32(block, at::AL_NR_EXTENTS, self.al_nr_extents);
+        put32(block, at::BM_OFFSET, self.bm_offset as u32);
+        put32(block, at::BM_BYTES_PER_BIT, BYTES_PER_BIT);
+        put32(block, at::LA_PEER_MAX_BIO_SIZE, self.la_peer_max_bio_size);
+        put32(block, at::AL_STRIPES, self.al.stripes());
+        put32(block, at::AL_STRIPE_SIZE_4K, self.al.stripe_size_4k());
+    }
+
+    /// The same as a superblock of `(this node, its peer)`, still encoded as v08. AL_CLEAN says
+    /// whether the activity log is applied, as in v09.
+    pub fn of_pair(&self, pair: Option<(NodeId, NodeId)>) -> Superblock {
+        let mut flags = self.flags;
+        flags.set(MdFlags::AL_CLEAN, self.clean);
+        let mut entry = PeerSlot {
+            bitmap_uuid: self.bitmap_uuid,
+            bitmap_index: Some(0),
+            ..PeerSlot::default()
+        };
+        for (device, peer) in MOVED {
+            entry.flags.set(peer, flags.contains(device));
             flags.set(device, false);
+        }
+        let mut peers = [PeerSlot::default(); MAX_NODES];
+        if let Some((_, peer)) = pair {
+            peers[peer.index()] = entry;
         }
         let mut history = [GenUuid::NONE; MAX_NODES];
         history[..2].copy_from_slice(&self.history);
-        Ok(Superblock {
+        Superblock {
+            version: Version::V08,
             effective_size: self.effective_size,
             current_uuid: self.current_uuid,
             members: NodeMask::EMPTY,
@@ -102,14 +168,61 @@ impl SuperblockV8 {
             al_offset: self.al_offset,
             al_nr_extents: self.al_nr_extents,
             bm_offset: self.bm_offset,
-            bm_bytes_per_bit: 4096,
+            bm_bytes_per_bit: BYTES_PER_BIT,
             la_peer_max_bio_size: self.la_peer_max_bio_size,
             max_peers: 1,
-            node_id: None,
+            node_id: pair.map(|(me, _)| me),
             al: self.al,
             peers,
             history,
-        })
+        }
+    }
+
+    /// What v08 can hold of a superblock: the inverse of [`SuperblockV8::of_pair`].
+    pub fn from_pair(superblock: &Superblock) -> SuperblockV8 {
+        let entry = superblock.peers.iter().find(|peer| peer.bitmap_index == Some(0));
+        let entry = entry.copied().unwrap_or_default();
+        // DRBD 8 has neither quorum nor a use for its bits.
+        let mut flags =
+            superblock.flags.without(MdFlags::PRIMARY_LOST_QUORUM | MdFlags::HAVE_QUORUM);
+        for (device, peer) in MOVED {
+            flags.set(device, entry.flags.contains(peer));
+        }
+        SuperblockV8 {
+            effective_size: superblock.effective_size,
+            current_uuid: superblock.current_uuid,
+            bitmap_uuid: entry.bitmap_uuid,
+            history: [superblock.history[0], superblock.history[1]],
+            device_uuid: superblock.device_uuid,
+            flags,
+            clean: superblock.flags.contains(MdFlags::AL_CLEAN),
+            md_size: superblock.md_size,
+            al_offset: superblock.al_offset,
+            al_nr_extents: superblock.al_nr_extents,
+            bm_offset: superblock.bm_offset,
+            la_peer_max_bio_size: superblock.la_peer_max_bio_size,
+            al: superblock.al,
+        }
+    }
+
+    /// The v09 superblock that `create-md` makes of it: one slot, not yet given to a peer, its
+    /// flags kept with node 0. Bitmap and activity log stay where they are.
+    ///
+    /// Refuses while the activity log is not applied: the conversion would forget that.
+    ///
+    /// # Errors
+    /// [`SuperblockError::NotClean`].
+    pub fn to_v09(&self) -> Result<Superblock, SuperblockError> {
+        if !self.clean {
+            return Err(SuperblockError::NotClean);
+        }
+        let node0 = NodeId::new(0).expect("0 is a node id");
+        let mut v9 = self.of_pair(Some((node0, node0)));
+        v9.version = Version::V09;
+        v9.node_id = None;
+        let entry = v9.peer_mut(node0);
+        *entry = PeerSlot { flags: entry.flags, bitmap_dagtag: Dagtag(0), ..PeerSlot::default() };
+        Ok(v9)
     }
 
     /// The line `get-gi` prints for v08 (metadata §7.5).
@@ -182,6 +295,30 @@ mod tests {
         put32(&mut no_flag, 0x38, 1);
         let v8 = SuperblockV8::decode(&no_flag).unwrap();
         assert_eq!(v8.to_v09(), Err(SuperblockError::NotClean));
+    }
+
+    #[test]
+    fn a_pair_keeps_what_v08_says_and_is_written_back_as_it_was() {
+        let [me, peer] = [3, 5].map(|id| NodeId::new(id).unwrap());
+        let block = example(MAGIC_V08);
+        let pair = Superblock::decode_any(&block, Some((me, peer))).unwrap();
+        assert_eq!((pair.version, pair.node_id, pair.max_peers), (Version::V08, Some(me), 1));
+        let entry = *pair.peer(peer);
+        assert_eq!((entry.bitmap_index, entry.bitmap_uuid), (Some(0), GenUuid(0x20)));
+        assert_eq!(entry.flags.0, 0xB, "connected, outdated and full sync are the peer's");
+        assert_eq!(pair.flags, MdFlags::CONSISTENT | MdFlags::AL_CLEAN);
+        let back = pair.encode();
+        assert_eq!(back[..0x58], block[..0x58]);
+        assert_eq!(SuperblockV8::decode(&back), SuperblockV8::decode(&block));
+        // A log that is in use shows in the magic and in the flag, whichever the reader looks at.
+        let mut used = pair.clone();
+        used.flags = used.flags.without(MdFlags::AL_CLEAN).with(MdFlags::HAVE_QUORUM);
+        let written = used.encode();
+        assert_eq!(be32(&written, at::MAGIC), MAGIC_V08_UNCLEAN);
+        assert_eq!(MdFlags(be32(&written, at::FLAGS)), MdFlags(0x2D), "no bits of DRBD 9");
+        // Who only asks for areas need not know the nodes.
+        let nobodys = Superblock::decode_any(&block, None).unwrap();
+        assert_eq!((nobodys.bm_offset, nobodys.max_peers), (-72, 1));
     }
 
     #[test]

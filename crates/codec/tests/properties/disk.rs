@@ -30,6 +30,11 @@ pub fn superblock(block: &Block) {
     if let Ok(v8) = SuperblockV8::decode(block) {
         assert!(Superblock::decode(block).is_err(), "one version only");
         let _ = v8.gi_string();
+        let pair = NodeId::new(1).zip(NodeId::new(0));
+        let used = Superblock::decode_any(block, pair).expect("v08 is read as it is");
+        assert_eq!(SuperblockV8::from_pair(&used).encode(), used.encode());
+        assert_eq!(Superblock::decode_any(&used.encode(), pair).as_ref(), Ok(&used));
+        areas(&used);
         if let Ok(v9) = v8.to_v09() {
             assert_eq!(Superblock::decode(&v9.encode()).as_ref(), Ok(&v9));
         }
@@ -45,6 +50,11 @@ pub fn superblock(block: &Block) {
     for node in NodeId::all() {
         let _ = (superblock.gi_string(node), superblock.check_owner(node));
     }
+    areas(&superblock);
+}
+
+/// Areas that are taken for valid lie on the device, one beside the other.
+fn areas(superblock: &Superblock) {
     for placement in [Placement::Internal, Placement::FlexExternal, Placement::Indexed(7)] {
         for size in [0, 1 << 20, 1 << 30, (1 << 30) + 511, 1 << 50, u64::MAX] {
             for rules in [Rules::Kernel, Rules::Drbdmeta] {
