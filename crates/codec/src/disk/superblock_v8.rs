@@ -1,5 +1,10 @@
 //! The v08 superblock of DRBD 8 (metadata §1.3). Bitmap and activity log are those of v09 with one
 //! slot, so a disk that has it is used as it is: [`SuperblockV8::of_pair`] and its inverse.
+//!
+//! One flag means something else. A Secondary of DRBD 8 keeps no log beside a Primary with a disk,
+//! and PRIMARY_IND found at attach says that this node was the Primary which crashed (a superblock of
+//! kernel 8.4.11 under load has the flags 0x17). In v09 that is CRASHED_PRIMARY, and PRIMARY_IND says
+//! only that the log counts.
 
 use vocab::{Dagtag, GenUuid, MAX_NODES, NodeId, NodeMask, Sectors};
 
@@ -18,6 +23,8 @@ mod at {
     pub const BITMAP_UUID: usize = 0x10;
     pub const HISTORY: usize = 0x18;
     pub const DEVICE_UUID: usize = 0x28;
+    /// Unused by DRBD: whoever writes a superblock clears it.
+    pub const RESERVED: usize = 0x30;
     pub const FLAGS: usize = 0x38;
     pub const MAGIC: usize = 0x3C;
     pub const MD_SIZE: usize = 0x40;
@@ -29,6 +36,10 @@ mod at {
     pub const AL_STRIPES: usize = 0x58;
     pub const AL_STRIPE_SIZE_4K: usize = 0x5C;
 }
+
+/// What this crate puts there. It is gone once a kernel or drbdmeta has written, which is right:
+/// the log is theirs then.
+const LOG_OF_SECONDARY: u64 = u64::from_be_bytes(*b"ASHLAR-1");
 
 /// The only granularity there is.
 const BYTES_PER_BIT: u32 = 4096;
@@ -58,6 +69,9 @@ pub struct SuperblockV8 {
     /// The activity log was applied: both the magic and the flag say so. apply-al sets both;
     /// the kernel of 8.4 changes only the magic, and that of 8.3 only knows the clean one.
     pub clean: bool,
+    /// The log of this disk counts although its node was not Primary: one of ours wrote it. DRBD 8
+    /// has nothing for that, and goes by what the Primary knows.
+    pub log_of_secondary: bool,
     /// Size of the metadata area.
     pub md_size: Sectors,
     /// Activity log relative to the superblock, in sectors.
@@ -96,6 +110,7 @@ impl SuperblockV8 {
             device_uuid: be64(block, at::DEVICE_UUID),
             flags,
             clean,
+            log_of_secondary: be64(block, at::RESERVED) == LOG_OF_SECONDARY,
             md_size: Sectors(u64::from(be32(block, at::MD_SIZE))),
             al_offset: be32(block, at::AL_OFFSET) as i32,
             al_nr_extents: be32(block, at::AL_NR_EXTENTS),
@@ -122,6 +137,9 @@ impl SuperblockV8 {
         put64(block, at::HISTORY, self.history[0].0);
         put64(block, at::HISTORY + 8, self.history[1].0);
         put64(block, at::DEVICE_UUID, self.device_uuid);
+        if self.log_of_secondary {
+            put64(block, at::RESERVED, LOG_OF_SECONDARY);
+        }
         let mut flags = self.flags;
         flags.set(MdFlags::AL_CLEAN, self.clean);
         put32(block, at::FLAGS, flags.0);
@@ -142,6 +160,11 @@ impl SuperblockV8 {
     pub fn of_pair(&self, pair: Option<(NodeId, NodeId)>) -> Superblock {
         let mut flags = self.flags;
         flags.set(MdFlags::AL_CLEAN, self.clean);
+        if flags.contains(MdFlags::PRIMARY_IND) {
+            flags.set(MdFlags::CRASHED_PRIMARY, true);
+        } else if self.log_of_secondary {
+            flags.set(MdFlags::PRIMARY_IND, true);
+        }
         let mut entry = PeerSlot {
             bitmap_uuid: self.bitmap_uuid,
             bitmap_index: Some(0),
@@ -188,6 +211,11 @@ impl SuperblockV8 {
         for (device, peer) in MOVED {
             flags.set(device, entry.flags.contains(peer));
         }
+        let log_of_secondary =
+            flags.contains(MdFlags::PRIMARY_IND) && !flags.contains(MdFlags::CRASHED_PRIMARY);
+        if log_of_secondary {
+            flags.set(MdFlags::PRIMARY_IND, false);
+        }
         SuperblockV8 {
             effective_size: superblock.effective_size,
             current_uuid: superblock.current_uuid,
@@ -196,6 +224,7 @@ impl SuperblockV8 {
             device_uuid: superblock.device_uuid,
             flags,
             clean: superblock.flags.contains(MdFlags::AL_CLEAN),
+            log_of_secondary,
             md_size: superblock.md_size,
             al_offset: superblock.al_offset,
             al_nr_extents: superblock.al_nr_extents,
@@ -218,6 +247,9 @@ impl SuperblockV8 {
         }
         let node0 = NodeId::new(0).expect("0 is a node id");
         let mut v9 = self.of_pair(Some((node0, node0)));
+        for flag in [MdFlags::PRIMARY_IND, MdFlags::CRASHED_PRIMARY] {
+            v9.flags.set(flag, self.flags.contains(flag));
+        }
         v9.version = Version::V09;
         v9.node_id = None;
         let entry = v9.peer_mut(node0);
@@ -244,7 +276,8 @@ impl SuperblockV8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::{put32, put64, zeroed_block};
+    use crate::disk::{Placement, Rules, activity_log};
+    use vocab::Bytes;
 
     fn example(magic: u32) -> Box<Block> {
         let mut block = zeroed_block();
@@ -273,6 +306,32 @@ mod tests {
             v8.gi_string(),
             "0000000000000011:0000000000000020:0000000000000030:0000000000000040:1:0:0:1:1:1:0"
         );
+    }
+
+    /// Metadata areas of a kernel that lost its power, see testdata/disk/README.md.
+    const HOT_PRIMARY: &[u8] = include_bytes!("../../testdata/disk/v08-hot-primary.bin");
+    const HOT_SECONDARY: &[u8] = include_bytes!("../../testdata/disk/v08-hot-secondary.bin");
+
+    #[test]
+    fn what_a_kernel_has_written_is_read_and_written_again() {
+        for (area, flags, hot) in
+            [(HOT_PRIMARY, 0x17, &[0, 1, 2, 3, 4, 5, 8][..]), (HOT_SECONDARY, 0x15, &[])]
+        {
+            let (blocks, _) = area.as_chunks::<4096>();
+            let v8 = SuperblockV8::decode(&blocks[9]).unwrap();
+            assert_eq!(v8.encode()[..], blocks[9]);
+            assert_eq!((v8.flags, v8.clean), (MdFlags(flags), false));
+            assert_eq!(v8.effective_size, Sectors(130_992));
+            assert_eq!((v8.al, v8.al_nr_extents), (AlStriping::default(), 1237));
+            let log = &area[4096..9 * 4096];
+            assert!(!activity_log::is_pre_v84(v8.al, log));
+            let found = activity_log::recover(v8.al, log, v8.al_nr_extents).unwrap();
+            assert_eq!(found.extents.into_iter().collect::<Vec<_>>(), hot);
+            let used = v8.of_pair(NodeId::new(0).zip(NodeId::new(1)));
+            let layout =
+                used.validate(Placement::Internal, Bytes(64 << 20), Rules::Drbdmeta).unwrap();
+            assert_eq!(layout.usable, v8.effective_size);
+        }
     }
 
     #[test]
@@ -319,6 +378,36 @@ mod tests {
         // Who only asks for areas need not know the nodes.
         let nobodys = Superblock::decode_any(&block, None).unwrap();
         assert_eq!((nobodys.bm_offset, nobodys.max_peers), (-72, 1));
+    }
+
+    #[test]
+    fn who_was_primary_is_told_in_the_way_of_each_version() {
+        let pair = NodeId::new(0).zip(NodeId::new(1));
+        let mut superblock = Superblock::decode_any(&example(MAGIC_V08), pair).unwrap();
+        let (log, crashed) = (MdFlags::PRIMARY_IND, MdFlags::CRASHED_PRIMARY);
+        // What is used in memory, and PRIMARY_IND and CRASHED_PRIMARY on disk.
+        for (used, on_disk) in [
+            (MdFlags::EMPTY, MdFlags::EMPTY),
+            (log, MdFlags::EMPTY),
+            (log | crashed, log | crashed),
+            (crashed, crashed),
+        ] {
+            superblock.flags = MdFlags::CONSISTENT | used;
+            let block = superblock.encode();
+            assert_eq!(MdFlags(be32(&block, at::FLAGS) & 0x42), on_disk, "{used:?}");
+            assert_eq!(Superblock::decode_any(&block, pair).as_ref(), Ok(&superblock));
+        }
+        // A kernel Primary.
+        let mut block = example(MAGIC_V08_UNCLEAN);
+        put32(&mut block, at::FLAGS, 0x17);
+        let superblock = Superblock::decode_any(&block, pair).unwrap();
+        assert!(superblock.flags.contains(log | crashed));
+        // A kernel that took the disk of one of our Secondaries has cleared what it does not know.
+        put64(&mut block, at::RESERVED, LOG_OF_SECONDARY);
+        put32(&mut block, at::FLAGS, 0x15);
+        assert!(Superblock::decode_any(&block, pair).unwrap().flags.contains(log));
+        put64(&mut block, at::RESERVED, 0);
+        assert!(!Superblock::decode_any(&block, pair).unwrap().flags.contains(log));
     }
 
     #[test]

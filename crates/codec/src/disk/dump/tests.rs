@@ -90,6 +90,7 @@ fn v08_dumps_are_read_and_written_alike() {
         device_uuid: 0,
         flags: MdFlags::EMPTY,
         clean: true,
+        log_of_secondary: false,
         md_size: layout.md_size,
         al_offset: layout.al_offset,
         al_nr_extents: 257,
