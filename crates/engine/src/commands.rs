@@ -18,12 +18,12 @@ use replication::io::AdminCommand;
 use vocab::options::{DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
 use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, StateError, VolumeNr};
 
-use crate::create_md;
 use crate::digest::Algorithm;
 use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
 use crate::maps;
 use crate::state::Stored;
 use crate::transport::tls::Credentials;
+use crate::{convert_md, create_md};
 
 /// Oldest and newest replication protocol spoken.
 const PROTOCOLS: (u32, u32) = (122, 122);
@@ -141,6 +141,11 @@ impl Engine {
             Request::Maps => Ok(Answer::Maps(self.map_list())),
             Request::CreateMd { disk, meta_disk, max_peers, force } => {
                 self.create_md(&disk, &meta_disk, max_peers, force)
+            }
+            Request::ConvertMd { disk, meta_disk, node_id, peer, max_peers } => {
+                self.check_devices(&disk, &meta_disk)?;
+                let nodes = (node_id, peer);
+                metadata_written(convert_md::convert(&disk, &meta_disk, nodes, max_peers))
             }
             Request::Doctor { resource, step } => self.diagnose(&resource, step),
             Request::Info => Ok(Answer::Info(EngineInfo { faces: maps::faces(), ..self.info() })),
@@ -711,14 +716,7 @@ impl Engine {
         force: bool,
     ) -> Done<Answer> {
         self.check_devices(disk, meta_disk)?;
-        match create_md::create(disk, meta_disk, max_peers, force) {
-            Ok(remarks) if remarks.is_empty() => Ok(Answer::Done),
-            Ok(remarks) => Ok(Answer::Remarks(remarks)),
-            Err(create_md::Error::Refused(refusal)) => Err(refusal.into()),
-            Err(create_md::Error::Failed(text)) => {
-                Err(Stop::failed(FailureKind::Io, text, "see to the device, then repeat it"))
-            }
-        }
+        metadata_written(create_md::create(disk, meta_disk, max_peers, force))
     }
 
     pub(crate) fn info(&self) -> EngineInfo {
@@ -842,4 +840,16 @@ fn whole_bitmap(reset_bitmap: bool) -> Done {
         "resyncing only what is marked out-of-sync is not supported; disconnect and connect to \
          have that resynced, or invalidate the whole disk",
     ))
+}
+
+/// What came of new or converted metadata.
+fn metadata_written(result: Result<Vec<String>, create_md::Error>) -> Done<Answer> {
+    match result {
+        Ok(remarks) if remarks.is_empty() => Ok(Answer::Done),
+        Ok(remarks) => Ok(Answer::Remarks(remarks)),
+        Err(create_md::Error::Refused(refusal)) => Err(refusal.into()),
+        Err(create_md::Error::Failed(text)) => {
+            Err(Stop::failed(FailureKind::Io, text, "see to the device, then repeat it"))
+        }
+    }
 }

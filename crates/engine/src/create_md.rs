@@ -45,14 +45,14 @@ impl From<Refusal> for Error {
 }
 
 /// One device and the means to use it.
-struct Device {
+pub(crate) struct Device {
     ring: Ring,
     pool: BufPool,
-    file: DiskFile,
+    pub(crate) file: DiskFile,
 }
 
 impl Device {
-    fn open(path: &str, exclusive: bool) -> Result<Device, Error> {
+    pub(crate) fn open(path: &str, exclusive: bool) -> Result<Device, Error> {
         let failed = |what: &str, why: &dyn std::fmt::Display| {
             Error::Failed(format!("{path}: {what}: {why}"))
         };
@@ -83,7 +83,7 @@ impl Device {
         self.pool.alloc_zeroed(len).expect("the pool holds what is used one after the other")
     }
 
-    fn read(&mut self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
+    pub(crate) fn read(&mut self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
         let buf = self.alloc(len);
         self.file.read(&mut self.ring, Token(0), Sector(at / SECTOR_SIZE), buf);
         match self.wait("reading")?.payload {
@@ -92,7 +92,7 @@ impl Device {
         }
     }
 
-    fn write(&mut self, at: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
         let mut buf = self.alloc(bytes.len());
         buf.as_mut_slice().expect("a new buffer is unique").copy_from_slice(bytes);
         self.file.write(&mut self.ring, Token(0), Sector(at / SECTOR_SIZE), buf, durable);
@@ -113,13 +113,13 @@ impl Device {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), Error> {
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
         self.file.flush(&mut self.ring, Token(0));
         self.wait("flushing").map(drop)
     }
 }
 
-fn is_claimed(error: &Error) -> bool {
+pub(crate) fn is_claimed(error: &Error) -> bool {
     matches!(error, Error::Refused(refusal) if engine::is_claimed(refusal))
 }
 

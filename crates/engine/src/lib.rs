@@ -5,13 +5,14 @@
 //!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
 //!   `maps`: block devices of this machine; `metrics`: numbers for Prometheus.
 //! - `doctor`: measurements of what limits a resource.
-//! - `state`, `restore`: what is kept over a restart. `create_md`, `signature`: new metadata.
+//! - `state`, `restore`: what is kept over a restart. `create_md`, `convert_md`, `signature`: new metadata.
 //!
 //! Only this crate sees both `replication` and `runtime`, and it decides nothing about
 //! replication: it copies inputs in and carries outputs out.
 
 mod commands;
 mod control;
+mod convert_md;
 mod create_md;
 mod digest;
 mod doctor;

@@ -287,6 +287,18 @@ pub enum Request {
     /// Writes new metadata to a disk that is not attached. Existing metadata is refused (119)
     /// unless `force`.
     CreateMd { disk: String, meta_disk: MetaDisk, max_peers: u8, force: bool },
+    /// Makes metadata of version v08 on a disk that is not attached into v09 with `max_peers`
+    /// bitmaps; [`Answer::Remarks`]. What it knows of the peer becomes that of node `peer`.
+    ConvertMd {
+        disk: String,
+        meta_disk: MetaDisk,
+        /// This node.
+        #[serde(with = "fields::node_id")]
+        node_id: NodeId,
+        #[serde(with = "fields::node_id")]
+        peer: NodeId,
+        max_peers: u8,
+    },
     /// One step of finding out what limits a resource; [`Answer::Doctor`].
     Doctor { resource: String, step: DoctorStep },
     /// Facts about the engine; [`Answer::Info`].

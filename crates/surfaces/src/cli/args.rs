@@ -110,6 +110,23 @@ pub enum Command {
         #[command(flatten)]
         dry_run: DryRun,
     },
+    /// Convert metadata of DRBD 8 (v08) to v09
+    ///
+    /// Ashlar uses disks with v08 as they are. They have to be converted for quorum or a third
+    /// node; DRBD 8 can not use them afterwards. The disk must not be attached. What is known of
+    /// the peer is kept, and the activity log is applied.
+    ConvertMd {
+        #[command(flatten)]
+        objects: Objects,
+        /// The node that the disk was replicated with [default: the only diskful peer configured]
+        #[arg(long, value_name = "NODE-ID", value_parser = node_id)]
+        peer: Option<NodeId>,
+        /// Peers to have a bitmap for [default: the diskful peers configured]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
+        max_peers: Option<u8>,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
     /// Bring resources up as configured: create, attach, connect
     ///
     /// A resource that is up already is adjusted.
@@ -421,9 +438,10 @@ impl Command {
     /// something that does not happen, so it has to be refused.
     pub fn uses(&self) -> Vec<&'static str> {
         let (reads_configuration, lists) = match self {
-            Command::CreateMd { .. } | Command::Up { .. } | Command::Adjust { .. } => {
-                (true, self.is_dry_run())
-            }
+            Command::CreateMd { .. }
+            | Command::ConvertMd { .. }
+            | Command::Up { .. }
+            | Command::Adjust { .. } => (true, self.is_dry_run()),
             Command::Attach { .. } => (true, false),
             Command::Invalidate { .. } | Command::InvalidateRemote { .. } => {
                 (false, self.is_dry_run())
@@ -488,6 +506,7 @@ impl Command {
     pub(super) fn is_dry_run(&self) -> bool {
         match self {
             Command::CreateMd { dry_run, .. }
+            | Command::ConvertMd { dry_run, .. }
             | Command::Up { dry_run, .. }
             | Command::Adjust { dry_run, .. }
             | Command::Invalidate { dry_run, .. }

@@ -2,6 +2,7 @@
 //!
 //! - `maps`: those about block devices.
 
+mod convert;
 mod maps;
 
 use std::io::{self, IsTerminal, Write};
@@ -60,6 +61,9 @@ impl Session<'_> {
         match command {
             Command::CreateMd { objects, force, max_peers, dry_run } => {
                 self.create_md(objects, *force, *max_peers, dry_run.dry_run)
+            }
+            Command::ConvertMd { objects, peer, max_peers, dry_run } => {
+                self.convert_md(objects, *peer, *max_peers, dry_run.dry_run)
             }
             Command::Up { objects, dry_run } => {
                 self.adjust(objects, Limits::default(), dry_run.dry_run)

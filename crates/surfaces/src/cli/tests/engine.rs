@@ -170,8 +170,35 @@ fn a_dry_run_prints_and_changes_nothing() {
 }
 
 #[test]
+fn a_conversion_says_whose_metadata_they_are() {
+    let ran = ashlar("convert-md r0 -d", None);
+    ran.result.unwrap();
+    let what =
+        "r0/0: convert the metadata of /dev/vg/a to v09 for 1 peer(s), what it knows is of node 1";
+    assert_eq!(ran.out.trim_end(), what);
+    let ran = ashlar("convert-md r0 --max-peers 3", Some(empty));
+    ran.result.unwrap();
+    let asked = ran.asked.iter().find_map(|request| match request {
+        Request::ConvertMd { node_id, peer, max_peers, .. } => {
+            Some((node_id.get(), peer.get(), *max_peers))
+        }
+        _ => None,
+    });
+    assert_eq!(asked, Some((0, 1, 3)));
+    for (peer, why) in [(0, "names this node"), (9, "names no node")] {
+        let ran = ashlar(&format!("convert-md r0 --peer {peer}"), None);
+        assert!(ran.result.is_err() && ran.err.contains(why), "{}", ran.err);
+    }
+}
+
+#[test]
 fn a_dry_run_and_an_export_come_as_json_too() {
-    for words in ["up all --dry-run --json", "create-md r0 -d --json", "invalidate r0 -d --json"] {
+    for words in [
+        "up all --dry-run --json",
+        "create-md r0 -d --json",
+        "convert-md r0 -d --json",
+        "invalidate r0 -d --json",
+    ] {
         let text = ashlar(&words.replace(" --json", ""), Some(up));
         let json = ashlar(words, Some(up));
         json.result.unwrap();
