@@ -552,6 +552,58 @@ fn v08_metadata_is_read_dumped_and_converted_alike() {
     assert_eq!(disk.read(layout.bitmap, BLOCK_SIZE), words, "the bitmap is kept");
 }
 
+/// Disks of DRBD 8 that engines of ours had in use when they were killed.
+#[test]
+fn what_we_write_as_v08_is_applied_and_dumped_by_the_tool() {
+    let Some(tool) = drbdmeta() else { return };
+    let pair = NodeId::new(0).zip(NodeId::new(1));
+    let log = MdFlags::CONSISTENT | MdFlags::WAS_UP_TO_DATE | MdFlags::PRIMARY_IND;
+    let places = [
+        (Placement::Internal, 3 * GIB),
+        (Placement::FlexExternal, 32 * MIB),
+        (Placement::Indexed(1), 256 * MIB),
+    ];
+    for ((placement, size), primary) in places.into_iter().flat_map(|p| [(p, true), (p, false)]) {
+        let disk = Disk::new(&tool, placement, size);
+        check(disk.run("v08", &["create-md"]));
+        let layout = Layout::new(placement, Bytes(size), &MdParams::new(1)).unwrap();
+        let created = disk.read_block(layout.superblock);
+        let mut superblock = Superblock::decode_any(&created, pair).unwrap();
+        assert_eq!(superblock.validate(placement, Bytes(size), Rules::Drbdmeta), Ok(layout));
+        superblock.effective_size = layout.usable.min(Sectors(GIB / 512 + 12345));
+        superblock.current_uuid = GenUuid(0x1234_5678_9ABC_DEF0);
+        superblock.peers[1].bitmap_uuid = GenUuid(0x20);
+        superblock.peers[1].flags = PeerFlags::CONNECTED;
+        superblock.flags = if primary { log | MdFlags::CRASHED_PRIMARY } else { log };
+        disk.write(layout.superblock, superblock.encode().as_slice());
+        let v8 = SuperblockV8::decode(&disk.read_block(layout.superblock)).unwrap();
+        assert_eq!(check(disk.run("v08", &["get-gi"])).trim_end(), v8.gi_string());
+
+        let mut bitmap = random_bitmap(&mut Rng(0xC0FFEE), &superblock);
+        disk.write_bitmap(&layout, &mut bitmap);
+        let mut al = ActivityLog::new(67, superblock.al);
+        let ranges = [0, 3, 100].map(|extent| SectorRange::new(extent * EXTENT_SECTORS, 8));
+        for range in ranges {
+            assert!(al.begin(range) != Begin::Wait);
+        }
+        let transaction = al.start_transaction().unwrap();
+        disk.write(layout.al_block(transaction.block_index), transaction.block.as_slice());
+
+        check(disk.run("v08", &["apply-al"]));
+        // Of a Secondary it goes by what the Primary knows, as after a kernel.
+        for range in ranges.iter().filter(|_| primary) {
+            bitmap.set_range(0, SectorRange::new(range.start.0, EXTENT_SECTORS));
+        }
+        assert_same_bits(&disk.bitmap(&layout, &superblock), &bitmap);
+        let applied = Superblock::decode_any(&disk.read_block(layout.superblock), pair).unwrap();
+        superblock.flags.set(MdFlags::AL_CLEAN, true);
+        superblock.flags.set(MdFlags::PRIMARY_IND, primary);
+        assert_eq!(applied, superblock);
+        let dump = check(disk.run("v08", &["dump-md"]));
+        assert!(dump.contains(&format!("# bits-set {};", bitmap.count(0))), "{dump}");
+    }
+}
+
 #[test]
 fn a_block_device_is_handled_like_a_file() {
     let Some(tool) = drbdmeta() else { return };

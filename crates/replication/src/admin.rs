@@ -129,6 +129,7 @@ impl Resource {
             }
             AdminCommand::DelPeer(node) => self.del_peer(node),
             AdminCommand::ResourceOptions(options) => {
+                self.check_all_fit(options.quorum)?;
                 self.opts = options;
                 self.change_hard(|_| {});
                 self.work.push_back(Work::Resume);
@@ -480,6 +481,12 @@ impl Resource {
 
     /// A peer that may have a disk needs bitmap slots on the disks attached already.
     fn slots_for_new_peer(&mut self) -> Result<(), Refusal> {
+        if let Err(refusal) = self.check_all_fit(self.opts.quorum) {
+            // It was added last.
+            self.peers.pop();
+            self.st.peers.pop();
+            return Err(refusal);
+        }
         for vol in 0..self.vols.len() {
             for peer in 0..self.peers.len() {
                 let node = self.peers[peer].node;

@@ -17,6 +17,7 @@ use crate::generation::{BitmapUuid, Generations};
 use crate::io::{AttachImage, LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::meta::Backing;
+use crate::pair_metadata::check_log;
 use crate::resource::{Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -129,7 +130,9 @@ impl Resource {
     /// Decodes and checks what the driver read.
     fn read_metadata(&self, vol: VolIx, image: &AttachImage) -> Result<Backing, Refusal> {
         let invalid = |detail: String| Refusal::config(ConfigError::MetaInvalid, detail);
-        let mut sb = Superblock::decode(&image.superblock).map_err(|e| invalid(e.to_string()))?;
+        let mut sb = Superblock::decode_any(&image.superblock, self.node_pair())
+            .map_err(|e| invalid(e.to_string()))?;
+        self.check_fits(&sb)?;
         sb.check_owner(self.me)
             .map_err(|e| Refusal::config(ConfigError::InvalidRequest, e.to_string()))?;
         sb.node_id = Some(self.me);
@@ -159,6 +162,7 @@ impl Resource {
         let area: Vec<u8> = image.activity_log.iter().flat_map(|b| b.iter().copied()).collect();
         // A clean log is in the bitmap; a crash may have torn it while it was initialised.
         if sb.flags.contains(MdFlags::PRIMARY_IND) && !sb.flags.contains(MdFlags::AL_CLEAN) {
+            check_log(&sb, &area)?;
             let hot = al_format::recover(sb.al, &area, sb.al_nr_extents)
                 .map_err(|e| Refusal::config(ConfigError::MetaUnclean, e.to_string()))?;
             for extent in &hot.extents {
@@ -172,6 +176,14 @@ impl Resource {
                 }
             }
         }
+        // A kernel Primary that was told to keep no log, and crashed: nobody knows what it wrote.
+        if sb.flags.contains(MdFlags::AL_DISABLED.with(MdFlags::CRASHED_PRIMARY)) {
+            for slot in 0..bitmap.slots() {
+                bitmap.set_all(slot);
+            }
+        }
+        // Here it is always kept.
+        sb.flags.set(MdFlags::AL_DISABLED, false);
         for peer in &mut sb.peers {
             if peer.flags.contains(PeerFlags::FULL_SYNC) {
                 if let Some(slot) = peer.bitmap_index {

@@ -28,6 +28,7 @@ mod loss;
 mod meta;
 mod open;
 mod packets;
+mod pair_metadata;
 mod parting;
 mod peer_ack;
 mod peers_in_sync;

@@ -552,6 +552,9 @@ impl Resource {
                 }
             }
         }
+        if self.leaves_as_crashed(vol, &sb) {
+            sb.flags.set(MdFlags::CRASHED_PRIMARY, true);
+        }
         sb
     }
 

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use codec::disk::{MdFlags, PeerFlags, Superblock, activity_log, bitmap};
+use codec::disk::{MdFlags, PeerFlags, activity_log, bitmap};
 use replication::io::{MetaPlace, MetaWrite};
 use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
 
+use crate::blank;
 use crate::content::Data;
 use crate::disk::{Disk, Job};
 use crate::history::{History, NEVER, Stamp, Value, Write, WriteIx};
@@ -449,7 +450,7 @@ impl World {
         let Some(drive) = self.nodes[node].drive(volume) else { return };
         let stable = drive.disk.stable_superblock();
         let current = self.nodes[node].resource.as_ref().map(|r| r.generation(volume_nr(volume)));
-        let durable = Superblock::decode(stable).map(|s| s.current_uuid);
+        let durable = blank::superblock(stable, node).map(|s| s.current_uuid);
         // A disk that is still being resynced gets to the generation at the end.
         let catching_up =
             self.view(node).is_none_or(|view| view.volumes[volume].disk != DiskState::UpToDate);
@@ -464,7 +465,7 @@ impl World {
         }
         match origin {
             Origin::Resync => {
-                let Ok(superblock) = Superblock::decode(stable) else { return };
+                let Ok(superblock) = blank::superblock(stable, node) else { return };
                 if superblock.flags.contains(MdFlags::CONSISTENT) {
                     let message = format!(
                         "n{node} writes resync data to {range} of v{volume} while its metadata \
@@ -480,7 +481,7 @@ impl World {
                 if (first..=last).all(|extent| active.contains(&(extent as u32))) {
                     return;
                 }
-                let Ok(superblock) = Superblock::decode(stable) else { return };
+                let Ok(superblock) = blank::superblock(stable, node) else { return };
                 if !superblock.flags.contains(MdFlags::AL_DISABLED) {
                     let message = format!(
                         "n{node} writes {range} of v{volume} although its extent is not active"
@@ -500,7 +501,7 @@ impl World {
         if commit.place != MetaPlace::Superblock {
             return;
         }
-        let superblock = match Superblock::decode(&commit.bytes) {
+        let superblock = match blank::superblock(&commit.bytes, node) {
             Ok(superblock) => superblock,
             Err(error) => {
                 return self.violate("meta", format!("n{node} v{volume} writes {error:?}"));
@@ -520,7 +521,7 @@ impl World {
             return self.violate("21", message);
         }
         let Some(drive) = self.nodes[node].drive(volume) else { return };
-        let Ok(old) = Superblock::decode(drive.disk.superblock()) else { return };
+        let Ok(old) = blank::superblock(drive.disk.superblock(), node) else { return };
         let outdated = old.flags.contains(MdFlags::CONSISTENT);
         if outdated && superblock.effective_size < old.effective_size {
             let message = format!(
@@ -688,7 +689,7 @@ impl World {
     /// the two knows: by its bits, or by an activity log that is durable.
     pub(crate) fn check_crash(&mut self, node: usize, volume: usize) {
         let Some(drive) = self.nodes[node].drive(volume) else { return };
-        let Ok(superblock) = Superblock::decode(drive.disk.superblock()) else { return };
+        let Ok(superblock) = blank::superblock(drive.disk.superblock(), node) else { return };
         if !superblock.flags.contains(MdFlags::CONSISTENT) || !superblock.current_uuid.is_real() {
             return;
         }
@@ -764,7 +765,7 @@ impl World {
             return;
         }
         let current = |disk: &Disk| {
-            Superblock::decode(disk.superblock()).map(|s| s.current_uuid.masked()).ok()
+            blank::superblock(disk.superblock(), node).map(|s| s.current_uuid.masked()).ok()
         };
         let generation = current(&drive.disk);
         let equal: Vec<(bool, &Disk)> = self

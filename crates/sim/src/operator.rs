@@ -1,10 +1,10 @@
 //! The operator of a run: brings the cluster up, repairs it at the end, and waits until it has
 //! converged (semantics §13, invariant 46).
 
-use codec::disk::Superblock;
 use replication::io::AdminCommand;
 use vocab::{ConnState, DiskState, GenUuid, ReplState, Role, SectorRange, VolumeNr};
 
+use crate::blank;
 use crate::plan::{MILLISECOND, SECOND, Start, node_id};
 use crate::trace;
 use crate::view::View;
@@ -343,7 +343,8 @@ impl World {
             return None;
         }
         let current = |node: usize| {
-            let superblock = Superblock::decode(self.nodes[node].drive(volume)?.disk.superblock());
+            let superblock =
+                blank::superblock(self.nodes[node].drive(volume)?.disk.superblock(), node);
             superblock.ok().map(|s| s.current_uuid)
         };
         let mine = current(node)?;
@@ -404,7 +405,7 @@ impl World {
     /// The disk of the node has left that generation behind.
     fn succeeds(&self, node: usize, volume: usize, older: GenUuid) -> bool {
         let Some(drive) = self.nodes[node].drive(volume) else { return false };
-        let Ok(superblock) = Superblock::decode(drive.disk.superblock()) else { return false };
+        let Ok(superblock) = blank::superblock(drive.disk.superblock(), node) else { return false };
         // Its own slot names what it is on its way to.
         let mut others = superblock.peers.iter().enumerate().filter(|(n, _)| *n != node);
         superblock.history.iter().any(|u| u.same(older))

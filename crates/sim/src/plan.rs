@@ -222,6 +222,8 @@ pub struct Plan {
     pub start: Start,
     /// The two nodes take each other for nodes of protocol 8.
     pub legacy: bool,
+    /// The disks of the two nodes have the metadata of DRBD 8.
+    pub old_metadata: bool,
     /// Options of the resource, the same everywhere.
     pub resource: ResourceOptions,
     /// Options of all connections.
@@ -264,6 +266,7 @@ impl Plan {
             spare_slots: 0,
             start: Start::SkipInitialSync,
             legacy: false,
+            old_metadata: false,
             resource: ResourceOptions::default(),
             net,
             disk: DiskOptions { al_extents: 7, ..DiskOptions::default() },
@@ -315,7 +318,13 @@ impl Plan {
         plan.random_sizes(diskful as u64);
         // Not drawn either.
         plan.legacy = plan.may_be_legacy() && plan.fault_pause % 7 < 3;
+        plan.old_metadata = plan.may_be_pair() && plan.fault_pause % 11 < 4;
         plan
+    }
+
+    /// The metadata of DRBD 8 have room for all there is.
+    fn may_be_pair(&self) -> bool {
+        self.may_be_legacy() && self.resource.quorum == Quorum::Off
     }
 
     /// Two nodes of protocol 8 can be configured so.

@@ -254,7 +254,7 @@ impl AttachJob {
             };
             Refusal::config(code, format!("{path}: {why}"))
         };
-        let superblock = Superblock::decode(block).map_err(invalid)?;
+        let superblock = Superblock::decode_any(block, None).map_err(invalid)?;
         let size = self.device().info().size;
         let layout = superblock.validate(self.placement, size, Rules::Kernel).map_err(invalid)?;
         superblock.check_owner(self.me).map_err(|error| {
@@ -271,7 +271,7 @@ impl AttachJob {
     /// Bytes of the bitmap that belong to the volume as it is, or will be.
     fn bitmap_bytes(&self, layout: &Layout) -> u64 {
         let block = self.image.superblock.as_ref().expect("read before the bitmap");
-        let superblock = Superblock::decode(block).expect("decoded before");
+        let superblock = Superblock::decode_any(block, None).expect("decoded before");
         let size = match superblock.effective_size.0 {
             0 => self.capacity(layout).0,
             size => size,
