@@ -8,7 +8,7 @@
 mod client;
 mod events;
 mod fio;
-mod nbd;
+pub mod nbd;
 mod net;
 mod nodes;
 pub mod random;

@@ -2,14 +2,17 @@
 //! and device-mapper, to test against the real thing.
 //!
 //! - `image`: kernels and file systems, built once from Debian packages.
-//! - `blockdev`: volumes as block devices. `interop`: kernel DRBD and Ashlar as peers. `lvm`: storage pools.
+//! - `blockdev`: volumes as block devices. `lvm`: storage pools.
+//! - `interop`: kernel DRBD and Ashlar as peers. `adopt`: each uses the disks that the other has written.
 //! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
 //!
 //! Two kinds: *user-mode* guests are Linux as a process, there in seconds and near native, with the
 //! modules of their kernel; *emulated* ones run a kernel with ublk under QEMU, some 15 times slower
 //! than the machine. Both need root, for the network. Nothing of a run is left behind but the images.
 
+mod adopt;
 pub mod blockdev;
+mod engine;
 mod guest;
 mod image;
 mod interop;
@@ -35,9 +38,11 @@ cargo xtask vm lvm
 cargo xtask vm blockdev
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
-cargo xtask vm interop
-    Kernel DRBD 8.4 in a guest and Ashlar on the host replicate with each other, both ways, through
-    disconnects, crashes and verifies. Needs nbdcopy (libnbd-bin) and mkfs.ext4 as well.
+cargo xtask vm interop [peers|disks]
+    peers: kernel DRBD 8.4 in a guest and Ashlar on the host replicate with each other, both ways,
+    through disconnects, crashes and verifies. Needs nbdcopy (libnbd-bin) and mkfs.ext4 as well.
+    disks: each takes over the disks of the other as they are, clean and after a crash under load.
+    Needs drbdmeta (drbd-utils).
 cargo xtask vm run --kind user-mode|emulated [--modules M,...] COMMAND
     Boots a guest, runs a shell command in it, prints what that prints.
 All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
@@ -45,6 +50,7 @@ All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/u
 /// How long a command of a test may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 const DISK_MIB: u64 = 64;
+const KINDS: [Kind; 2] = [Kind::UserMode, Kind::Emulated];
 
 /// The command.
 pub fn main(arguments: &[String]) -> Result<()> {
@@ -56,13 +62,20 @@ pub fn main(arguments: &[String]) -> Result<()> {
     }
     process::watch_signals()?;
     match (*command, rest) {
-        ("build", []) => Images::get().map(|_| ()),
-        ("build", ["--again"]) => Images::build().map(|_| ()),
+        ("build", []) => KINDS.into_iter().try_for_each(|kind| Images::get(kind).map(drop)),
+        ("build", ["--again"]) => {
+            KINDS.into_iter().try_for_each(|kind| Images::build(kind).map(drop))
+        }
         ("lvm", []) => lvm::test(),
-        ("smoke", []) => [Kind::UserMode, Kind::Emulated].into_iter().try_for_each(smoke),
+        ("smoke", []) => KINDS.into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
         ("blockdev", []) => blockdev::main(),
-        ("interop", []) => interop::main(),
+        ("interop", []) => {
+            interop::main()?;
+            adopt::main()
+        }
+        ("interop", ["peers"]) => interop::main(),
+        ("interop", ["disks"]) => adopt::main(),
         ("run", ["--kind", kind, "--modules", modules, line]) => {
             let modules: Vec<&str> = modules.split(',').collect();
             run(kind.parse()?, &modules, line)
@@ -73,7 +86,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
 }
 
 fn run(kind: Kind, modules: &[&str], line: &str) -> Result<()> {
-    let images = Images::get()?;
+    let images = Images::get(kind)?;
     let rig = Rig::new(&images)?;
     let guest = rig.boot(kind, 1, DISK_MIB, modules)?;
     print!("{}", guest.run(line, PATIENCE)?);
@@ -82,7 +95,7 @@ fn run(kind: Kind, modules: &[&str], line: &str) -> Result<()> {
 
 /// Shows that guests of a kind can do what tests need of them.
 fn smoke(kind: Kind) -> Result<()> {
-    let images = Images::get()?;
+    let images = Images::get(kind)?;
     let rig = Rig::new(&images)?;
     let begun = Instant::now();
     let guest = rig.boot(kind, 1, DISK_MIB, &["drbd", "nbd"])?;

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Builds the guests of `cargo xtask vm` from Debian packages: kernels, and an initial file system of each.
-# usage: build.sh DIRECTORY
+# Builds a kind of the guests of `cargo xtask vm` from Debian packages: a kernel and an initial file system.
+# usage: build.sh DIRECTORY user-mode|emulated
 #
-# DIRECTORY gets: vmlinuz, emulated.gz (a kernel for QEMU), linux.uml, usermode.gz (user-mode Linux), xshim.so, key.
+# DIRECTORY gets: key, and vmlinuz, emulated.gz (a kernel for QEMU), or linux.uml, usermode.gz, xshim.so (user-mode Linux).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+kind=$2
 mkdir -p "$1"
 cd "$1"
-work=$PWD/work
+work=$PWD/work-$kind
 rm -rf "$work"
 mkdir "$work"
 
@@ -21,24 +22,33 @@ programs="drbdadm drbdsetup drbdmeta fallocate blkdiscard blockdev modprobe insm
     lvm cryptsetup nvme mkfs.ext4 mkfs.xfs fsck.ext4 xfs_repair blkid nbd-client"
 
 export DEBIAN_FRONTEND=noninteractive
+emulator=
+[ "$kind" = user-mode ] || emulator=qemu-system-x86
+# shellcheck disable=SC2086
 apt-get -o DPkg::Lock::Timeout=600 install -y --no-install-recommends \
-    qemu-system-x86 busybox-static cpio gzip xz-utils kmod drbd-utils dropbear-bin openssh-client fio lvm2 \
+    $emulator busybox-static cpio gzip xz-utils kmod drbd-utils dropbear-bin openssh-client fio lvm2 \
     cryptsetup-bin nvme-cli thin-provisioning-tools xfsprogs e2fsprogs nbd-client iproute2 gcc libc6-dev >/dev/null
 
-# The newest kernel of that series there is.
-package=$(apt-cache search --names-only '^linux-image-6\.12\.[0-9]+\+deb[0-9]+-amd64$' | cut -d' ' -f1 | sort -V | tail -1)
-[ -n "$package" ] || { echo "there is no package linux-image-6.12.*-amd64; add backports to apt's sources" >&2; exit 1; }
-(cd "$work" && apt-get download "$package" user-mode-linux >/dev/null 2>&1)
-dpkg -x "$work"/linux-image-*.deb "$work/kernel"
-dpkg -x "$work"/user-mode-linux_*.deb "$work/uml"
-emulated_version=$(ls "$work/kernel/lib/modules")
-cp "$work/kernel/boot/vmlinuz-$emulated_version" vmlinuz
-cp "$work/uml/usr/bin/linux.uml" linux.uml
-gcc -O2 -shared -fPIC -o xshim.so "$here/xshim.c" -ldl
-# depmod and modprobe look for lib/modules below their root.
-mkdir -p "$work/umlkernel/lib"
-mv "$work/uml/usr/lib/uml/modules" "$work/umlkernel/lib/modules"
-usermode_version=$(ls "$work/umlkernel/lib/modules")
+if [ "$kind" = emulated ]; then
+    # The newest kernel of that series there is.
+    package=$(apt-cache search --names-only '^linux-image-6\.12\.[0-9]+\+deb[0-9]+-amd64$' | cut -d' ' -f1 | sort -V | tail -1)
+    [ -n "$package" ] || { echo "there is no package linux-image-6.12.*-amd64; add backports to apt's sources" >&2; exit 1; }
+else
+    package=user-mode-linux
+fi
+(cd "$work" && apt-get download "$package" >/dev/null 2>&1) || { echo "$package could not be loaded" >&2; exit 1; }
+dpkg -x "$work"/*.deb "$work/kernel"
+if [ "$kind" = emulated ]; then
+    version=$(ls "$work/kernel/lib/modules")
+    cp "$work/kernel/boot/vmlinuz-$version" vmlinuz
+else
+    cp "$work/kernel/usr/bin/linux.uml" linux.uml
+    gcc -O2 -shared -fPIC -o xshim.so "$here/xshim.c" -ldl
+    # depmod and modprobe look for lib/modules below their root.
+    mkdir -p "$work/kernel/lib"
+    mv "$work/kernel/usr/lib/uml/modules" "$work/kernel/lib/modules"
+    version=$(ls "$work/kernel/lib/modules")
+fi
 
 [ -f key ] || ssh-keygen -q -t ed25519 -N '' -f key
 
@@ -94,11 +104,11 @@ pack() { # ROOT FILE
     (cd "$1" && find . | cpio -o -H newc 2>/dev/null | gzip -1) >"$2.new"
     mv "$2.new" "$2"
 }
-cp -a "$root" "$work/emulated"
-modules "$work/kernel" "$emulated_version" "$work/emulated" $emulated_modules
-pack "$work/emulated" emulated.gz
-cp -a "$root" "$work/usermode"
-modules "$work/umlkernel" "$usermode_version" "$work/usermode" $usermode_modules
-pack "$work/usermode" usermode.gz
+if [ "$kind" = emulated ]; then
+    modules "$work/kernel" "$version" "$root" $emulated_modules
+    pack "$root" emulated.gz
+else
+    modules "$work/kernel" "$version" "$root" $usermode_modules
+    pack "$root" usermode.gz
+fi
 rm -rf "$work"
-echo "$emulated_version $usermode_version" >versions

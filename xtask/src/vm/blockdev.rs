@@ -113,7 +113,7 @@ const STEPS: &[Step] = &[
 
 /// The command.
 pub fn main() -> Result<()> {
-    let images = Images::get()?;
+    let images = Images::get(Kind::Emulated)?;
     let rig = Rig::new(&images)?;
     let modules = ["ublk_drv", "nbd", "dm-crypt", "ext4", "xfs", "loop"];
     let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &modules)?;

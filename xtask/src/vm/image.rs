@@ -1,4 +1,4 @@
-//! Kernels and file systems of the guests, built once by xtask/vm/build.sh.
+//! Kernels and file systems of the guests, each kind built once by xtask/vm/build.sh.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,12 +7,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::guest::Kind;
 use crate::workspace;
 
 /// The recipe: images are built anew when it has changed.
 const RECIPE: &[&str] = &["build.sh", "init", "xshim.c"];
-/// Holds the recipe's hash, once everything is there.
-const STAMP: &str = "recipe";
+
+/// Holds the recipe's hash, once everything of that kind is there.
+fn stamp(kind: Kind) -> String {
+    format!("recipe-{kind}")
+}
 
 /// The built images.
 pub struct Images {
@@ -20,26 +24,27 @@ pub struct Images {
 }
 
 impl Images {
-    /// Those that were built before by the same recipe, or new ones.
+    /// Those of a kind that were built before by the same recipe, or new ones.
     ///
     /// # Errors
     /// If they have to be built and can not.
-    pub fn get() -> Result<Images> {
+    pub fn get(kind: Kind) -> Result<Images> {
         let directory = workspace::root().join("target").join("vm");
-        let stamp = fs::read_to_string(directory.join(STAMP)).unwrap_or_default();
-        if stamp == recipe()? { Ok(Images { directory }) } else { Images::build() }
+        let built = fs::read_to_string(directory.join(stamp(kind))).unwrap_or_default();
+        if built == recipe()? { Ok(Images { directory }) } else { Images::build(kind) }
     }
 
     /// Builds them.
     ///
     /// # Errors
     /// If packages are missing, can not be installed, or do not have what is needed.
-    pub fn build() -> Result<Images> {
+    pub fn build(kind: Kind) -> Result<Images> {
         let directory = workspace::root().join("target").join("vm");
-        println!("building guests from Debian packages, once; this takes some minutes");
-        let _ = fs::remove_file(directory.join(STAMP));
+        println!("building {kind} guests from Debian packages, once; this takes some minutes");
+        let _ = fs::remove_file(directory.join(stamp(kind)));
         let script = workspace::root().join("xtask/vm/build.sh");
-        let status = Command::new("bash").arg(&script).arg(&directory).status();
+        let status =
+            Command::new("bash").arg(&script).arg(&directory).arg(kind.to_string()).status();
         let status = status.context("bash could not be started")?;
         if !status.success() {
             bail!(
@@ -47,7 +52,7 @@ impl Images {
                 script.display()
             );
         }
-        fs::write(directory.join(STAMP), recipe()?)?;
+        fs::write(directory.join(stamp(kind)), recipe()?)?;
         Ok(Images { directory })
     }
 

@@ -4,18 +4,17 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
+use super::engine::Engine;
 use super::guest::{Guest, Kind};
 use super::image::Images;
 use super::rig::{Rig, address};
 use super::{DISK_MIB, PATIENCE};
-use crate::process::{self, Daemon};
-use crate::workspace;
+use crate::process;
 
 /// How long a resync, and all that comes before it, may take.
 const SETTLED: Duration = Duration::from_secs(60);
@@ -27,81 +26,6 @@ const MODULES: &[&str] = &["drbd"];
 const HOST: &str = "10.77.0.1";
 /// What both sides are configured with.
 const NET: &str = "net { protocol C; verify-alg crc32c; }";
-
-/// The engine's side.
-struct Engine<'a> {
-    rig: &'a Rig<'a>,
-    binary: PathBuf,
-    daemon: Option<Daemon>,
-    starts: u32,
-}
-
-impl<'a> Engine<'a> {
-    fn new(rig: &'a Rig<'a>) -> Result<Engine<'a>> {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo.args(["build", "--quiet", "-p", "ashlar"]).current_dir(workspace::root());
-        ensure!(cargo.status()?.success(), "the binary can not be built");
-        let target = std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| workspace::root().join("target"), PathBuf::from);
-        File::create(rig.file("host.img"))?.set_len(DISK_MIB << 20)?;
-        let disk = rig.file("host.img").display().to_string();
-        let volume =
-            |disk: &str| format!("volume 0 {{ device minor 0; disk {disk}; meta-disk internal; }}");
-        let config = format!(
-            "global {{ disable-ip-verification; }}\nresource r0 {{\n {NET}\n on host {{ node-id 0; \
-             address {HOST}:7788; {} }}\n on g1 {{ node-id 1; address {}:7788; {} }}\n}}\n",
-            volume(&disk),
-            address(KERNEL),
-            volume("/dev/ubda")
-        );
-        fs::write(rig.file("drbd.conf"), config)?;
-        fs::create_dir_all(rig.file("state"))?;
-        let binary = target.join("debug").join("ashlar");
-        Ok(Engine { rig, binary, daemon: None, starts: 0 })
-    }
-
-    fn start(&mut self) -> Result<()> {
-        self.starts += 1;
-        let mut command = self.rig.command(&self.binary);
-        command.args(["engine", "--threads", "1", "--buffers", "64", "--node", "host"]);
-        command.arg("--socket").arg(self.rig.file("sock"));
-        command.arg("--state-dir").arg(self.rig.file("state"));
-        let log = self.rig.file(&format!("engine{}.log", self.starts));
-        self.daemon = Some(Daemon::start(command, log)?);
-        self.say(&["info", "--wait-engine", "30"]).map(drop)
-    }
-
-    /// Ends it without a word, as `kill -9` does.
-    fn kill(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            daemon.end();
-        }
-    }
-
-    /// A command of the operator.
-    fn say(&self, words: &[&str]) -> Result<String> {
-        let mut command = self.rig.command(&self.binary);
-        command.env("ASHLAR_SOCKET", self.rig.file("sock")).args(words);
-        process::output(command, PATIENCE).with_context(|| format!("ashlar {}", words.join(" ")))
-    }
-
-    /// The same for one that reads the configuration.
-    fn configure(&self, words: &[&str]) -> Result<String> {
-        let config = self.rig.file("drbd.conf").display().to_string();
-        self.say(&[words, &["--node", "host", "--config", &config, "r0"]].concat())
-    }
-
-    /// Copies a file into the volume over NBD, or the volume into a file.
-    fn copy(&self, from: &str, to: &str) -> Result<()> {
-        let mut command = process::command("nbdcopy");
-        command.args(["--flush", from, to]);
-        process::output(command, SETTLED).map(drop)
-    }
-
-    fn export(&self) -> String {
-        format!("nbd+unix:///r0?socket={}", self.rig.file("nbd.sock").display())
-    }
-}
 
 /// Both sides.
 struct Pair<'a> {
@@ -139,10 +63,7 @@ impl Pair<'_> {
     /// The ends of what both have logged.
     fn logs(&self) -> String {
         let kernel = self.kernel("dmesg | grep drbd | tail -25").unwrap_or_default();
-        let log = self.engine.rig.file(&format!("engine{}.log", self.engine.starts));
-        let engine = fs::read_to_string(log).unwrap_or_default();
-        let start = engine.len().saturating_sub(4000);
-        format!("{kernel}{}", engine.get(start..).unwrap_or(&engine))
+        format!("{kernel}{}", self.engine.log())
     }
 
     /// A file of that name on the kernel's file system, with random content; its digest.
@@ -156,14 +77,14 @@ impl Pair<'_> {
 
 /// The command.
 pub fn main() -> Result<()> {
-    let images = Images::get()?;
+    let images = Images::get(Kind::UserMode)?;
     let rig = Rig::new(&images)?;
     let guest = rig.boot(Kind::UserMode, KERNEL, DISK_MIB, MODULES)?;
     let version = guest.run("head -1 /proc/drbd", PATIENCE)?;
     println!("kernel side: {}", version.trim());
     configure_kernel(&guest)?;
     guest.run("yes yes | drbdadm create-md r0 2>&1 && drbdadm up r0", PATIENCE)?;
-    let engine = Engine::new(&rig)?;
+    let engine = Engine::new(&rig, "host", &configure_engine(&rig)?)?;
     let mut pair = Pair { engine, guest };
     pair.engine.start()?;
     pair.engine.configure(&["create-md"])?;
@@ -175,6 +96,21 @@ pub fn main() -> Result<()> {
     compare(&pair)?;
     println!("all good");
     Ok(())
+}
+
+/// The engine's disk, and its configuration.
+fn configure_engine(rig: &Rig<'_>) -> Result<String> {
+    File::create(rig.file("host.img"))?.set_len(DISK_MIB << 20)?;
+    let disk = rig.file("host.img").display().to_string();
+    let volume =
+        |disk: &str| format!("volume 0 {{ device minor 0; disk {disk}; meta-disk internal; }}");
+    Ok(format!(
+        "global {{ disable-ip-verification; }}\nresource r0 {{\n {NET}\n on host {{ node-id 0; \
+         address {HOST}:7788; {} }}\n on g1 {{ node-id 1; address {}:7788; {} }}\n}}\n",
+        volume(&disk),
+        address(KERNEL),
+        volume("/dev/ubda")
+    ))
 }
 
 fn configure_kernel(guest: &Guest) -> Result<()> {
@@ -230,19 +166,16 @@ fn verify(pair: &Pair<'_>) -> Result<()> {
     ensure!(pair.kernel("cat /proc/drbd")?.contains("oos:0"), "it finds differences");
     pair.engine.say(&["verify", "r0/0"])?;
     pair.settle("verify begun by Ashlar")?;
-    ensure!(
-        !pair.engine.say(&["status", "-vv"])?.contains("out-of-sync:1"),
-        "it finds differences"
-    );
+    let status = pair.engine.say(&["status", "-v", "--statistics"])?;
+    ensure!(status.contains("out-of-sync:0"), "it finds differences\n{status}");
     Ok(())
 }
 
 /// Ashlar writes what the kernel wrote in another place, and the kernel reads it as a file system.
 fn ashlar_is_primary(pair: &mut Pair<'_>, digests: &[(String, String)]) -> Result<()> {
-    let socket = pair.engine.rig.file("nbd.sock").display().to_string();
-    pair.engine.say(&["export", "r0", "--name", "r0", "--listen", &socket])?;
+    pair.engine.export()?;
     let copy = pair.engine.rig.file("copy.img").display().to_string();
-    pair.engine.copy(&pair.engine.export(), &copy)?;
+    pair.engine.copy(&pair.engine.uri(), &copy)?;
     pair.settle("read through Ashlar")?;
     // The copy gets a file system of its own with a file, and goes back.
     let content = pair.engine.rig.file("content");
@@ -254,13 +187,13 @@ fn ashlar_is_primary(pair: &mut Pair<'_>, digests: &[(String, String)]) -> Resul
     let mut mkfs = process::command("mkfs.ext4");
     mkfs.args(["-q", "-F", "-d"]).arg(&content).arg(&fresh);
     process::output(mkfs, PATIENCE)?;
-    pair.engine.copy(&fresh.display().to_string(), &pair.engine.export())?;
+    pair.engine.copy(&fresh.display().to_string(), &pair.engine.uri())?;
     pair.settle("writes at Ashlar")?;
     check_at_kernel(pair, "cmp -n 16000000 /mnt/from-ashlar /mnt/from-ashlar")?;
 
     // While the kernel is away.
     pair.kernel("drbdadm disconnect r0")?;
-    pair.engine.copy(&copy, &pair.engine.export())?;
+    pair.engine.copy(&copy, &pair.engine.uri())?;
     pair.kernel("drbdadm connect r0")?;
     pair.settle("the kernel was away while Ashlar wrote")?;
     for (name, digest) in digests {

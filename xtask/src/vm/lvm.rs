@@ -18,7 +18,7 @@ const TEST_PATIENCE: Duration = Duration::from_secs(600);
 
 /// Boots a guest with a volume group `vg` and in it a thin pool `thin`, and runs the tests.
 pub fn test() -> Result<()> {
-    let images = Images::get()?;
+    let images = Images::get(Kind::UserMode)?;
     let rig = Rig::new(&images)?;
     let guest = rig.boot(Kind::UserMode, 1, DISK_MIB, &MODULES)?;
     let disk = Kind::UserMode.disk();

@@ -76,6 +76,27 @@ impl<'a> Rig<'a> {
         Guest::boot(self, kind, nr, modules)
     }
 
+    /// The host's side gets the address of a guest that is off.
+    ///
+    /// # Errors
+    /// If it has it.
+    pub fn stand_in(&self, nr: u8) -> Result<()> {
+        self.change_address("add", nr)
+    }
+
+    /// And gives it back.
+    ///
+    /// # Errors
+    /// If it does not have it.
+    pub fn stand_back(&self, nr: u8) -> Result<()> {
+        self.change_address("delete", nr)
+    }
+
+    fn change_address(&self, how: &str, nr: u8) -> Result<()> {
+        let address = format!("{}/24", address(nr));
+        ip(&["-n", &self.namespace, "address", how, &address, "dev", BRIDGE])
+    }
+
     /// The file that is a guest's disk, to be looked into while the guest is off.
     pub fn disk(&self, nr: u8) -> PathBuf {
         self.file(&format!("disk{nr}"))

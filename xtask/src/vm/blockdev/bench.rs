@@ -31,7 +31,7 @@ const ROWS: &[(&str, &str)] = &[
 /// The command.
 pub fn main() -> Result<()> {
     process::watch_signals()?;
-    let images = Images::get()?;
+    let images = Images::get(Kind::Emulated)?;
     let rig = Rig::new(&images)?;
     let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &["ublk_drv"])?;
     let mut nodes = Nodes::start(&rig, &guest)?;
