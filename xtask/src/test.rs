@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{fuzz, sim, tidy, workspace};
+use crate::{fuzz, sim, tidy, vm, workspace};
 
 const HELP: &str = "\
 cargo xtask test [SECTION ...]
@@ -23,6 +23,7 @@ cargo xtask test [SECTION ...]
     tidy       arrows between crates, licences, headers, links
     clippy     lints, as errors
     tests      unit, interoperation and end-to-end tests of the workspace
+    interop    kernel DRBD 8.4 in user-mode guests: as a peer, and on the same disks
     sim        2,000 fixed seeds of the simulator
     fuzz       500,000 fixed inputs of each fuzz target
     With CI set in the environment, a section that hangs is ended and fails.";
@@ -59,6 +60,9 @@ impl AddAssign for Outcome {
     }
 }
 
+/// Longest time for each part of the section `interop`; they take two or three.
+const INTEROP_MINUTES: u64 = 7;
+
 /// Seeds in the section `sim`.
 const SIM_SEEDS: u64 = 2_000;
 
@@ -70,6 +74,7 @@ const SECTIONS: &[(&str, Section)] = &[
     ("tidy", tidy),
     ("clippy", clippy),
     ("tests", libtest::run),
+    ("interop", interop),
     ("sim", simulate),
     ("fuzz", fuzz::section),
 ];
@@ -135,6 +140,26 @@ fn clippy() -> Result<Outcome> {
     let arguments =
         ["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
     Ok(Outcome::of(run(cargo(&arguments), 15)?))
+}
+
+/// In a process of its own each, which removes its network and guests when it is ended.
+fn interop() -> Result<Outcome> {
+    let parts = ["peers", "disks"];
+    if let Some(why) = vm::hindrance() {
+        println!("skipped: {why}");
+        return Ok(Outcome { skipped: parts.len() as u64, ..Outcome::default() });
+    }
+    // Not in the time of a part.
+    if !run(cargo(&["build", "--quiet", "--locked", "-p", "ashlar"]), 15)? {
+        return Ok(Outcome::of(false));
+    }
+    let mut outcome = Outcome::default();
+    for part in parts {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["vm", "interop", part]);
+        outcome += Outcome::of(run(command, INTEROP_MINUTES)?);
+    }
+    Ok(outcome)
 }
 
 /// The share of seeds that runs on every change; campaigns are `cargo xtask sim`.

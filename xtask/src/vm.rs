@@ -19,6 +19,7 @@ mod interop;
 mod lvm;
 mod rig;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -83,6 +84,22 @@ pub fn main(arguments: &[String]) -> Result<()> {
         ("run", ["--kind", kind, line]) => run(kind.parse()?, &[], line),
         _ => bail!("that is not understood\n{HELP}"),
     }
+}
+
+/// Why there can be no user-mode guests on this machine, if that is so.
+pub fn hindrance() -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Some("user-mode Linux runs on x86-64 only".to_owned());
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        return Some("guests need a network card: there is no /dev/net/tun".to_owned());
+    }
+    // Building them needs Debian, its packages and the network; the reason is in what it says.
+    let images = match Images::get(Kind::UserMode) {
+        Ok(images) => images,
+        Err(error) => return Some(format!("the guests can not be built: {error:#}")),
+    };
+    Rig::new(&images).err().map(|error| format!("{error:#}"))
 }
 
 fn run(kind: Kind, modules: &[&str], line: &str) -> Result<()> {

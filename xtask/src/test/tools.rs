@@ -21,6 +21,9 @@ const TOOLS: &[(&str, &str)] = &[
     ("nbdcopy", "libnbd-bin"),
     ("fio", "fio"),
     ("ip", "iproute2"),
+    ("ssh", "openssh-client"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("setpriv", "util-linux"),
     ("losetup", "mount"),
     // Pools of files: snapshots share blocks on both.
     ("mkfs.xfs", "xfsprogs"),
