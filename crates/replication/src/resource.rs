@@ -201,6 +201,8 @@ pub(crate) struct NewGeneration {
 pub(crate) struct VolumeStats {
     pub read_sectors: u64,
     pub written_sectors: u64,
+    /// Users elsewhere may have written what the disk has or gets (`Resource::is_as_it_was`).
+    pub foreign: bool,
     pub bm_writes: u64,
     pub sb_writes: u64,
 }

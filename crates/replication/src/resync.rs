@@ -13,11 +13,12 @@ mod target;
 use std::collections::BTreeMap;
 
 use codec::wire::{Agreed, BitmapReceiver, UuidFlags};
+use vocab::options::Protocol;
 use vocab::{Bytes, Dagtag, GenUuid, Instant, NodeMask, ReplState, SectorRange, Sectors};
 
 use crate::io::LogLevel;
 use crate::rate::{Controller, Throttle, Window};
-use crate::resource::{Resource, Work};
+use crate::resource::{Resource, Volume, Work};
 use crate::state::{PeerIx, State, VolIx};
 
 pub(crate) use exchange::BitmapChunk;
@@ -246,7 +247,10 @@ impl Resource {
         let goal = uuids.map_or(GenUuid::NONE, |u| u.current);
         let total = self.out_of_sync(peer, vol).0;
         let rng = &mut self.rng;
-        let Some(backing) = self.vols[vol].backing.as_mut() else { return };
+        let protocol = self.peers[peer].net.protocol;
+        let Volume { backing: Some(backing), stats, .. } = &mut self.vols[vol] else { return };
+        // In the same generation, and with protocol C, the source lacks nothing that users here know of.
+        stats.foreign |= !goal.same(backing.gens.current()) || protocol != Protocol::C;
         let started = backing.gens.start_target(&situation, source_bitmap, || rng.next());
         // What is received differs from what others have (semantics §9.3), which has to be durable
         // before it is written: all of it is recorded with the start. Bits that are set block by

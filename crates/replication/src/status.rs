@@ -300,6 +300,22 @@ impl Resource {
         }
     }
 
+    /// True if users of a volume from before this resource was made, as by a driver's process that was
+    /// killed since, can go on with what they remember of it: nobody else has written, and whatever was
+    /// completed for them is there. Holds from then on only where the volume is open, so that nobody
+    /// else can write.
+    ///
+    /// A resync from a peer does no harm if its disk is at the generation of the one here: it was
+    /// connected for all of that, so it has what was completed, and differs in what was not. Without
+    /// a disk nothing is known.
+    pub fn is_as_it_was(&self, nr: VolumeNr) -> bool {
+        self.vol_ix(nr).is_some_and(|vol| {
+            let has_disk =
+                matches!(self.st.vols[vol].disk, DiskState::Inconsistent | DiskState::UpToDate);
+            has_disk && !self.vols[vol].stats.foreign
+        })
+    }
+
     /// The generation that users of a volume see: the disk's, or without a disk the last seen.
     pub fn generation(&self, nr: vocab::VolumeNr) -> vocab::GenUuid {
         self.vol_ix(nr).map_or(vocab::GenUuid::NONE, |vol| {
