@@ -3,5 +3,6 @@
 //! A front end knows nothing of replication; it is tested against a target in memory and a
 //! faulty one.
 
+pub mod loopdev;
 pub mod nbd;
 pub mod ublk;

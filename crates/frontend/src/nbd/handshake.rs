@@ -112,6 +112,14 @@ impl Handshake {
         }
     }
 
+    /// A connection whose other end knows what it is for: once the export is open it is greeted as
+    /// oldstyle servers do, and no option is read. [`Handshake::accept`] or [`Handshake::refuse`]
+    /// comes next.
+    pub fn joined(name: &str) -> Handshake {
+        let opening = Opening::new(option::number::NONE, name, false, false);
+        Handshake { state: State::Opening(opening), ..Handshake::new() }
+    }
+
     /// Takes bytes from the client, appends replies to `out`, and stops at the first event.
     /// Returns how many bytes were used; the rest belongs to what comes after the event.
     ///
@@ -177,6 +185,7 @@ impl Handshake {
             option::number::EXPORT_NAME => {
                 option::export_name_reply(export.size(), flags, !self.no_zeroes, out);
             }
+            option::number::NONE => option::oldstyle_greeting(export.size(), flags, out),
             option::number::GO => self.reply_info(&opening, export, out),
             option => panic!("option {option} does not open an export"),
         }
@@ -199,7 +208,8 @@ impl Handshake {
     /// The export can not be had: answers with an error and its text; the negotiation goes on.
     ///
     /// # Errors
-    /// The client used `NBD_OPT_EXPORT_NAME`, which has no error reply: close the connection.
+    /// The client used `NBD_OPT_EXPORT_NAME` or was joined, which have no error reply: close the
+    /// connection.
     ///
     /// # Panics
     /// If no export is being opened.
@@ -212,7 +222,7 @@ impl Handshake {
         let State::Opening(opening) = std::mem::replace(&mut self.state, State::Header) else {
             panic!("an export is refused only after the client asked for it");
         };
-        if opening.option == option::number::EXPORT_NAME {
+        if [option::number::EXPORT_NAME, option::number::NONE].contains(&opening.option) {
             self.state = State::Ended;
             return Err(Violation::ExportNameRefused);
         }

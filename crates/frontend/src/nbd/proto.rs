@@ -4,13 +4,18 @@
 //! Source: the NBD protocol document (`doc/proto.md` of the NBD project, public domain), cited by
 //! section name. Every integer is big-endian. Decoding never panics, never reads past the slice
 //! it is given and allocates nothing; what is malformed becomes a value that says how to answer.
-//! Fixed newstyle negotiation only: the oldstyle handshake can not name an export.
+//! Clients negotiate in the fixed newstyle only: the oldstyle handshake can not name an export. It
+//! begins the connections that the engine makes itself, where there is nothing to name.
 
 pub mod option;
 pub mod transfer;
 
 /// First eight bytes of a connection, `NBDMAGIC` ("Newstyle negotiation").
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// The second half of the greeting of a server that negotiates nothing ("Oldstyle negotiation").
+pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+/// Length of that greeting: both magics, size, flags, and 124 zero bytes.
+pub const OLDSTYLE_GREETING_LEN: usize = 152;
 /// Begins the second half of the greeting and every option, `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// Begins every reply to an option ("Fixed newstyle negotiation").

@@ -28,6 +28,7 @@ mod exports;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,6 +40,7 @@ use client::{Client, Env, Ids, Progress};
 use exports::Exports;
 
 use super::Violation;
+use super::handshake::Handshake;
 pub use client::{Moved, Peer};
 pub use exports::{Export, Place, READ_ONLY_SUFFIX, TargetKey};
 
@@ -440,6 +442,32 @@ impl Server {
         if let Some(index) = self.insert(|ids| Client::adopted(conn, ids, now, handshake)) {
             self.with_client(index, ring, targets, |client, env| client.open_adopted(wish, env));
         }
+    }
+
+    /// Serves a target of this thread to the other end of a connected socket, which knows what it is
+    /// for: it is greeted as oldstyle servers do once the target is open, and closed if that fails.
+    /// The client is listed, and parted with, by `name`, which is no export's.
+    ///
+    /// # Errors
+    /// `EMFILE`: there are [`Config::clients_max`] already. Others are the socket's.
+    pub fn join(
+        &mut self,
+        ring: &mut Ring,
+        targets: &mut dyn Targets,
+        socket: OwnedFd,
+        (key, read_only): (TargetKey, bool),
+        name: &str,
+    ) -> Result<(), Errno> {
+        let conn = Conn::new(socket, &self.pool)?;
+        let now = ring.now();
+        let handshake = Handshake::joined(name);
+        let index = self.insert(|ids| Client::adopted(conn, ids, now, handshake));
+        let index = index.ok_or(Errno(libc::EMFILE))?;
+        let name = name.to_owned();
+        self.with_client(index, ring, targets, |client, env| {
+            client.open_joined(key, name, read_only, env)
+        });
+        Ok(())
     }
 
     /// What happened since the last call.

@@ -4,7 +4,8 @@
 
 use super::{
     EXPORT_NAME_PADDING, GREETING_MAGIC, HANDSHAKE_FIXED_NEWSTYLE, HANDSHAKE_NO_ZEROES,
-    MAX_NAME_LEN, OPTION_MAGIC, OPTION_REPLY_MAGIC, Reader, TransmissionFlags,
+    MAX_NAME_LEN, OLDSTYLE_GREETING_LEN, OLDSTYLE_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, Reader,
+    TransmissionFlags,
 };
 
 /// Bytes in the client's flags.
@@ -24,6 +25,26 @@ pub fn greeting() -> [u8; 18] {
     bytes[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
     bytes[16..18].copy_from_slice(&(HANDSHAKE_FIXED_NEWSTYLE | HANDSHAKE_NO_ZEROES).to_be_bytes());
     bytes
+}
+
+/// What a server says that negotiates nothing ("Oldstyle negotiation"). Requests come next.
+pub fn oldstyle_greeting(size: u64, flags: TransmissionFlags, out: &mut Vec<u8>) {
+    let begin = out.len();
+    out.extend_from_slice(&GREETING_MAGIC.to_be_bytes());
+    out.extend_from_slice(&OLDSTYLE_MAGIC.to_be_bytes());
+    out.extend_from_slice(&size.to_be_bytes());
+    out.extend_from_slice(&u32::from(flags.0).to_be_bytes());
+    out.resize(begin + OLDSTYLE_GREETING_LEN, 0);
+}
+
+/// Size in bytes and flags out of such a greeting; `None` if it is none.
+pub fn decode_oldstyle_greeting(
+    bytes: &[u8; OLDSTYLE_GREETING_LEN],
+) -> Option<(u64, TransmissionFlags)> {
+    let mut reader = Reader::new(bytes);
+    let magics = (reader.u64()?, reader.u64()?);
+    let (size, flags) = (reader.u64()?, reader.u32()?);
+    (magics == (GREETING_MAGIC, OLDSTYLE_MAGIC)).then_some((size, TransmissionFlags(flags as u16)))
 }
 
 /// "Client flags": how the client wants the negotiation to go.
@@ -76,6 +97,8 @@ impl OptionHeader {
 
 /// Option numbers ("Option types").
 pub mod number {
+    /// No option: the export is known without being asked for ([`super::oldstyle_greeting`]).
+    pub const NONE: u32 = 0;
     /// `NBD_OPT_EXPORT_NAME`.
     pub const EXPORT_NAME: u32 = 1;
     /// `NBD_OPT_ABORT`.

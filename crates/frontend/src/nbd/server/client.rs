@@ -331,6 +331,29 @@ impl Client {
         self.advance(env)
     }
 
+    /// Opens a target for a client that was joined.
+    pub(super) fn open_joined(
+        &mut self,
+        key: TargetKey,
+        name: String,
+        read_only: bool,
+        env: &mut Env<'_>,
+    ) -> Result<Progress, CloseReason> {
+        let ended = Phase::Ending(CloseReason::Left);
+        let Phase::Negotiating(handshake) = std::mem::replace(&mut self.phase, ended) else {
+            panic!("a joined client is in negotiation");
+        };
+        let Some(target) = env.targets.target(key) else {
+            self.refused(handshake, &name, Errno::ENODEV)?;
+            return Ok(Progress::Waiting);
+        };
+        let intent = if read_only { Intent::Read } else { Intent::Write };
+        target.open(self.ids.opener, intent, OPEN_TAG);
+        self.open = Some(Open { key, name, description: String::new(), read_only });
+        self.phase = Phase::Opening { handshake, intent, describe: false };
+        self.advance(env)
+    }
+
     /// Closes the target; the socket closes when the client is dropped.
     pub(super) fn close(&mut self, targets: &mut dyn Targets) {
         if let Some(open) = self.open.take()
