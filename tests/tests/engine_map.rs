@@ -19,9 +19,9 @@ fn a_kernel_without_ublk_is_said_to_be_so_and_nothing_changes() {
     let info: serde_json::Value = serde_json::from_str(&alpha.ok(&["info", "--json"])).unwrap();
     assert_eq!(info["faces"][0]["name"], "ublk");
     assert_eq!(info["faces"][0]["usable"], false);
-    let (status, why) = alpha.fails(&["map", "r0/0"]);
+    let (status, why) = alpha.fails(&["map", "r0/0", "--face", "ublk"]);
     assert_eq!(status, 20, "{why}");
-    for part in ["r0/0", "/dev/ublk-control does not exist", "modprobe ublk_drv", "ashlar export"] {
+    for part in ["r0/0", "/dev/ublk-control does not exist", "modprobe ublk_drv", "--face"] {
         assert!(why.contains(part), "{part} is missing: {why}");
     }
     assert_eq!(alpha.ok(&["maps"]), "");
@@ -29,6 +29,8 @@ fn a_kernel_without_ublk_is_said_to_be_so_and_nothing_changes() {
     let (status, why) = alpha.fails(&["unmap", "r0/0"]);
     assert_eq!(status, 10, "{why}");
     assert!(why.contains("r0/0 is not mapped"), "{why}");
+    let (_, why) = alpha.fails(&["map", "r0/0", "--face", "fuse", "--queues", "2"]);
+    assert!(why.contains("one queue"), "{why}");
     let (_, why) = alpha.fails(&["map", "r0/0", "--depth", "0"]);
     assert!(why.contains("--depth"), "{why}");
 }

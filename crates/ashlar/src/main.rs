@@ -2,12 +2,13 @@
 //!
 //! - The operator's commands are those of `surfaces::cli`.
 //! - Started by the name `drbdsetup`, it is that program: `surfaces::drbdsetup`.
-//! - `engine`: the daemon. `demo`: a cluster on this machine, to see it work.
+//! - `engine`: the daemon. `face`: what it starts for some block devices. `demo`: a cluster on this machine, to see it work.
 //! - `man`, `completions`: files made from the command line's declaration.
 
 mod demo;
 mod docs;
 mod engine;
+mod face;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -36,6 +37,9 @@ enum Command {
     Operator(cli::Command),
     /// Run the engine in the foreground
     Engine(engine::Args),
+    /// Serve a mapped volume as a file; the engine starts it where a device needs it
+    #[command(hide = true)]
+    Face(face::Args),
     /// Show replication, failures and recovery on this machine, in half a minute
     #[command(after_long_help = demo::HELP)]
     Demo(demo::Args),
@@ -57,7 +61,7 @@ fn honoured(command: &Command) -> Vec<&'static str> {
         Command::Operator(command) => command.uses(),
         Command::Engine(_) => vec!["config", "socket", "node"],
         Command::Demo(_) => vec!["json"],
-        Command::Man { .. } | Command::Completions { .. } => Vec::new(),
+        Command::Face(_) | Command::Man { .. } | Command::Completions { .. } => Vec::new(),
     }
 }
 
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
     let result = match &command {
         Command::Operator(command) => return operator(command, &common),
         Command::Engine(args) => engine::run(args, &common),
+        Command::Face(args) => face::run(args),
         Command::Demo(args) => return demo::run(args, common.json),
         Command::Man { directory } => docs::write_manual(Cli::command(), directory),
         Command::Completions { shell } => docs::write_completions(Cli::command(), *shell),

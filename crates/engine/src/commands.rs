@@ -30,7 +30,7 @@ const PROTOCOLS: (u32, u32) = (122, 122);
 
 impl Engine {
     /// Carries out a command, for as long as it takes.
-    pub(crate) fn execute(&self, request: Request) -> Done<Answer> {
+    pub(crate) fn execute(self: &Arc<Self>, request: Request) -> Done<Answer> {
         let done = |()| Answer::Done;
         match request {
             Request::NewResource { resource, node_id, options } => {

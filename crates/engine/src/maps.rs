@@ -1,21 +1,25 @@
 //! Volumes as block devices of this machine: `ashlar map`, `unmap`, `maps`.
 //!
 //! - `ublk`: a device of the kernel's ublk driver, from its making to its end.
+//! - `fuse`: the same of a loop device on a file of FUSE, whose process outlives the engine.
 //! - `users`: who has a device open. `links`: its names.
 //!
 //! A mapped volume is open for as long as its device exists, because the driver does not tell who
 //! opens and closes it: the node is Primary then (if the device can be written), and no other node can
 //! write what this one's page cache holds.
 
+mod fuse;
 mod links;
 mod ublk;
 mod users;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use codec::admin::{FailureKind, MapOptions, MapStatus};
+use codec::admin::{Face, FaceStatus, FailureKind, MapOptions, MapStatus};
+use frontend::ublk::DeviceKey;
 use vocab::{ConfigError, Minor, Refusal, StateError, VolumeNr};
 
 use crate::engine::{Done, Engine, Entry, Stop, lock, not_kept, while_claimed};
@@ -23,14 +27,45 @@ use crate::log::{Level, log};
 use crate::restore::text;
 use crate::state::StoredMap;
 use links::Links;
-use ublk::Mapped;
-
-pub(crate) use ublk::faces;
 
 /// How long a start tries to bring devices back: their volumes need peers, and peers need time.
 const RESTORE: Duration = Duration::from_secs(60);
-/// How often it tries.
-const RETRY: Duration = Duration::from_secs(1);
+/// How often it tries: I/O waits for it.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// A device.
+#[derive(Debug)]
+struct Mapped {
+    /// The block device.
+    path: String,
+    links: Links,
+    shard: usize,
+    /// Holds the volume open.
+    key: DeviceKey,
+    kind: Kind,
+}
+
+/// What there is to a device beyond that.
+#[derive(Debug)]
+enum Kind {
+    /// The driver's number.
+    Ublk(u32),
+    Fuse(fuse::Process),
+}
+
+impl Mapped {
+    fn face(&self) -> Face {
+        match self.kind {
+            Kind::Ublk(_) => Face::Ublk,
+            Kind::Fuse(_) => Face::Fuse,
+        }
+    }
+}
+
+/// Ways to make block devices, the best one first, and why one can not be used.
+pub(crate) fn faces() -> Vec<FaceStatus> {
+    vec![ublk::status(), fuse::status()]
+}
 
 /// The volumes that are mapped, or are to be.
 #[derive(Default)]
@@ -49,19 +84,24 @@ enum State {
     Failed(String),
 }
 
-impl Maps {
-    fn mapped(&self, key: &(String, u16)) -> Option<(MapOptions, Arc<Mapped>)> {
-        let map = self.by_volume.get(key)?;
-        match &map.state {
-            State::Mapped(mapped) => Some((map.options, mapped.clone())),
-            State::Failed(_) => None,
+impl Map {
+    /// As it was asked for, and its device if there is one.
+    fn there(&self) -> (MapOptions, Option<Arc<Mapped>>) {
+        match &self.state {
+            State::Mapped(mapped) => (self.options, Some(mapped.clone())),
+            State::Failed(_) => (self.options, None),
         }
     }
 }
 
 impl Engine {
     /// Makes a block device of a volume.
-    pub(crate) fn map(&self, resource: &str, nr: VolumeNr, options: MapOptions) -> Done<MapStatus> {
+    pub(crate) fn map(
+        self: &Arc<Self>,
+        resource: &str,
+        nr: VolumeNr,
+        options: MapOptions,
+    ) -> Done<MapStatus> {
         check(&options)?;
         let entry = self.entry(resource)?;
         let _pass = entry.pass();
@@ -69,26 +109,50 @@ impl Engine {
     }
 
     /// The same, for those who hold the pass of the resource.
-    fn map_entry(&self, entry: &Entry, nr: VolumeNr, options: MapOptions) -> Done<MapStatus> {
+    fn map_entry(
+        self: &Arc<Self>,
+        entry: &Entry,
+        nr: VolumeNr,
+        options: MapOptions,
+    ) -> Done<MapStatus> {
         let key = (entry.name.clone(), nr.0);
-        if let Some((there, mapped)) = lock(&self.maps).mapped(&key) {
-            if there == options {
-                return Ok(status(&key, options, &mapped));
+        let there = lock(&self.maps).by_volume.get(&key).map(Map::there);
+        let options = match there {
+            // What was chosen for it is kept, unless it is chosen now.
+            Some((there, _)) => MapOptions { face: options.face.or(there.face), ..options },
+            None => options,
+        };
+        if let Some((there, mapped)) = there {
+            match mapped {
+                Some(mapped) if there == options => {
+                    return Ok(self.map_status(&key, options, &mapped));
+                }
+                None if there == options => {}
+                mapped => {
+                    let how = mapped.map_or_else(
+                        || "is to be mapped".to_owned(),
+                        |mapped| format!("is mapped as {} already", mapped.path),
+                    );
+                    let detail =
+                        format!("{}/{nr} {how}, with other options; unmap it first", entry.name);
+                    return Err(Refusal::config(ConfigError::Exists, detail).into());
+                }
             }
-            let detail = format!(
-                "{}/{nr} is mapped as {} already, with other options; unmap it first",
-                entry.name, mapped.path
-            );
-            return Err(Refusal::config(ConfigError::Exists, detail).into());
         }
         let minor = self.minor_of(entry, nr)?;
         let names = options.drbd_names.then_some(minor);
         let links = Links::new(&entry.name, nr, names).map_err(|e| {
             Stop::failed(FailureKind::Io, e, "remove it, or map without --drbd-names")
         })?;
-        let mapped = Arc::new(self.make_ublk(entry, nr, minor, options, links)?);
+        let mapped = match choose(&format!("{}/{nr}", entry.name), &options)? {
+            Face::Ublk => self.make_ublk(entry, nr, minor, options, links)?,
+            Face::Fuse => self.make_fuse(entry, nr, minor, options, links)?,
+        };
+        let mapped = Arc::new(mapped);
+        // The next engine is not to choose otherwise.
+        let options = MapOptions { face: Some(mapped.face()), ..options };
         log!(Level::Info, entry.name, "volume {nr} is mapped as {}", mapped.path);
-        let answer = status(&key, options, &mapped);
+        let answer = self.map_status(&key, options, &mapped);
         let mut maps = lock(&self.maps);
         maps.by_volume.insert(key, Map { options, state: State::Mapped(mapped) });
         self.keep_maps(&maps)?;
@@ -100,25 +164,23 @@ impl Engine {
         let entry = self.entry(resource)?;
         let _pass = entry.pass();
         let key = (entry.name.clone(), nr.0);
-        let found = lock(&self.maps).by_volume.get(&key).map(|map| match &map.state {
-            State::Mapped(mapped) => Some(mapped.clone()),
-            State::Failed(_) => None,
-        });
-        let Some(found) = found else {
+        let Some((_, found)) = lock(&self.maps).by_volume.get(&key).map(Map::there) else {
             return Err(Stop::invalid(format!("{resource}/{nr} is not mapped")));
         };
         if let Some(mapped) = found {
-            // Held until the device is gone, so that nobody mounts it in between. Programs that look
-            // at every new or changed device, such as udev's, are done in a moment.
-            let is_passing = |who: &String| who.split(", ").all(|who| who.starts_with("process "));
-            let hold = while_claimed(is_passing, || users::hold(&mapped.path)).map_err(|who| {
-                let detail = format!("{} is in use: {who}; end that first", mapped.path);
-                Stop::Refused(Refusal::state(StateError::DeviceInUse, detail))
-            })?;
-            self.stop_ublk(&mapped)?;
-            drop(hold);
-            self.delete_ublk(&mapped, true);
+            let hold = hold(&mapped.path)?;
+            match &mapped.kind {
+                Kind::Ublk(number) => {
+                    self.stop_ublk(&mapped, *number)?;
+                    drop(hold);
+                    self.delete_ublk(&mapped, *number, true);
+                }
+                Kind::Fuse(process) => self.end_fuse(&mapped, process, Some(hold))?,
+            }
             log!(Level::Info, entry.name, "volume {nr} is not mapped any more");
+        } else if let Some(left) = self.fuse_leftover(&entry, nr)? {
+            drop(hold(&left.path)?);
+            left.remove();
         }
         let mut maps = lock(&self.maps);
         maps.by_volume.remove(&key);
@@ -136,14 +198,14 @@ impl Engine {
             maps.by_volume.iter().map(|(key, map)| (key.clone(), map.options, state(map))).collect()
         };
         let shown = maps.into_iter().map(|(key, options, state)| match state {
-            Ok(mapped) => status(&key, options, &mapped),
+            Ok(mapped) => self.map_status(&key, options, &mapped),
             Err(why) => MapStatus {
                 resource: key.0,
                 volume: VolumeNr(key.1),
                 device: None,
                 links: Vec::new(),
                 read_only: options.read_only,
-                face: ublk::FACE.to_owned(),
+                face: options.face.unwrap_or(Face::Ublk).name().to_owned(),
                 users: Vec::new(),
                 problem: Some(why),
             },
@@ -153,14 +215,23 @@ impl Engine {
 
     /// Refuses what would take a mapped volume away.
     pub(crate) fn check_not_mapped(&self, resource: &str, only: Option<VolumeNr>) -> Done {
-        let maps = lock(&self.maps);
-        let found = maps.by_volume.iter().find_map(|((name, nr), map)| match &map.state {
-            State::Mapped(mapped) => {
-                let concerned = name == resource && only.is_none_or(|only| only.0 == *nr);
-                concerned.then(|| (*nr, mapped.path.clone()))
-            }
-            State::Failed(_) => None,
-        });
+        let entry = self.entry(resource)?;
+        let concerned: Vec<(u16, Option<Arc<Mapped>>)> = {
+            let maps = lock(&self.maps);
+            let concerned = maps.by_volume.iter().filter(|((name, nr), _)| {
+                name == resource && only.is_none_or(|only| only.0 == *nr)
+            });
+            concerned.map(|((_, nr), map)| (*nr, map.there().1)).collect()
+        };
+        let mut found = None;
+        for (nr, mapped) in concerned {
+            // One that waits for this engine would go on with whatever the volume is by then.
+            let path = match mapped {
+                Some(mapped) => Some(mapped.path.clone()),
+                None => self.fuse_leftover(&entry, VolumeNr(nr))?.map(|left| left.path),
+            };
+            found = path.map(|path| (nr, path)).or(found);
+        }
         let Some((nr, path)) = found else { return Ok(()) };
         let detail = format!(
             "{resource}/{nr} is mapped as {path}; `ashlar unmap {resource}/{nr}` takes the device away"
@@ -176,11 +247,14 @@ impl Engine {
             for user in users::of(&mapped.path) {
                 log!(Level::Warn, resource, "{} goes away under {user}", mapped.path);
             }
-            match self.stop_ublk(&mapped) {
-                Ok(()) => self.delete_ublk(&mapped, false),
-                Err(stop) => {
-                    log!(Level::Warn, resource, "volume {nr} stays mapped: {}", text(&stop));
-                }
+            let ended = match &mapped.kind {
+                Kind::Ublk(number) => self
+                    .stop_ublk(&mapped, *number)
+                    .map(|()| self.delete_ublk(&mapped, *number, false)),
+                Kind::Fuse(process) => self.end_fuse(&mapped, process, None),
+            };
+            if let Err(stop) = ended {
+                log!(Level::Warn, resource, "volume {nr} stays mapped: {}", text(&stop));
             }
         }
     }
@@ -223,7 +297,7 @@ impl Engine {
     }
 
     /// True if there is nothing left to do for a volume that was mapped.
-    fn restore_map(&self, map: &StoredMap) -> bool {
+    fn restore_map(self: &Arc<Self>, map: &StoredMap) -> bool {
         let key = (map.resource.clone(), map.volume);
         let result = self.entry(&map.resource).and_then(|entry| {
             let _pass = entry.pass();
@@ -275,15 +349,48 @@ fn check(options: &MapOptions) -> Done {
     Ok(())
 }
 
-fn status(key: &(String, u16), options: MapOptions, mapped: &Mapped) -> MapStatus {
-    MapStatus {
-        resource: key.0.clone(),
-        volume: VolumeNr(key.1),
-        device: Some(mapped.path.clone()),
-        links: mapped.links.names(),
-        read_only: options.read_only,
-        face: ublk::FACE.to_owned(),
-        users: users::of(&mapped.path),
-        problem: None,
+/// The way to make a device: the one that is wished for, or the best one that there is.
+fn choose(what: &str, options: &MapOptions) -> Done<Face> {
+    let face = match options.face {
+        Some(face) => face,
+        None => {
+            let usable = faces().into_iter().zip(Face::ALL).find(|(status, _)| status.usable);
+            // Without any, the best one says what it lacks.
+            usable.map_or(Face::Ublk, |(_, face)| face)
+        }
+    };
+    if face == Face::Fuse && options.queues > 1 {
+        let detail = format!("{what}: a loop device has one queue; leave --queues out");
+        return Err(Stop::invalid(detail));
+    }
+    Ok(face)
+}
+
+/// Claims a device that is to be taken away, so that nobody mounts it in between. Programs that look at
+/// every new or changed device, such as udev's, are done in a moment.
+fn hold(path: &str) -> Done<File> {
+    let is_passing = |who: &String| who.split(", ").all(|who| who.starts_with("process "));
+    while_claimed(is_passing, || users::hold(path)).map_err(|who| {
+        let detail = format!("{path} is in use: {who}; end that first");
+        Stop::Refused(Refusal::state(StateError::DeviceInUse, detail))
+    })
+}
+
+impl Engine {
+    fn map_status(&self, key: &(String, u16), options: MapOptions, mapped: &Mapped) -> MapStatus {
+        let problem = match &mapped.kind {
+            Kind::Ublk(_) => None,
+            Kind::Fuse(process) => self.fuse_problem(mapped, process),
+        };
+        MapStatus {
+            resource: key.0.clone(),
+            volume: VolumeNr(key.1),
+            device: Some(mapped.path.clone()),
+            links: mapped.links.names(),
+            read_only: options.read_only,
+            face: mapped.face().name().to_owned(),
+            users: users::of(&mapped.path),
+            problem,
+        }
     }
 }

@@ -139,10 +139,11 @@ impl Engine {
     /// the next start brings everything up again.
     pub(crate) fn wind_down(&self) {
         let entries = self.entries(None);
+        // Block devices first: what is dirty there is written on the way.
+        self.take_maps_down();
         if let Err(stop) = self.stop_serving() {
             log!(Level::Warn, "engine", "NBD clients could not be stopped: {}", text(&stop));
         }
-        self.take_maps_down();
         std::thread::scope(|scope| {
             for entry in &entries {
                 scope.spawn(|| self.leave(entry));

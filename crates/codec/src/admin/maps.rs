@@ -5,6 +5,29 @@ use vocab::VolumeNr;
 
 use super::fields;
 
+/// A way to make a block device of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Face {
+    /// The kernel's ublk driver.
+    Ublk,
+    /// A loop device on a file of a FUSE file system.
+    Fuse,
+}
+
+impl Face {
+    /// All of them, the best one first.
+    pub const ALL: [Face; 2] = [Face::Ublk, Face::Fuse];
+
+    /// The name it is chosen by.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Face::Ublk => "ublk",
+            Face::Fuse => "fuse",
+        }
+    }
+}
+
 /// How a volume is to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -17,6 +40,9 @@ pub struct MapOptions {
     pub queues: u16,
     /// Requests in flight in each, 1 to [`MapOptions::DEPTH_MAX`].
     pub depth: u16,
+    /// The way to do it; the best one that there is if `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub face: Option<Face>,
 }
 
 impl MapOptions {
@@ -28,7 +54,7 @@ impl MapOptions {
 
 impl Default for MapOptions {
     fn default() -> MapOptions {
-        MapOptions { read_only: false, drbd_names: false, queues: 1, depth: 128 }
+        MapOptions { read_only: false, drbd_names: false, queues: 1, depth: 128, face: None }
     }
 }
 

@@ -67,6 +67,11 @@ fn calls_round_trip() {
     check_call(Request::Statistics { resource: Some(resource()) });
     check_call(Request::Exports);
     let (volume, options) = (VolumeNr(0), MapOptions { drbd_names: true, ..MapOptions::default() });
+    check_call(Request::Map {
+        resource: resource(),
+        volume,
+        options: MapOptions { face: Some(Face::Fuse), ..options },
+    });
     check_call(Request::Map { resource: resource(), volume, options });
     check_call(Request::Unmap { resource: resource(), volume });
     check_call(Request::Maps);

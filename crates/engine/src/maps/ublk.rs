@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use codec::admin::{FaceStatus, FailureKind, MapOptions};
+use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
 use frontend::ublk::control::ControlError;
 use frontend::ublk::uapi::{
     ControlOp, DeviceInfo, DeviceState, F_CMD_IOCTL_ENCODE, F_USER_COPY, Params, feature_names,
@@ -21,13 +21,11 @@ use runtime::{Errno, Intent, TargetInfo};
 use vocab::{ConfigError, Minor, Refusal, VolumeNr};
 
 use super::links::Links;
+use super::{Kind, Mapped};
 use crate::engine::{Done, Engine, Entry, Stop};
 use crate::log::{Level, log};
 use crate::restore::text;
 use crate::shard::Shard;
-
-/// Name of this way to make block devices.
-pub(super) const FACE: &str = "ublk";
 
 /// How long the driver may take for a command. Starting reads the partition table and stopping writes
 /// what is dirty, both through the volume.
@@ -47,23 +45,11 @@ const TICK: Duration = Duration::from_millis(5);
 /// Beyond this number the kernel has no devices; it chooses one itself then.
 const NUMBERS: u32 = 1 << 20;
 
-/// A device.
-#[derive(Debug)]
-pub(super) struct Mapped {
-    /// The block device.
-    pub(super) path: String,
-    pub(super) links: Links,
-    /// The driver's number.
-    number: u32,
-    shard: usize,
-    key: DeviceKey,
-}
-
-/// Ways to make block devices, and why one can not be used.
-pub(crate) fn faces() -> Vec<FaceStatus> {
+/// Whether the driver can be used, and what it offers.
+pub(super) fn status() -> FaceStatus {
     let features = Control::open(FEATURES).and_then(|mut control| control.features());
-    let name = FACE.to_owned();
-    vec![match features {
+    let name = Face::Ublk.name().to_owned();
+    match features {
         Ok(features) => FaceStatus {
             name,
             usable: true,
@@ -74,7 +60,7 @@ pub(crate) fn faces() -> Vec<FaceStatus> {
             let problem = Some(error.to_string());
             FaceStatus { name, usable: false, problem, features: Vec::new() }
         }
-    }]
+    }
 }
 
 fn failed(what: &str, error: ControlError) -> Stop {
@@ -84,7 +70,7 @@ fn failed(what: &str, error: ControlError) -> Stop {
         }
         ControlError::Open(Errno(libc::EACCES | libc::EPERM)) => "run the engine as root",
         ControlError::Open(_) | ControlError::TooOld => {
-            "without the driver, `ashlar export` and the kernel's `nbd-client` make a device"
+            "without --face, `ashlar map` takes another way where there is one"
         }
         _ => "the kernel's log (`dmesg`) may say more",
     };
@@ -135,13 +121,13 @@ impl Engine {
             }
         };
         let path = format!("/dev/ublkb{}", info.id);
-        let mapped = Mapped { path, links, number: info.id, shard, key };
+        let mapped = Mapped { path, links, shard, key, kind: Kind::Ublk(info.id) };
         match self.bring_up_device(&mut control, &mapped, &info, &params) {
             Ok(()) => Ok(mapped),
             Err(stop) => {
                 // The first reason counts.
-                match self.stop_ublk(&mapped) {
-                    Ok(()) => self.delete_ublk(&mapped, true),
+                match self.stop_ublk(&mapped, info.id) {
+                    Ok(()) => self.delete_ublk(&mapped, info.id, true),
                     Err(second) => log!(Level::Warn, entry.name, "{}", text(&second)),
                 }
                 Err(stop)
@@ -150,7 +136,7 @@ impl Engine {
     }
 
     /// Opens the volume on its shard, to stay open.
-    fn open_volume(
+    pub(super) fn open_volume(
         &self,
         entry: &Entry,
         nr: VolumeNr,
@@ -246,7 +232,7 @@ impl Engine {
         params: &Params,
     ) -> Done {
         debug_assert!(params.sectors() > 0, "an empty device can not be started");
-        let node = format!("/dev/ublkc{}", mapped.number);
+        let node = format!("/dev/ublkc{}", info.id);
         let no_node = |e: String| {
             let text = format!("{node} can not be opened: {e}");
             Stop::failed(FailureKind::Io, text, "is /dev a devtmpfs, or does udev run?")
@@ -257,7 +243,7 @@ impl Engine {
             shard.ublk.start(&mut shard.io.ring, key, file, queues, depth)
         })?;
         started.map_err(|errno| no_node(errno.to_string()))?;
-        control.start(mapped.number).map_err(|e| failed(&mapped.path, e))?;
+        control.start(info.id).map_err(|e| failed(&mapped.path, e))?;
         if !appears(&mapped.path) {
             return Err(no_node(format!("{} does not appear", mapped.path)));
         }
@@ -267,9 +253,9 @@ impl Engine {
 
     /// Removes the block device, waits until the kernel has given all slots back, and closes the
     /// volume.
-    pub(super) fn stop_ublk(&self, mapped: &Mapped) -> Done {
+    pub(super) fn stop_ublk(&self, mapped: &Mapped, number: u32) -> Done {
         let mut control = Control::open(PATIENCE).map_err(|e| failed(&mapped.path, e))?;
-        match control.stop(mapped.number) {
+        match control.stop(number) {
             Ok(()) | Err(ControlError::Refused(_, Errno::ENODEV)) => {}
             Err(error) => return Err(failed(&mapped.path, error)),
         }
@@ -286,9 +272,9 @@ impl Engine {
 
     /// Removes the character device of a stopped device; its number is free then. Without `wait` that
     /// happens once nobody has the block device open any more.
-    pub(super) fn delete_ublk(&self, mapped: &Mapped, wait: bool) {
+    pub(super) fn delete_ublk(&self, mapped: &Mapped, number: u32, wait: bool) {
         let opened = Control::open(PATIENCE);
-        let deleted = opened.and_then(|mut control| delete(&mut control, mapped.number, wait));
+        let deleted = opened.and_then(|mut control| delete(&mut control, number, wait));
         if let Err(error) = deleted {
             log!(Level::Warn, "engine", "{}: {error}", mapped.path);
         }
@@ -307,7 +293,8 @@ fn delete(control: &mut Control, number: u32, wait: bool) -> Result<(), ControlE
     control.delete(number)
 }
 
-fn close(shard: &mut Shard, key: DeviceKey) {
+/// Closes a volume that was opened.
+pub(super) fn close(shard: &mut Shard, key: DeviceKey) {
     let Shard { ublk, volumes, .. } = shard;
     ublk.close(volumes, key);
 }

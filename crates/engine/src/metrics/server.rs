@@ -71,7 +71,7 @@ fn snapshot(engine: &Arc<Engine>, slot: &Arc<Slot>) -> Option<Snapshot> {
     result.recv_timeout(PATIENCE).ok()?.ok()
 }
 
-fn collect(engine: &Engine) -> Done<Snapshot> {
+fn collect(engine: &Arc<Engine>) -> Done<Snapshot> {
     let mut snapshot = Snapshot { info: engine.info(), status: Vec::new(), statistics: Vec::new() };
     if let Answer::Status(status) = engine.execute(Request::Status { resource: None })? {
         snapshot.status = status;

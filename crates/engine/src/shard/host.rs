@@ -479,6 +479,11 @@ impl Host {
         self.volumes.iter().find(|v| v.nr == nr).map(|v| v.target)
     }
 
+    /// True if users of a volume from before the engine's start can go on with it.
+    pub(crate) fn is_as_it_was(&self, nr: VolumeNr) -> bool {
+        self.core.is_as_it_was(nr)
+    }
+
     /// Adds a peer: before the core hears of it, so that it can never miss its link.
     pub(crate) fn add_link(&mut self, node: NodeId, peer: &str, net: NetOptions) {
         let id = LinkId { resource: self.id, node };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use codec::admin::{Listen, MapOptions};
+use codec::admin::{Face, Listen, MapOptions};
 use vocab::NodeId;
 
 use super::objects::Object;
@@ -88,6 +88,25 @@ pub enum Color {
     Always,
     /// Never
     Never,
+}
+
+/// Ways to make a block device, as [`Face`].
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaceName {
+    /// The kernel's ublk driver: /dev/ublkbN
+    Ublk,
+    /// A loop device on a file of a FUSE file system: /dev/loopN
+    Fuse,
+}
+
+impl FaceName {
+    /// What the engine is told.
+    pub const fn face(self) -> Face {
+        match self {
+            FaceName::Ublk => Face::Ublk,
+            FaceName::Fuse => Face::Fuse,
+        }
+    }
 }
 
 /// The operator's commands. The comments are the help texts.
@@ -359,10 +378,11 @@ pub enum Command {
     },
     /// List exports
     Exports,
-    /// Make a block device of a volume: /dev/ublkbN, and /dev/ashlar/RESOURCE/VOLUME
+    /// Make a block device of a volume, and /dev/ashlar/RESOURCE/VOLUME
     ///
-    /// Needs the kernel's ublk driver (`modprobe ublk_drv`, Linux 6.5). While the device exists the
-    /// volume is open, so this node is Primary. Prints the device.
+    /// With the kernel's ublk driver (`modprobe ublk_drv`, Linux 6.5), or else as a loop device with a
+    /// process of its own. While the device exists the volume is open, so this node is Primary. Prints
+    /// the device.
     Map {
         /// RESOURCE or RESOURCE/VOLUME
         #[arg(value_name = "VOLUME", value_parser = object)]
@@ -373,6 +393,9 @@ pub enum Command {
         /// Names like those of DRBD's devices, too: /dev/drbdMINOR, /dev/drbd/by-res/RESOURCE/VOLUME
         #[arg(long)]
         drbd_names: bool,
+        /// The way to do it [default: the first of these that there is]
+        #[arg(long, value_enum)]
+        face: Option<FaceName>,
         /// Hardware queues; one thread serves them all
         #[arg(long, value_name = "N", default_value_t = MapOptions::default().queues,
               value_parser = clap::value_parser!(u16).range(1..=i64::from(MapOptions::QUEUES_MAX)))]

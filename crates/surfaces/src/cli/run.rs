@@ -15,7 +15,7 @@ use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
 use vocab::{ConfigError, NodeId, RefusalCode, Sector, VolumeNr};
 
-use super::args::{Command, Common, DoctorArgs, Objects};
+use super::args::{Command, Common, DoctorArgs, FaceName, Objects};
 use super::client::Client;
 use super::error::Error;
 use super::load::{Loaded, load};
@@ -103,10 +103,10 @@ impl Session<'_> {
                 self.simple(&format!("unexport {name}"), request)
             }
             Command::Exports => self.exports(),
-            Command::Map { object, read_only, drbd_names, queues, depth } => {
+            Command::Map { object, read_only, drbd_names, face, queues, depth } => {
                 let (read_only, drbd_names) = (*read_only, *drbd_names);
-                let (queues, depth) = (*queues, *depth);
-                self.map(object, MapOptions { read_only, drbd_names, queues, depth })
+                let (queues, depth, face) = (*queues, *depth, face.map(FaceName::face));
+                self.map(object, MapOptions { read_only, drbd_names, queues, depth, face })
             }
             Command::Unmap { object } => self.unmap(object),
             Command::Maps => self.maps(),

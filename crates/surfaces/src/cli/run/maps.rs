@@ -73,7 +73,8 @@ fn render(maps: &[MapStatus]) -> String {
         }
         text += "\n";
         if let Some(problem) = &map.problem {
-            text += &format!("  not mapped: {problem}\n");
+            let what = if map.device.is_some() { "problem" } else { "not mapped" };
+            text += &format!("  {what}: {problem}\n");
         }
     }
     text
@@ -103,11 +104,18 @@ mod tests {
             problem: Some("there is no peer".to_owned()),
             ..mapped.clone()
         };
+        let broken = MapStatus {
+            device: Some("/dev/loop0".to_owned()),
+            face: "fuse".to_owned(),
+            problem: Some("its process is gone".to_owned()),
+            ..waiting.clone()
+        };
         assert_eq!(
-            render(&[mapped, waiting]),
+            render(&[mapped, waiting, broken]),
             "/dev/ublkb7 volume:r0/1 face:ublk read-only links:/dev/ashlar/r0/1,/dev/drbd7 \
              used-by:mounted at /mnt, process 7 (fio)\n\
-             - volume:r0/1 face:ublk\n  not mapped: there is no peer\n"
+             - volume:r0/1 face:ublk\n  not mapped: there is no peer\n\
+             /dev/loop0 volume:r0/1 face:fuse\n  problem: its process is gone\n"
         );
     }
 }
