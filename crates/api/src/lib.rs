@@ -2,3 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod link;
+pub mod token;
+pub mod wire;
