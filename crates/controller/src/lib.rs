@@ -1,0 +1,4 @@
+//! The controller of a cluster.
+#![forbid(unsafe_code)]
+
+pub mod link;

@@ -1,0 +1,345 @@
+//! The authority that says who is who on the link: it signs the certificates of the controller and
+//! of the nodes, and hands out tokens by which a node becomes known.
+//!
+//! Everything is kept in one folder: `authority.pem` (key and certificate in one file, so that there
+//! are both or none) and `tokens/`, a file for each token that was not used, named by the digest of
+//! its secret. Removing that file is using the token: of two that try, one succeeds.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use api::token::{SECRET, Token, hex};
+use api::wire::{CONTROLLER, node_subject};
+use cluster::name::NodeName;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+
+/// How long the authority's own certificate holds.
+const AUTHORITY_VALID: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
+
+/// How long a certificate of a node or of the controller holds. Agents renew theirs after two
+/// thirds of it.
+pub const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Clocks of nodes may be behind by so much.
+const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+
+/// The authority of a cluster.
+pub struct Authority {
+    directory: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+    valid: Duration,
+    /// The controller's own end, and until when it is used.
+    own: Mutex<Option<(Arc<ServerConfig>, SystemTime)>>,
+}
+
+/// A certificate for a node.
+pub struct Issued {
+    /// X.509, DER.
+    pub certificate: Vec<u8>,
+    /// Its end, milliseconds since 1970.
+    pub not_after_ms: u64,
+}
+
+/// Why a node does not become known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Denied {
+    /// There is no such token, or it was used, or its time is over.
+    Token,
+    /// The token is for another node.
+    OtherNode(NodeName),
+    /// What it sent is no request for a certificate.
+    Request(String),
+    /// The authority's folder can not be read or written.
+    Store(String),
+}
+
+/// What is kept of a token.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    /// The only node that may use it, if it is for one.
+    node: Option<NodeName>,
+    /// Its end, milliseconds since 1970.
+    expires_ms: u64,
+}
+
+impl Authority {
+    /// The authority kept in a folder; made there at the first time.
+    ///
+    /// # Errors
+    /// If the folder can not be written, or has something else in it.
+    pub fn open(directory: &Path, valid: Duration) -> io::Result<Authority> {
+        fs::create_dir_all(directory.join("tokens"))?;
+        let path = directory.join("authority.pem");
+        if !path.exists() {
+            replace(&path, make().map_err(io::Error::other)?.as_bytes())?;
+        }
+        let damaged = |why: String| {
+            let text = format!(
+                "{}: {why}; restore it from a backup, or remove it to begin with a new authority, \
+                 which every node has to join again",
+                path.display()
+            );
+            io::Error::new(io::ErrorKind::InvalidData, text)
+        };
+        let text = fs::read_to_string(&path)?;
+        let key = KeyPair::from_pem(&text).map_err(|e| damaged(e.to_string()))?;
+        let certificate =
+            CertificateDer::from_pem_slice(text.as_bytes()).map_err(|e| damaged(e.to_string()))?;
+        let issuer =
+            Issuer::from_ca_cert_der(&certificate, key).map_err(|e| damaged(e.to_string()))?;
+        let directory = directory.to_owned();
+        Ok(Authority { directory, issuer, certificate, valid, own: Mutex::new(None) })
+    }
+
+    /// Its certificate, X.509, DER.
+    pub fn certificate(&self) -> &[u8] {
+        &self.certificate
+    }
+
+    /// A token for the node named, or for any, that can be used once within a time.
+    ///
+    /// # Errors
+    /// If it can not be kept.
+    pub fn token(
+        &self,
+        address: &str,
+        node: Option<NodeName>,
+        within: Duration,
+    ) -> io::Result<Token> {
+        let mut secret = [0; SECRET];
+        getrandom::fill(&mut secret).map_err(io::Error::other)?;
+        let kept = Kept { node, expires_ms: millis(SystemTime::now() + within) };
+        let text = serde_json::to_vec(&kept).map_err(io::Error::other)?;
+        replace(&self.token_path(&secret), &text)?;
+        let authority = Sha256::digest(&self.certificate).into();
+        Ok(Token { address: address.to_owned(), authority, secret })
+    }
+
+    /// Only the digest is kept: who reads the folder can not join.
+    fn token_path(&self, secret: &[u8]) -> PathBuf {
+        self.directory.join("tokens").join(hex(&Sha256::digest(secret)))
+    }
+
+    /// Lets a node join that has a token: uses the token and signs the node's key.
+    ///
+    /// # Errors
+    /// Why not; the token is used up only by success, or by a failure after it was taken.
+    pub fn join(&self, node: &NodeName, secret: &[u8], request: &[u8]) -> Result<Issued, Denied> {
+        let request = read_request(request)?;
+        let path = self.token_path(secret);
+        let store = |error: io::Error| Denied::Store(error.to_string());
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Denied::Token),
+            Err(error) => return Err(store(error)),
+        };
+        let kept: Kept =
+            serde_json::from_slice(&text).map_err(|error| Denied::Store(error.to_string()))?;
+        if kept.expires_ms < millis(SystemTime::now()) {
+            return Err(Denied::Token);
+        }
+        if let Some(other) = kept.node.filter(|other| other != node) {
+            return Err(Denied::OtherNode(other));
+        }
+        match fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Denied::Token),
+            Err(error) => return Err(store(error)),
+        }
+        sync_folder(&path).map_err(store)?;
+        self.sign_node(node, &request)
+    }
+
+    /// A new certificate for a node that is known.
+    ///
+    /// # Errors
+    /// If the request can not be read.
+    pub fn renew(&self, node: &NodeName, request: &[u8]) -> Result<Issued, Denied> {
+        self.sign_node(node, &read_request(request)?)
+    }
+
+    /// Of a request only the key is taken: who it is for is decided here.
+    fn sign_node(
+        &self,
+        node: &NodeName,
+        request: &CertificateSigningRequestParams,
+    ) -> Result<Issued, Denied> {
+        let usage = ExtendedKeyUsagePurpose::ClientAuth;
+        let (params, end) = self.params(&node_subject(node.as_str()), usage);
+        let signed = params.and_then(|params| params.signed_by(&request.public_key, &self.issuer));
+        let signed = signed.map_err(|error| Denied::Request(error.to_string()))?;
+        Ok(Issued { certificate: signed.der().to_vec(), not_after_ms: millis(end) })
+    }
+
+    fn params(
+        &self,
+        subject: &str,
+        usage: ExtendedKeyUsagePurpose,
+    ) -> (Result<CertificateParams, rcgen::Error>, SystemTime) {
+        let now = SystemTime::now();
+        let end = now + self.valid;
+        let params = CertificateParams::new(vec![subject.to_owned()]).map(|mut params| {
+            params.distinguished_name.remove(DnType::CommonName);
+            params.not_before = OffsetDateTime::from(now - CLOCK_SKEW);
+            params.not_after = OffsetDateTime::from(end);
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+            params.extended_key_usages = vec![usage];
+            params.use_authority_key_identifier_extension = true;
+            params
+        });
+        (params, end)
+    }
+
+    /// The controller's end of TLS, with a certificate that is renewed in time.
+    ///
+    /// # Errors
+    /// If it can not be made.
+    pub fn server(&self) -> Result<Arc<ServerConfig>, String> {
+        let now = SystemTime::now();
+        let mut own = self.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some((config, until)) = &*own {
+            if now < *until {
+                return Ok(config.clone());
+            }
+        }
+        let config = Arc::new(self.make_server().map_err(|error| error.to_string())?);
+        *own = Some((config.clone(), now + self.valid * 2 / 3));
+        Ok(config)
+    }
+
+    fn make_server(&self) -> Result<ServerConfig, Box<dyn std::error::Error>> {
+        let key = KeyPair::generate()?;
+        let (params, _) = self.params(CONTROLLER, ExtendedKeyUsagePurpose::ServerAuth);
+        let signed = params?.signed_by(&key, &self.issuer)?;
+        let mut roots = RootCertStore::empty();
+        roots.add(self.certificate.clone())?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        // A node that joins has no certificate yet; what else it asks for is refused (`service`).
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+                .allow_unauthenticated()
+                .build()?;
+        let key = PrivateKeyDer::try_from(key.serialize_der())?;
+        let chain = vec![signed.der().clone(), self.certificate.clone()];
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)?;
+        // Each link is a full handshake: who is no longer known is not let in by an old one.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+}
+
+/// A new authority: its key and its certificate.
+fn make() -> Result<String, rcgen::Error> {
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "Ashlar link authority");
+    let now = SystemTime::now();
+    params.not_before = OffsetDateTime::from(now - CLOCK_SKEW);
+    params.not_after = OffsetDateTime::from(now + AUTHORITY_VALID);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let certificate = params.self_signed(&key)?;
+    Ok(key.serialize_pem() + &certificate.pem())
+}
+
+fn read_request(request: &[u8]) -> Result<CertificateSigningRequestParams, Denied> {
+    CertificateSigningRequestParams::from_der(&request.into())
+        .map_err(|error| Denied::Request(error.to_string()))
+}
+
+fn millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Puts a file in its place as a whole, durable; only its owner reads it.
+fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    sync_folder(path)
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    fn request() -> Vec<u8> {
+        let key = KeyPair::generate().unwrap();
+        let request = CertificateParams::new(vec!["somebody.else".to_owned()]).unwrap();
+        request.serialize_request(&key).unwrap().der().to_vec()
+    }
+
+    fn authority(directory: &Path) -> Authority {
+        Authority::open(directory, VALID).unwrap()
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn an_authority_is_made_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = authority(directory.path()).certificate().to_vec();
+        assert_eq!(authority(directory.path()).certificate(), first);
+        fs::write(directory.path().join("authority.pem"), "nothing").unwrap();
+        let error = Authority::open(directory.path(), VALID).err().unwrap().to_string();
+        assert!(error.contains("restore it"), "{error}");
+    }
+
+    #[test]
+    fn a_token_serves_once_and_only_its_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = authority(directory.path());
+        let token = authority.token("a:1", Some(node("alpha")), HOUR).unwrap();
+        let join =
+            |name: &str, secret: &[u8]| authority.join(&node(name), secret, &request()).map(|_| ());
+        assert_eq!(join("bravo", &token.secret), Err(Denied::OtherNode(node("alpha"))));
+        assert_eq!(join("alpha", &[0; SECRET]), Err(Denied::Token));
+        let garbage = authority.join(&node("alpha"), &token.secret, b"garbage");
+        assert!(matches!(garbage.err(), Some(Denied::Request(_))));
+        assert_eq!(join("ALPHA", &token.secret), Ok(()), "what was refused has not used it up");
+        assert_eq!(join("alpha", &token.secret), Err(Denied::Token));
+    }
+
+    #[test]
+    fn a_token_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = authority(directory.path());
+        let token = authority.token("a:1", None, Duration::ZERO).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let joined = authority.join(&node("alpha"), &token.secret, &request());
+        assert_eq!(joined.err(), Some(Denied::Token));
+    }
+}

@@ -1,0 +1,193 @@
+//! The controller's end of the link to its agents: gRPC over mutual TLS, on a thread of its own.
+//!
+//! - `authority`: certificates and tokens. `service`: what agents may call. Here: the listener.
+//!
+//! Orders go in by [`Agents::send`], which never waits; what is heard comes out by a function that
+//! the controller gives, called on the link's thread: it has to return at once.
+
+pub mod authority;
+mod service;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use api::link::{Agents, Heard, Order};
+use api::token::Token;
+use api::wire::proto::controller_server::ControllerServer;
+use api::wire::{KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS, MESSAGE_MAX};
+use cluster::name::NodeName;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+
+use authority::Authority;
+use service::{Links, Service};
+
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Handshakes that are done and wait for the server; more are not accepted meanwhile.
+const ACCEPTED: usize = 64;
+
+/// Where the link listens, and as whom.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The address to listen on.
+    pub listen: SocketAddr,
+    /// The folder of the authority: its key, and tokens that were not used.
+    pub directory: PathBuf,
+    /// How long certificates hold; [`authority::VALID`] but in tests.
+    pub certificates_valid: Duration,
+}
+
+/// The link. It ends when this is dropped.
+pub struct Link {
+    address: SocketAddr,
+    authority: Arc<Authority>,
+    links: Arc<Links>,
+    end: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Begins to listen. At the first time the authority is made. `log` takes lines for people.
+    ///
+    /// # Errors
+    /// If the address can not be listened on, or the authority's folder not be used.
+    pub fn listen(
+        options: &Options,
+        heard: impl Fn(Heard) + Send + Sync + 'static,
+        log: impl Fn(&str) + Send + Sync + 'static,
+    ) -> io::Result<Link> {
+        let authority = Authority::open(&options.directory, options.certificates_valid)?;
+        let authority = Arc::new(authority);
+        authority.server().map_err(io::Error::other)?;
+        let listener = TcpListener::bind(options.listen).map_err(|error| {
+            let text = format!("the link can not listen on {}: {error}", options.listen);
+            io::Error::new(error.kind(), text)
+        })?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let links = Arc::new(Links::new(Box::new(heard), Box::new(log)));
+        let (end, ended) = watch::channel(false);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::TcpListener::from_std(listener)?
+        };
+        let (on_thread, links_there) = (authority.clone(), links.clone());
+        let thread = std::thread::Builder::new().name("link".to_owned()).spawn(move || {
+            runtime.block_on(serve(listener, on_thread, links_there, ended));
+        })?;
+        Ok(Link { address, authority, links, end, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A token by which the node named, or any, can join once within a time. `address` is the
+    /// controller as nodes reach it, `HOST:PORT`.
+    ///
+    /// # Errors
+    /// If it can not be kept.
+    pub fn token(
+        &self,
+        address: &str,
+        node: Option<NodeName>,
+        within: Duration,
+    ) -> io::Result<Token> {
+        self.authority.token(address, node, within)
+    }
+}
+
+impl Agents for Link {
+    fn send(&self, node: &NodeName, order: Order) {
+        self.links.send(node, &order);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // The thread is gone already if nobody listens.
+        let _ = self.end.send(true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(
+    listener: tokio::net::TcpListener,
+    authority: Arc<Authority>,
+    links: Arc<Links>,
+    mut ended: watch::Receiver<bool>,
+) {
+    let (accepted, incoming) = mpsc::channel(ACCEPTED);
+    let service = Service { authority: authority.clone(), links: links.clone() };
+    let service = ControllerServer::new(service)
+        .max_decoding_message_size(MESSAGE_MAX)
+        .max_encoding_message_size(MESSAGE_MAX);
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(KEEPALIVE_SECONDS)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(KEEPALIVE_TIMEOUT_SECONDS)))
+        .add_service(service)
+        .serve_with_incoming(ReceiverStream::new(incoming));
+    tokio::select! {
+        result = server => {
+            if let Err(error) = result {
+                links.log(&format!("the link has ended: {error}"));
+            }
+        }
+        () = accept(listener, authority, links.clone(), accepted) => {}
+        // An error says that the sender is gone, which is the end, too.
+        _ = ended.changed() => {}
+    }
+}
+
+/// Accepts connections; each has its handshake beside the others'.
+async fn accept(
+    listener: tokio::net::TcpListener,
+    authority: Arc<Authority>,
+    links: Arc<Links>,
+    accepted: mpsc::Sender<io::Result<TlsStream<TcpStream>>>,
+) {
+    loop {
+        let (socket, from) = match listener.accept().await {
+            Ok(connection) => connection,
+            Err(error) => {
+                // Out of files, mostly: that passes.
+                links.log(&format!("the link could not accept a connection: {error}"));
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                continue;
+            }
+        };
+        // Orders are small and should not wait for each other.
+        let _ = socket.set_nodelay(true);
+        let config = match authority.server() {
+            Ok(config) => config,
+            Err(why) => {
+                links.log(&format!("the link has no certificate: {why}"));
+                continue;
+            }
+        };
+        let (links, accepted) = (links.clone(), accepted.clone());
+        tokio::spawn(async move {
+            let handshake = TlsAcceptor::from(config).accept(socket);
+            match tokio::time::timeout(HANDSHAKE, handshake).await {
+                // Nobody takes it when the server ends.
+                Ok(Ok(stream)) => _ = accepted.send(Ok(stream)).await,
+                Ok(Err(error)) => links.log(&format!("a connection from {from}: {error}")),
+                Err(_) => links.log(&format!("a connection from {from} says nothing")),
+            }
+        });
+    }
+}
