@@ -1,9 +1,24 @@
-//! What a node does for the control plane: it makes, grows, copies and removes the backing volumes
-//! of its storage pools.
+//! What a node does for the control plane: it carries out the steps of plans on the node's engine
+//! and storage pools, and reports what is there.
 //!
-//! - [`storage`]: pools and volumes, whatever they are made of.
+//! - [`daemon`]: the process. [`link`]: how it talks with the controller. `work`: what is done when.
+//! - [`carry`]: each step. [`record`]: what was begun and made, durably. `report`: what is said of it.
+//! - [`engine`]: the engine's control socket. `configure`: its words. `metadata`: how data begin, grow.
+//! - [`storage`]: pools and volumes, whatever they are made of. [`pools`]: those of this node.
 //! - [`command`]: how other programs are run.
 #![forbid(unsafe_code)]
 
+pub mod carry;
 pub mod command;
+mod configure;
+pub mod daemon;
+pub mod engine;
+pub mod failed;
+mod files;
+pub mod link;
+mod metadata;
+pub mod pools;
+pub mod record;
+mod report;
 pub mod storage;
+mod work;

@@ -1,0 +1,189 @@
+//! Carrying out the steps of a plan on this node (`cluster::plan::Action`).
+//!
+//! - Here: what a node is, and which step is done where. `volumes`: backing volumes and metadata.
+//!   `up`: the resource in the engine. `grow`: volumes that grow. `snapshots`: suspensions and
+//!   snapshots.
+//!
+//! The rules that all of them follow: nothing older than what was begun is done; what is about to be
+//! done is written down before, and what was done after; doing a step twice is doing it once; data go
+//! only after the guard was checked against what the engine of this node sees of its peers. Steps of
+//! one resource come one after the other (`work`).
+
+mod grow;
+mod snapshots;
+#[cfg(test)]
+mod tests;
+mod up;
+mod volumes;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use cluster::name::{NodeName, PoolName, ResourceName};
+use cluster::objects::{Generation, Provider};
+use cluster::plan::{Action, Guard};
+use codec::admin::ResourceStatus;
+use vocab::DiskState;
+
+use crate::engine::{self, Engine};
+use crate::failed::Failed;
+use crate::metadata;
+use crate::pools::{Open, Pools};
+use crate::record::{Record, Store};
+
+/// How long a step may take. What a pool's own program needs is added where one is run.
+const STEP: Duration = Duration::from_secs(120);
+
+/// This node.
+pub struct Node {
+    /// Its name.
+    pub name: NodeName,
+    /// The engine's control socket.
+    pub socket: PathBuf,
+    /// What was begun and made.
+    pub store: Store,
+    /// Its pools.
+    pub pools: Pools,
+    /// How long I/O may be suspended for a snapshot.
+    pub suspend_for: Duration,
+    /// Folders below which a controller may put external files; none unless an operator says so.
+    pub files_below: Vec<PathBuf>,
+}
+
+/// A step that is being carried out.
+struct Step<'a> {
+    node: &'a Node,
+    name: &'a ResourceName,
+    engine: Engine,
+}
+
+impl Node {
+    /// Carries out a step.
+    ///
+    /// # Errors
+    /// Why it was not, or not to its end. It can be repeated.
+    pub fn carry_out(
+        &self,
+        name: &ResourceName,
+        generation: Generation,
+        action: &Action,
+    ) -> Result<(), Failed> {
+        self.store.begin(name, generation)?;
+        let step = self.step(name);
+        match action {
+            Action::CreateVolume { volume, backing } => step.create_volume(*volume, backing),
+            Action::RestoreVolume { volume, backing, from, snapshot } => {
+                step.restore_volume(*volume, backing, from, snapshot)
+            }
+            Action::CreateMetadata { volume, peer_slots, node_id, day_0, begin } => {
+                step.create_metadata(*volume, *peer_slots, *node_id, *day_0, *begin)
+            }
+            Action::BeginData { volume } => step.begin_data(*volume),
+            Action::GrowVolume { volume, size } => step.grow_volume(*volume, *size),
+            Action::GrowDevice { volume, size } => step.grow_device(*volume, *size),
+            Action::Configure(config) => step.configure(config, generation),
+            Action::RemoveDisk(guard) => step.remove_disk(guard),
+            Action::RemoveVolume { volume } => step.remove_volume(*volume),
+            Action::Remove(guard) => step.remove(guard, generation),
+            Action::Suspend { token } => step.suspend(*token),
+            Action::TakeSnapshot { token, snapshot } => step.take_snapshot(*token, snapshot),
+            Action::Resume { token } => step.resume(*token),
+            Action::DeleteSnapshot { snapshot } => step.delete_snapshot(snapshot),
+        }
+    }
+
+    fn step<'a>(&'a self, name: &'a ResourceName) -> Step<'a> {
+        Step { node: self, name, engine: self.engine() }
+    }
+
+    /// The engine, for as long as a step may take.
+    pub fn engine(&self) -> Engine {
+        Engine::new(self.socket.clone(), Instant::now() + STEP)
+    }
+}
+
+impl Step<'_> {
+    fn record(&self) -> Result<Record, Failed> {
+        self.node.store.get(self.name).ok_or_else(|| {
+            let next = "it is tried again with the next plan";
+            Failed::new(format!("{} is not known on this node", self.name), next)
+        })
+    }
+
+    fn update<T>(&self, change: impl FnOnce(&mut Record) -> T) -> Result<T, Failed> {
+        self.node.store.update(self.name, change)
+    }
+
+    /// A pool, which has to be of the kind that the plan was made for.
+    fn pool(&self, name: &PoolName, kind: Provider) -> Result<Open, Failed> {
+        let pool = self.node.pools.get(name)?;
+        if pool.kind().name() == kind.word() {
+            return Ok(pool);
+        }
+        Err(Failed::new(
+            format!(
+                "pool {name} is of kind {}, and {} needs {kind}",
+                pool.kind().name(),
+                self.name
+            ),
+            "nothing is to be done: the controller's next plan knows the pool as it is",
+        ))
+    }
+
+    fn status(&self) -> Result<Option<ResourceStatus>, Failed> {
+        self.engine.status(self.name.as_str())
+    }
+
+    /// Refuses while somebody uses the resource here, or on a peer that would be cut off.
+    fn nobody_uses_it(&self, what: &str) -> Result<(), Failed> {
+        let Some(status) = self.status()? else { return Ok(()) };
+        let node = match engine::primary_peer(&status) {
+            _ if engine::is_in_use(&status) => self.node.name.as_str(),
+            Some(peer) => peer,
+            None => return Ok(()),
+        };
+        Err(Failed::new(
+            format!("{what} of {} needs it closed, and it is in use on node {node}", self.name),
+            format!("close it on {node}; it is tried again with the next plan"),
+        ))
+    }
+
+    /// Looks at what is true now before data go.
+    fn check(&self, guard: &Guard, record: &Record) -> Result<(), Failed> {
+        // It was looked at when this began, and some of it may be gone by now.
+        let begun = record.volumes.values().all(|volume| volume.removing);
+        if guard.at_least == 0 || begun {
+            return Ok(());
+        }
+        let status = self.status()?;
+        let harmless = match &status {
+            Some(status) => {
+                status.devices.iter().all(|device| device.disk_state <= DiskState::Inconsistent)
+            }
+            None => {
+                let mut any = false;
+                for volume in record.volumes.values().filter(|volume| volume.size != 0) {
+                    any |= metadata::has_data(&volume.path)?;
+                }
+                !any
+            }
+        };
+        let current: Vec<&str> = status.as_ref().map(engine::peers_up_to_date).unwrap_or_default();
+        let left = guard
+            .of
+            .iter()
+            .filter(|node| current.iter().any(|peer| peer.eq_ignore_ascii_case(node.as_str())));
+        let left = left.count();
+        if harmless || left >= guard.at_least {
+            return Ok(());
+        }
+        Err(Failed::new(
+            format!(
+                "the data of {} stay on node {}: {} other nodes have to be connected and UpToDate, \
+                 and {left} are",
+                self.name, self.node.name, guard.at_least
+            ),
+            "nothing is to be done if they are on their way; otherwise see to their connections",
+        ))
+    }
+}

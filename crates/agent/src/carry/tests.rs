@@ -1,0 +1,427 @@
+//! Steps against an engine that only remembers what it was told, with crashes at every point at
+//! which something is written down.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use api::link::Pool;
+use cluster::layer::Layer;
+use cluster::name::{NodeName, PoolName, ResourceName};
+use cluster::plan::{Backing, Begin, ResourceConfig, VolumeConfig};
+use codec::admin::{
+    Answer, Blocked, Call, DeviceStatus, Line, Outcome, Reply, Request, ResourceStatus,
+    WriteOrdering, encode_line,
+};
+use codec::config as engine_config;
+use codec::disk::{MdParams, Placement, Superblock};
+use vocab::options::DeviceOptions;
+use vocab::{Bytes, GenUuid, Minor, NodeId, Suspended, VolumeNr};
+
+use super::*;
+use crate::record::Metadata;
+
+const MIB: u64 = 1 << 20;
+
+/// A resource of the fake engine.
+#[derive(Clone)]
+struct Resource {
+    config: engine_config::ResourceConfig,
+    suspended: bool,
+    primary: bool,
+}
+
+#[derive(Default)]
+struct Fake {
+    resources: BTreeMap<String, Resource>,
+}
+
+impl Fake {
+    fn answer(&mut self, request: Request) -> Answer {
+        match request {
+            Request::Config { resource } => {
+                let found = self.resources.get(&resource.unwrap());
+                Answer::Config(found.iter().map(|r| r.config.clone()).collect())
+            }
+            Request::Status { resource } => {
+                let found = self.resources.get(&resource.unwrap());
+                Answer::Status(found.into_iter().map(status).collect())
+            }
+            Request::Exports => Answer::Exports(Vec::new()),
+            Request::CreateMd { disk, max_peers, .. } => {
+                let file = fs::OpenOptions::new().write(true).open(disk).unwrap();
+                let size = Bytes(file.metadata().unwrap().len());
+                let params = MdParams::new(u32::from(max_peers));
+                let (made, at) = Superblock::create(Placement::Internal, size, &params).unwrap();
+                file.write_all_at(&made.encode()[..], at.superblock).unwrap();
+                Answer::Done
+            }
+            Request::Down { resource } => {
+                self.resources.remove(&resource);
+                Answer::Done
+            }
+            request => {
+                self.change(request);
+                Answer::Done
+            }
+        }
+    }
+
+    fn volume(&mut self, minor: Minor) -> &mut engine_config::VolumeConfig {
+        let mut all = self.resources.values_mut().flat_map(|r| &mut r.config.volumes);
+        all.find(|volume| volume.minor == minor).expect("the volume exists")
+    }
+
+    fn change(&mut self, request: Request) {
+        match request {
+            Request::NewResource { resource, node_id, options } => {
+                let config = engine_config::ResourceConfig {
+                    name: resource.clone(),
+                    node_id,
+                    host: "alpha".into(),
+                    options,
+                    volumes: Vec::new(),
+                    peers: Vec::new(),
+                };
+                let new = Resource { config, suspended: false, primary: false };
+                self.resources.insert(resource, new);
+            }
+            Request::NewMinor { resource, volume, minor, options } => {
+                let volume = engine_config::VolumeConfig {
+                    nr: volume,
+                    minor,
+                    device: format!("/dev/drbd{}", minor.0),
+                    device_options: options,
+                    backing: None,
+                };
+                self.resources.get_mut(&resource).unwrap().config.volumes.push(volume);
+            }
+            Request::Attach { minor, disk, meta_disk, options } => {
+                let superblock = metadata::exists(&disk);
+                assert_eq!(superblock, Ok(true), "what is attached has metadata at its end");
+                let volume = self.volume(minor);
+                volume.backing = Some(engine_config::BackingConfig { disk, meta_disk, options });
+                volume.device_options = DeviceOptions::default();
+            }
+            Request::Detach { minor, .. } => self.volume(minor).backing = None,
+            Request::SuspendIo { resource } => {
+                self.resources.get_mut(&resource).unwrap().suspended = true;
+            }
+            Request::ResumeIo { resource } => {
+                self.resources.get_mut(&resource).unwrap().suspended = false;
+            }
+            other => panic!("the agent is not expected to ask {other:?}"),
+        }
+    }
+}
+
+fn status(resource: &Resource) -> ResourceStatus {
+    let config = &resource.config;
+    let devices = config.volumes.iter().map(|volume| {
+        let backing = volume.backing.as_ref().map(|backing| backing.disk.clone());
+        let size = backing.as_ref().map_or(0, |disk| fs::metadata(disk).unwrap().len() / 1024);
+        let disk_state = if backing.is_some() { DiskState::UpToDate } else { DiskState::Diskless };
+        DeviceStatus {
+            volume: volume.nr,
+            minor: volume.minor,
+            disk_state,
+            client: false,
+            open: Some(resource.primary),
+            backing_dev: backing,
+            quorum: true,
+            size,
+            read: 0,
+            written: 0,
+            al_writes: 0,
+            bm_writes: 0,
+            sb_writes: None,
+            upper_pending: 0,
+            lower_pending: 0,
+            al_suspended: false,
+            blocked: Blocked::default(),
+        }
+    });
+    ResourceStatus {
+        name: config.name.clone(),
+        node_id: config.node_id,
+        role: if resource.primary { vocab::Role::Primary } else { vocab::Role::Secondary },
+        suspended: Suspended { user: resource.suspended, ..Suspended::default() },
+        force_io_failures: false,
+        write_ordering: WriteOrdering::Flush,
+        may_promote: true,
+        promotion_score: 1,
+        devices: devices.collect(),
+        connections: Vec::new(),
+    }
+}
+
+fn serve(stream: UnixStream, fake: &Mutex<Fake>) {
+    let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    let mut stream = stream;
+    for line in lines.map_while(Result::ok) {
+        let Call { id, request, .. } = Call::decode(line.as_bytes()).unwrap();
+        let outcome = Outcome::Ok(fake.lock().unwrap().answer(request));
+        if stream.write_all(&encode_line(&Line::Reply(Reply { id, outcome }))).is_err() {
+            return;
+        }
+    }
+}
+
+/// An engine, a pool of kind FILE_THIN, and an agent that can be started again.
+struct Bed {
+    directory: tempfile::TempDir,
+    fake: Arc<Mutex<Fake>>,
+}
+
+fn name() -> ResourceName {
+    ResourceName::new("web").unwrap()
+}
+
+fn pool() -> PoolName {
+    PoolName::new("thin").unwrap()
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("pool")).unwrap();
+        let listener = UnixListener::bind(directory.path().join("sock")).unwrap();
+        let fake: Arc<Mutex<Fake>> = Arc::default();
+        let served = fake.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let served = served.clone();
+                std::thread::spawn(move || serve(stream, &served));
+            }
+        });
+        Bed { directory, fake }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The agent as it starts.
+    fn start(&self) -> Node {
+        let node = Node {
+            name: NodeName::new("alpha").unwrap(),
+            socket: self.path("sock"),
+            store: Store::open(&self.path("agent")).unwrap(),
+            pools: Pools::open(&self.path("agent")).unwrap(),
+            suspend_for: Duration::from_secs(10),
+            files_below: Vec::new(),
+        };
+        let props = [("StorDriver/StorPoolName".to_owned(), text(&self.path("pool")))];
+        let pool = Pool { provider: Provider::FileThin, props: props.into() };
+        node.pools.tell(Generation(1), [(super::tests::pool(), pool)].into()).unwrap();
+        for name in node.store.names() {
+            node.forget_suspension(&name).unwrap();
+            node.recover(&name).unwrap();
+        }
+        node
+    }
+
+    fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path("pool")).unwrap();
+        entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn create(size: u64) -> Action {
+    let backing = Backing {
+        pool: pool(),
+        provider: Provider::FileThin,
+        size: Bytes(size),
+        layers: vec![Layer::Storage],
+        passphrase: None,
+        options: BTreeMap::new(),
+    };
+    Action::CreateVolume { volume: 0, backing }
+}
+
+fn create_metadata() -> Action {
+    Action::CreateMetadata {
+        volume: 0,
+        peer_slots: 7,
+        node_id: NodeId::new(0),
+        day_0: GenUuid(0x1234_5678_9abc_def0),
+        begin: Begin::First,
+    }
+}
+
+fn configure() -> Action {
+    let volume = VolumeConfig {
+        minor: Some(Minor(1000)),
+        pool: Some(pool()),
+        size: Bytes(60 * MIB),
+        options: BTreeMap::new(),
+        props: BTreeMap::new(),
+    };
+    Action::Configure(ResourceConfig {
+        layers: vec![Layer::Drbd, Layer::Storage],
+        node_id: NodeId::new(0),
+        options: BTreeMap::new(),
+        secret: String::new(),
+        volumes: [(0, volume)].into(),
+        connections: BTreeMap::new(),
+        files: BTreeMap::new(),
+    })
+}
+
+const TOKEN: Generation = Generation(6);
+
+#[test]
+fn a_crash_at_any_write_loses_nothing_and_leaves_nothing() {
+    let grow = Action::GrowVolume { volume: 0, size: Bytes(96 * MIB) };
+    let steps = [
+        create(64 * MIB),
+        create_metadata(),
+        configure(),
+        Action::Suspend { token: TOKEN },
+        Action::Resume { token: TOKEN },
+        grow,
+        Action::Remove(Guard::default()),
+    ];
+    let mut crashes = 0;
+    for at in 0.. {
+        let bed = Bed::new();
+        let mut node = bed.start();
+        *node.store.crash.lock().unwrap() = Some(at);
+        let mut crashed = false;
+        for (generation, step) in (10..).zip(&steps) {
+            for time in ["once", "twice"] {
+                let mut result = node.carry_out(&name(), Generation(generation), step);
+                if result.is_err() && !crashed {
+                    (crashed, node) = (true, bed.start());
+                    result = node.carry_out(&name(), Generation(generation), step);
+                }
+                assert_eq!(result, Ok(()), "{step} {time}, after a crash at write {at}");
+            }
+            let suspended = |fake: &Fake| fake.resources.values().any(|r| r.suspended);
+            let Some(record) = node.store.get(&name()) else { continue };
+            match step {
+                Action::Suspend { .. } => {
+                    // What a crash has ended is not begun again, and never holds I/O up.
+                    let held = record.suspension().unwrap().state;
+                    let is_held = held == cluster::observed::SuspensionState::Held;
+                    assert_eq!(suspended(&bed.fake.lock().unwrap()), is_held, "crash at {at}");
+                }
+                Action::Resume { .. } => assert!(!suspended(&bed.fake.lock().unwrap()), "{at}"),
+                Action::GrowVolume { .. } => {
+                    let volume = &record.volumes[&0];
+                    assert_eq!((volume.size, &volume.growing), (96 * MIB, &None), "{at}");
+                    assert!(!node.store.aside(&name(), 0).exists());
+                    let there = metadata::has_data(&volume.path);
+                    assert_eq!(there, Ok(true), "metadata have moved, {at}");
+                    assert_eq!(bed.fake.lock().unwrap().resources.len(), 1, "it is up again");
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(bed.files(), Vec::<String>::new(), "after a crash at write {at}");
+        assert!(bed.fake.lock().unwrap().resources.is_empty());
+        assert_eq!(bed.start().store.names(), []);
+        assert_eq!(node.store.removed()[&name()], Generation(16));
+        if !crashed {
+            break;
+        }
+        crashes += 1;
+    }
+    assert!(crashes > 20, "only {crashes} points were tried");
+}
+
+#[test]
+fn what_is_in_use_neither_grows_nor_goes() {
+    let bed = Bed::new();
+    let node = bed.start();
+    for step in [create(64 * MIB), create_metadata(), configure()] {
+        node.carry_out(&name(), Generation(1), &step).unwrap();
+    }
+    bed.fake.lock().unwrap().resources.get_mut("web").unwrap().primary = true;
+    let grow = Action::GrowVolume { volume: 0, size: Bytes(96 * MIB) };
+    for step in [grow, Action::Remove(Guard::default())] {
+        let before = node.store.get(&name()).unwrap();
+        let failed = node.carry_out(&name(), Generation(1), &step).unwrap_err();
+        assert!(failed.cause.contains("in use on node alpha"), "{failed}");
+        assert!(node.store.get(&name()).unwrap() == before, "nothing has changed");
+    }
+}
+
+#[test]
+fn data_stay_while_too_few_others_have_them() {
+    let bed = Bed::new();
+    let node = bed.start();
+    for step in [create(64 * MIB), create_metadata(), configure()] {
+        node.carry_out(&name(), Generation(1), &step).unwrap();
+    }
+    let guard = Guard { at_least: 1, of: vec![NodeName::new("bravo").unwrap()] };
+    for up in [true, false] {
+        if !up {
+            // The engine has forgotten it: the metadata say that there are data.
+            bed.fake.lock().unwrap().resources.clear();
+        }
+        for step in [Action::RemoveDisk(guard.clone()), Action::Remove(guard.clone())] {
+            let failed = node.carry_out(&name(), Generation(1), &step).unwrap_err();
+            assert!(failed.cause.contains("data of web stay on node alpha"), "{failed}");
+        }
+    }
+    assert_eq!(bed.files().len(), 1);
+}
+
+#[test]
+fn a_suspension_that_takes_too_long_ends_by_itself() {
+    let bed = Bed::new();
+    let node = bed.start();
+    for step in [create(64 * MIB), create_metadata(), configure()] {
+        node.carry_out(&name(), Generation(1), &step).unwrap();
+    }
+    let suspended = || bed.fake.lock().unwrap().resources["web"].suspended;
+    node.carry_out(&name(), Generation(1), &Action::Suspend { token: TOKEN }).unwrap();
+    assert!(suspended());
+    node.expire(&name(), TOKEN).unwrap();
+    assert!(!suspended());
+    let snapshot = cluster::name::SnapshotName::new("s1").unwrap();
+    let take = Action::TakeSnapshot { token: TOKEN, snapshot };
+    let failed = node.carry_out(&name(), Generation(1), &take).unwrap_err();
+    assert!(failed.cause.contains("not suspended"), "{failed}");
+    // Nor is it begun again.
+    node.carry_out(&name(), Generation(1), &Action::Suspend { token: TOKEN }).unwrap();
+    assert!(!suspended());
+    // What somebody else has suspended is left so.
+    bed.fake.lock().unwrap().resources.get_mut("web").unwrap().suspended = true;
+    let next = Generation(TOKEN.0 + 1);
+    node.carry_out(&name(), Generation(1), &Action::Suspend { token: next }).unwrap();
+    node.carry_out(&name(), Generation(1), &Action::Resume { token: next }).unwrap();
+    assert!(suspended());
+}
+
+#[test]
+fn somebody_elses_metadata_are_not_overwritten() {
+    let bed = Bed::new();
+    let node = bed.start();
+    let path = bed.path("pool").join("web_00000.img");
+    fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    let request = Request::CreateMd {
+        disk: text(&path),
+        meta_disk: engine_config::MetaDisk::Internal,
+        max_peers: 7,
+        force: false,
+    };
+    bed.fake.lock().unwrap().answer(request);
+    let before = fs::read(&path).unwrap();
+    node.carry_out(&name(), Generation(1), &create(64 * MIB)).unwrap();
+    let failed = node.carry_out(&name(), Generation(1), &create_metadata()).unwrap_err();
+    assert!(failed.cause.contains("did not make"), "{failed}");
+    assert!(fs::read(&path).unwrap() == before);
+    let record = node.store.get(&name()).unwrap();
+    assert_eq!(record.volumes[&0].metadata, Metadata::None);
+    assert_eq!(record.volumes.keys().copied().collect::<Vec<_>>(), [VolumeNr(0).0]);
+}
