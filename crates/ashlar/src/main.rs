@@ -2,9 +2,11 @@
 //!
 //! - The operator's commands are those of `surfaces::cli`.
 //! - Started by the name `drbdsetup`, it is that program: `surfaces::drbdsetup`.
-//! - `engine`: the daemon. `face`: what it starts for some block devices. `demo`: a cluster on this machine, to see it work.
+//! - `engine`: the daemon. `face`: what it starts for some block devices. `agent`: the daemon of the control plane, and `node`,
+//!   how it joins. `demo`: a cluster on this machine, to see it work.
 //! - `man`, `completions`: files made from the command line's declaration.
 
+mod agent;
 mod demo;
 mod docs;
 mod engine;
@@ -40,6 +42,11 @@ enum Command {
     /// Serve a mapped volume as a file; the engine starts it where a device needs it
     #[command(hide = true)]
     Face(face::Args),
+    /// Run the agent of a control plane in the foreground
+    Agent(agent::Args),
+    /// Make this node a member of a control plane
+    #[command(subcommand)]
+    Node(agent::NodeCommand),
     /// Show replication, failures and recovery on this machine, in half a minute
     #[command(after_long_help = demo::HELP)]
     Demo(demo::Args),
@@ -60,6 +67,8 @@ fn honoured(command: &Command) -> Vec<&'static str> {
     match command {
         Command::Operator(command) => command.uses(),
         Command::Engine(_) => vec!["config", "socket", "node"],
+        Command::Agent(_) => vec!["socket"],
+        Command::Node(_) => vec!["node"],
         Command::Demo(_) => vec!["json"],
         Command::Face(_) | Command::Man { .. } | Command::Completions { .. } => Vec::new(),
     }
@@ -99,6 +108,8 @@ fn main() -> ExitCode {
         Command::Operator(command) => return operator(command, &common),
         Command::Engine(args) => engine::run(args, &common),
         Command::Face(args) => face::run(args),
+        Command::Agent(args) => agent::run(args, &common),
+        Command::Node(command) => agent::node(command, &common),
         Command::Demo(args) => return demo::run(args, common.json),
         Command::Man { directory } => docs::write_manual(Cli::command(), directory),
         Command::Completions { shell } => docs::write_completions(Cli::command(), *shell),
@@ -190,6 +201,8 @@ mod tests {
             "ashlar top --node a",
             "ashlar doctor r0 --serve --json",
             "ashlar doctor r0 --node a",
+            "ashlar agent --node a",
+            "ashlar node join T --socket /s",
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains("leave it out"), "{error}");
@@ -198,6 +211,8 @@ mod tests {
             "ashlar demo --json",
             "ashlar status --socket /s",
             "ashlar --node a engine",
+            "ashlar agent --socket /s --state-dir /d",
+            "ashlar node join T --node a",
             "ashlar status -vv -s --color always",
             "ashlar status --json --watch --color never",
             "ashlar events --json -s",

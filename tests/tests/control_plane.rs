@@ -1,0 +1,230 @@
+//! Volumes from their creation to their end, on real nodes over the real link: agents and the
+//! controller come and go in between.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
+mod control_support;
+mod engine_support;
+
+use std::time::Duration;
+
+use cluster::command::{Command, NewDefinition};
+use cluster::name::SnapshotName;
+use cluster::objects::Props;
+use cluster::props::PropsEdit;
+use control_support::{Cluster, MIB, node, pool, rd};
+use engine_support::nbd::Client;
+use engine_support::pattern;
+
+const NODES: [&str; 3] = ["alpha", "bravo", "charlie"];
+
+fn delete(cluster: &mut Cluster, name: &str) {
+    cluster.command(Command::DeleteDefinition { name: rd(name) });
+    cluster.wait(&format!("{name} is gone"), |c| c.model.definition(&rd(name)).is_none());
+}
+
+fn assert_no_files(cluster: &Cluster) {
+    for name in NODES {
+        assert_eq!(cluster.pools.files(name), Vec::<String>::new(), "left on {name}");
+    }
+}
+
+#[test]
+fn a_volume_lives_from_its_creation_to_its_end() {
+    let mut cluster = Cluster::up(&NODES);
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &NODES);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (first, second) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    client.write(0, &first).unwrap();
+    client.write(40 * MIB, &second).unwrap();
+    cluster.wait("it is in use", |c| c.replica("web", "alpha").unwrap().in_use.is_some());
+    for name in NODES {
+        assert!(cluster.content("web", name, MIB) == first, "{name} has what was written");
+    }
+
+    // A replica goes while the volume is in use, and another comes: with its agent killed.
+    let keep_tie_breaker = false;
+    cluster.command(Command::DeleteResource {
+        name: rd("web"),
+        node: node("charlie"),
+        keep_tie_breaker,
+    });
+    cluster.node("bravo").kill_agent();
+    cluster.node("bravo").start_agent();
+    cluster.wait("charlie has no replica", |c| c.pools.files("charlie").is_empty());
+    cluster.wait_settled("web");
+    client.write(8 * MIB, &second).unwrap();
+    match cluster.model.resource(&rd("web"), &node("charlie")).is_some() {
+        true => cluster.command(Command::ToggleDisk {
+            name: rd("web"),
+            node: node("charlie"),
+            diskful: true,
+            pool: Some(pool()),
+            migrate_from: None,
+            client: false,
+        }),
+        false => cluster.place("web", &["charlie"]),
+    }
+    cluster.turn();
+    cluster.node("charlie").kill_agent();
+    cluster.node("charlie").start_agent();
+    cluster.wait_settled("web");
+    cluster.wait("charlie has a disk", |c| !c.pools.files("charlie").is_empty());
+    cluster.wait_settled("web");
+    assert!(cluster.content("web", "charlie", 9 * MIB)[8 * MIB as usize..] == second);
+
+    // It does not grow while it is in use, and says so; then it does.
+    let grow = Command::ModifyVolumeDefinition {
+        name: rd("web"),
+        number: 0,
+        size: Some(96 * MIB),
+        props: PropsEdit::default(),
+        gross_size: None,
+    };
+    cluster.command(grow);
+    cluster.wait("it is refused", |c| {
+        c.failures
+            .iter()
+            .any(|f| f.order.contains("grow") && f.cause.contains("in use on node alpha"))
+    });
+    client.write(16 * MIB, &first).unwrap();
+    client.close();
+    cluster.wait("it has grown", |c| NODES.iter().all(|n| c.size("web", n) >= 96 * MIB));
+    cluster.wait_settled("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    assert!(client.size >= 96 * MIB, "the export is there again, and larger");
+    for (at, expected) in [(0, &first), (8, &second), (16, &first), (40, &second)] {
+        assert!(client.read(at * MIB, MIB as usize).unwrap() == *expected, "{at}");
+    }
+    client.write(95 * MIB, &second).unwrap();
+    for name in NODES {
+        assert!(cluster.content("web", name, 96 * MIB)[95 * MIB as usize..] == second, "{name}");
+    }
+    client.close();
+
+    delete(&mut cluster, "web");
+    assert_no_files(&cluster);
+    for node in &cluster.nodes {
+        assert_eq!(node.ok(&["status", "--json"]).trim(), "[]", "{}", node.name);
+    }
+}
+
+#[test]
+fn a_snapshot_of_a_volume_in_use_is_of_one_moment_and_becomes_a_volume() {
+    let mut cluster = Cluster::up(&NODES);
+    if !cluster.pools.has_snapshots {
+        return;
+    }
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &NODES);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let snapshot = SnapshotName::new("monday").unwrap();
+    std::thread::scope(|scope| {
+        // Counts up, block after block: of one moment is what has no hole.
+        let (socket, stop) = (&socket, &stop);
+        let writer = scope.spawn(move || {
+            let mut client = Client::open(socket, "web/0").unwrap();
+            let mut count = 0u64;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                client.write(count % 8192 * 4096, &[count.to_be_bytes(); 512].concat()).unwrap();
+                count += 1;
+            }
+            client.close();
+            count
+        });
+        cluster.wait("it is in use", |c| c.replica("web", "alpha").unwrap().in_use.is_some());
+        let snapshots = vec![(rd("web"), snapshot.clone(), vec![])];
+        cluster.command(Command::CreateSnapshots { snapshots, props: Props::new() });
+        cluster.wait("the snapshot is complete", |c| {
+            c.model.snapshot(&rd("web"), &snapshot).is_some_and(|s| s.is_successful())
+        });
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(writer.join().unwrap() > 0, "it went on");
+    });
+    let taken = |cluster: &Cluster, name: &str| {
+        let path = cluster.pools.of(name).join("web_00000_monday.img");
+        std::fs::read(path).unwrap()[..32 * MIB as usize].to_vec()
+    };
+    let one = taken(&cluster, "alpha");
+    let numbers: Vec<u64> =
+        one.chunks(4096).map(|b| u64::from_be_bytes(b[..8].try_into().unwrap())).collect();
+    let newest = *numbers.iter().max().unwrap();
+    for (at, number) in (0u64..).zip(&numbers) {
+        let expected = newest.checked_sub(at).map_or(0, |behind| at + behind / 8192 * 8192);
+        assert_eq!(*number, expected, "block {at} of a newest of {newest}");
+    }
+    assert!(
+        one == taken(&cluster, "bravo") && one == taken(&cluster, "charlie"),
+        "all nodes have the same"
+    );
+
+    let definition = NewDefinition { name: Some(rd("copy")), ..NewDefinition::default() };
+    cluster.command(Command::CreateDefinition { definition });
+    let (name, to) = (rd("web"), rd("copy"));
+    cluster.command(Command::RestoreVolumeDefinitions {
+        name: name.clone(),
+        snapshot: snapshot.clone(),
+        to: to.clone(),
+    });
+    let (nodes, pools) = (vec![], Default::default());
+    let snapshot_there = snapshot.clone();
+    cluster.command(Command::RestoreResources { name, snapshot: snapshot_there, to, nodes, pools });
+    cluster.wait_settled("copy");
+    let copy = cluster.node("charlie").export("copy");
+    let mut client = Client::open(&copy, "copy/0").unwrap();
+    for (at, number) in (0u64..).zip(&numbers).step_by(97) {
+        let read = client.read(at * 4096, 4096).unwrap();
+        assert_eq!(u64::from_be_bytes(read[..8].try_into().unwrap()), *number, "block {at}");
+    }
+    client.write(0, &pattern(3, 4096)).unwrap();
+    client.close();
+    assert!(taken(&cluster, "alpha") == one, "the snapshot is as it was");
+
+    let name = rd("web");
+    cluster.command(Command::DeleteSnapshot { name, snapshot: snapshot.clone(), nodes: vec![] });
+    cluster.wait("the snapshot is gone", |c| c.model.snapshot(&rd("web"), &snapshot).is_none());
+    delete(&mut cluster, "web");
+    delete(&mut cluster, "copy");
+    assert_no_files(&cluster);
+}
+
+#[test]
+fn everything_goes_on_without_a_controller_and_is_told_when_it_is_back() {
+    let mut cluster = Cluster::up(&NODES);
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+
+    // An agent that says nothing is noticed within seconds, also without a closed socket.
+    cluster.node("bravo").signal_agent(libc::SIGSTOP);
+    cluster.wait("bravo is away", |c| !c.observed.is_connected(&node("bravo")));
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    client.write(0, &pattern(1, 4096)).unwrap();
+    cluster.node("bravo").signal_agent(libc::SIGCONT);
+    cluster.wait("bravo is back", |c| c.observed.is_connected(&node("bravo")));
+
+    cluster.stop_listening();
+    client.write(4096, &pattern(2, 4096)).unwrap();
+    // What was wanted meanwhile is done when the controller is back, and what happened is told.
+    client.close();
+    cluster.define("late", 32 * MIB);
+    cluster.place("late", &["alpha", "bravo"]);
+    cluster.node("alpha").kill_agent();
+    std::thread::sleep(Duration::from_millis(300));
+    cluster.node("alpha").start_agent();
+    cluster.listen();
+    cluster.wait_settled("late");
+    cluster.wait_settled("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    assert!(client.read(4096, 4096).unwrap() == pattern(2, 4096));
+    client.close();
+    delete(&mut cluster, "web");
+    delete(&mut cluster, "late");
+    assert_no_files(&cluster);
+}
