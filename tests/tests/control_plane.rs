@@ -92,6 +92,12 @@ fn a_volume_lives_from_its_creation_to_its_end() {
     });
     client.write(16 * MIB, &first).unwrap();
     client.close();
+    // Agents are killed while it grows, at whatever they do then.
+    for name in ["bravo", "alpha", "charlie", "bravo"] {
+        cluster.turn();
+        cluster.node(name).kill_agent();
+        cluster.node(name).start_agent();
+    }
     cluster.wait("it has grown", |c| NODES.iter().all(|n| c.size("web", n) >= 96 * MIB));
     cluster.wait_settled("web");
     let mut client = Client::open(&socket, "web/0").unwrap();

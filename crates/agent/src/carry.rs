@@ -23,7 +23,6 @@ use cluster::name::{NodeName, PoolName, ResourceName};
 use cluster::objects::{Generation, Provider};
 use cluster::plan::{Action, Guard};
 use codec::admin::ResourceStatus;
-use vocab::DiskState;
 
 use crate::engine::{self, Engine};
 use crate::failed::Failed;
@@ -150,19 +149,18 @@ impl Step<'_> {
 
     /// Looks at what is true now before data go.
     fn check(&self, guard: &Guard, record: &Record) -> Result<(), Failed> {
-        // It was looked at when this began, and some of it may be gone by now.
-        let begun = record.volumes.values().all(|volume| volume.removing);
-        if guard.at_least == 0 || begun {
+        if guard.at_least == 0 {
             return Ok(());
         }
         let status = self.status()?;
         let harmless = match &status {
             Some(status) => {
-                status.devices.iter().all(|device| device.disk_state <= DiskState::Inconsistent)
+                status.devices.iter().all(|device| engine::has_no_data(device.disk_state))
             }
+            // It is down. What is being removed was looked at while it was up.
             None => {
                 let mut any = false;
-                for volume in record.volumes.values().filter(|volume| volume.size != 0) {
+                for volume in record.volumes.values().filter(|v| v.size != 0 && !v.removing) {
                     any |= metadata::has_data(&volume.path)?;
                 }
                 !any

@@ -137,9 +137,15 @@ pub fn primary_peer(status: &ResourceStatus) -> Option<&str> {
     primary.map(|peer| peer.name.as_str())
 }
 
+/// True if a disk in this state has no data that anybody could miss. One that is being attached, or
+/// has failed, may well have some.
+pub fn has_no_data(state: DiskState) -> bool {
+    matches!(state, DiskState::Diskless | DiskState::Inconsistent)
+}
+
 /// Peers that are connected and have every volume of which this node has data UpToDate.
 pub fn peers_up_to_date(status: &ResourceStatus) -> Vec<&str> {
-    let own = || status.devices.iter().filter(|d| d.disk_state > DiskState::Inconsistent);
+    let own = || status.devices.iter().filter(|d| !has_no_data(d.disk_state));
     let current = status.connections.iter().filter(|peer| {
         peer.connection_state == vocab::ConnState::Connected
             && own().all(|device| {

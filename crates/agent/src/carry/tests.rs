@@ -20,7 +20,7 @@ use codec::admin::{
 use codec::config as engine_config;
 use codec::disk::{MdParams, Placement, Superblock};
 use vocab::options::DeviceOptions;
-use vocab::{Bytes, GenUuid, Minor, NodeId, Suspended, VolumeNr};
+use vocab::{Bytes, DiskState, GenUuid, Minor, NodeId, Suspended, VolumeNr};
 
 use super::*;
 use crate::record::Metadata;
@@ -33,6 +33,8 @@ struct Resource {
     config: engine_config::ResourceConfig,
     suspended: bool,
     primary: bool,
+    /// State of an attached disk.
+    disk: DiskState,
 }
 
 #[derive(Default)]
@@ -87,7 +89,8 @@ impl Fake {
                     volumes: Vec::new(),
                     peers: Vec::new(),
                 };
-                let new = Resource { config, suspended: false, primary: false };
+                let disk = DiskState::UpToDate;
+                let new = Resource { config, suspended: false, primary: false, disk };
                 self.resources.insert(resource, new);
             }
             Request::NewMinor { resource, volume, minor, options } => {
@@ -124,7 +127,7 @@ fn status(resource: &Resource) -> ResourceStatus {
     let devices = config.volumes.iter().map(|volume| {
         let backing = volume.backing.as_ref().map(|backing| backing.disk.clone());
         let size = backing.as_ref().map_or(0, |disk| fs::metadata(disk).unwrap().len() / 1024);
-        let disk_state = if backing.is_some() { DiskState::UpToDate } else { DiskState::Diskless };
+        let disk_state = if backing.is_some() { resource.disk } else { DiskState::Diskless };
         DeviceStatus {
             volume: volume.nr,
             minor: volume.minor,
@@ -363,14 +366,21 @@ fn data_stay_while_too_few_others_have_them() {
         node.carry_out(&name(), Generation(1), &step).unwrap();
     }
     let guard = Guard { at_least: 1, of: vec![NodeName::new("bravo").unwrap()] };
-    for up in [true, false] {
-        if !up {
-            // The engine has forgotten it: the metadata say that there are data.
-            bed.fake.lock().unwrap().resources.clear();
+    use DiskState::{Attaching, Consistent, Failed, Negotiating, Outdated, UpToDate};
+    // The last is an engine that has forgotten it: the metadata say that there are data.
+    let states = [UpToDate, Consistent, Outdated, Attaching, Negotiating, Failed].map(Some);
+    for state in states.into_iter().chain([None]) {
+        let mut fake = bed.fake.lock().unwrap();
+        match state {
+            Some(state) => fake.resources.get_mut("web").unwrap().disk = state,
+            None => fake.resources.clear(),
         }
+        drop(fake);
         for step in [Action::RemoveDisk(guard.clone()), Action::Remove(guard.clone())] {
+            let before = node.store.get(&name()).unwrap();
             let failed = node.carry_out(&name(), Generation(1), &step).unwrap_err();
             assert!(failed.cause.contains("data of web stay on node alpha"), "{failed}");
+            assert!(node.store.get(&name()).unwrap() == before, "{state:?}: nothing has begun");
         }
     }
     assert_eq!(bed.files().len(), 1);

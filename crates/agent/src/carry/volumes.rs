@@ -187,11 +187,18 @@ impl Step<'_> {
                 .flat_map(|peer| peer.peer_devices.iter().map(move |device| (&peer.name, device)));
             let mut with_data = peers.filter(|(_, device)| {
                 device.volume.0 == number
-                    && device.peer_disk_state > DiskState::Inconsistent
+                    && !engine::has_no_data(device.peer_disk_state)
                     && device.peer_disk_state != DiskState::DUnknown
             });
             if device.disk_state > DiskState::Inconsistent {
                 return Ok(());
+            }
+            if !engine::has_no_data(device.disk_state) {
+                let state = device.disk_state;
+                return Err(Failed::new(
+                    format!("volume {number} of {} is {state}: it may have data", self.name),
+                    "nothing is to be done if it passes; otherwise see to the disk",
+                ));
             }
             if let Some((peer, _)) = with_data.next() {
                 return Err(Failed::new(
@@ -227,6 +234,8 @@ impl Step<'_> {
         self.update(|record| record.volumes.remove(&number)).map(drop)
     }
 
+    /// From here on there is no way back. This is said when the data are no longer in use, and not
+    /// before: what is still attached is looked at again each time.
     fn mark_removing(&self) -> Result<Record, Failed> {
         self.update(|record| {
             record.volumes.values_mut().for_each(|volume| volume.removing = true);
@@ -237,7 +246,6 @@ impl Step<'_> {
     pub(super) fn remove_disk(&self, guard: &Guard) -> Result<(), Failed> {
         let record = self.record()?;
         self.check(guard, &record)?;
-        let record = self.mark_removing()?;
         if let Some(config) = self.engine.config(self.name.as_str())? {
             for volume in config.volumes.iter().filter(|volume| volume.backing.is_some()) {
                 let what = format!("detach volume {} of {}", volume.nr, self.name);
@@ -245,6 +253,7 @@ impl Step<'_> {
                 self.engine.ask_patiently(&what, &request)?;
             }
         }
+        let record = self.mark_removing()?;
         record.volumes.keys().try_for_each(|number| self.delete_volume(*number))
     }
 
@@ -274,11 +283,11 @@ impl Step<'_> {
             ));
         }
         self.check(guard, &record)?;
-        let record = self.mark_removing()?;
         if status.is_some() {
             let resource = self.name.to_string();
             self.engine.ask_patiently(&format!("down {resource}"), &Request::Down { resource })?;
         }
+        let record = self.mark_removing()?;
         record.volumes.keys().try_for_each(|number| self.delete_volume(*number))?;
         self.update(|record| {
             record.config = None;
