@@ -430,8 +430,12 @@ pub struct VolumeDefinition {
     /// The generation that a disk has on which nothing was ever written.
     #[serde(with = "row::generation")]
     pub day_0: GenUuid,
-    /// The node whose replica begins the first data generation.
+    /// The node whose replica begins the first data generation: nobody else ever does.
     pub initial_on: Option<NodeName>,
+    /// That right was another node's before. Whoever has it now has to see that all disks are
+    /// empty, because the other one may have begun and not have been heard.
+    #[serde(default)]
+    pub passed_on: bool,
 }
 
 /// A replica of a resource definition, or a diskless user of it, on a node.

@@ -40,27 +40,33 @@ pub struct Policy {
     pub successor: Option<NodeName>,
 }
 
+/// True if somebody wants the data: a resource is to stay, other than for its vote.
+pub fn is_wanted(model: &Model, name: &ResourceName) -> bool {
+    let Some(definition) = model.definition(name) else { return false };
+    let stays = |resource: &Resource| !resource.is_deleting() && !resource.is_tie_breaker();
+    !definition.flags.contains(&DefinitionFlag::Delete) && model.resources_of(name).any(stays)
+}
+
 /// What has to be left when the data of a replica go.
 ///
-/// Nothing, if the whole resource definition goes or no other replica is wanted: then somebody has
-/// decided that nobody needs the data. One copy otherwise; and if there is a successor it is that
-/// one's. An emptied node's replicas leave as many as the place count says.
+/// Nothing, if that was decided for good: the whole resource definition goes, or the replica has
+/// DRBD_DELETE. One copy otherwise; and if there is a successor it is that one's. An emptied node's
+/// replicas leave as many as the place count says.
+///
+/// Nothing here follows from who happens to be away or to be leaving, too: of two replicas that go
+/// for reasons of their own neither may count on the other.
 pub fn policy(model: &Model, name: &ResourceName, node: &NodeName) -> Policy {
     let none = Policy { minimum: 0, successor: None };
     let Some(definition) = model.definition(name) else { return none };
-    let others = || model.resources_of(name).filter(|r| r.node != *node);
     let going = definition.flags.contains(&DefinitionFlag::Delete);
-    if going || !definition.layers.contains(&Layer::Drbd) || !others().any(Resource::is_replica) {
+    let decided = model
+        .resource(name, node)
+        .is_some_and(|resource| resource.flags.contains(&ResourceFlag::DrbdDelete));
+    if going || decided || !definition.layers.contains(&Layer::Drbd) {
         return none;
     }
-    // Decided when it was marked: others had the data by then, or nobody needed them.
-    let decided = model.resource(name, node).is_some_and(|resource| {
-        resource.flags.contains(&ResourceFlag::DrbdDelete)
-            && !resource.flags.contains(&ResourceFlag::DiskRemoving)
-    });
-    if decided {
-        return none;
-    }
+    let others =
+        || model.resources_of(name).filter(|other| other.node != *node && other.is_replica());
     let successor = others().find(|other| replaces(other).as_ref() == Some(node));
     let successor = successor.map(|other| other.node.clone());
     let evacuated = model
@@ -69,7 +75,7 @@ pub fn policy(model: &Model, name: &ResourceName, node: &NodeName) -> Policy {
     let group = model.group(&definition.group);
     let count = group.and_then(|group| group.filter.place_count).unwrap_or(1) as usize;
     let minimum = match (&successor, evacuated) {
-        (None, true) => count.min(others().filter(|other| other.is_replica()).count()).max(1),
+        (None, true) => count.min(others().count()).max(1),
         _ => 1,
     };
     Policy { minimum, successor }

@@ -8,6 +8,8 @@
 
 mod agent;
 mod commands;
+mod data;
+pub mod scenario;
 mod world;
 
 use crate::rng::Rng;

@@ -233,6 +233,7 @@ pub fn create_volume(
             .correction("choose another number, or leave it out")
             .about(key));
     }
+    not_snapshotted(edit, name, &key)?;
     let size = checked_size(new.size.0, &key)?;
     check_all(Owner::VolumeDefinition, &new.props)?;
     if definition.layers.contains(&Layer::Luks) && new.passphrase.is_none() {
@@ -255,11 +256,22 @@ pub fn create_volume(
         passphrase: new.passphrase,
         day_0: edit.data_generation(),
         initial_on: None,
+        passed_on: false,
     };
     definition.volumes.insert(number, volume);
     edit.put(Object::Definition(definition));
     resources::deploy_volume(edit, name, number)?;
     helpers::review(edit, name)
+}
+
+/// Checks that no snapshot is being made, which is of the volumes as they were when it was asked for.
+fn not_snapshotted(edit: &Edit<'_>, name: &ResourceName, key: &Key) -> Result<(), Refusal> {
+    let mut snapshots = edit.model.snapshots_of(name);
+    let Some(snapshot) = snapshots.find(|snapshot| snapshot.is_pending()) else { return Ok(()) };
+    Err(Refusal::new(Code::InUse, format!("the volumes of {key} can not be changed"))
+        .cause(format!("its snapshot {} is being made", snapshot.name))
+        .correction("wait until that is done, or delete the snapshot")
+        .about(key.clone()))
 }
 
 fn given_minor(edit: &Edit<'_>, minor: Minor, key: &Key) -> Result<Minor, Refusal> {
@@ -355,6 +367,7 @@ pub fn modify_volume(
             edit.note(NoteCode::SameSize, key.clone(), text);
         } else if deployed {
             let old = volume.size;
+            not_snapshotted(edit, name, &key)?;
             resizable(edit, name, number, old, size)?;
             volume.flags.insert(VolumeDefinitionFlag::Resize);
         }
@@ -418,6 +431,7 @@ pub fn delete_volume(edit: &mut Edit<'_>, name: &ResourceName, number: u16) -> R
         return Ok(());
     };
     not_in_use(edit, name, &key)?;
+    not_snapshotted(edit, name, &key)?;
     volume.flags.insert(VolumeDefinitionFlag::Delete);
     if edit.model.resources_of(name).next().is_none() {
         definition.volumes.remove(&number);

@@ -65,14 +65,16 @@ pub fn review(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
 }
 
 /// Names the replica on which each volume's first data generation begins: the one in use, or the
-/// first one. As soon as one has begun it, none may again.
+/// first one whose node is connected. As soon as one has begun it, none may again. One that was
+/// named and is gone may have begun, and others have its data, without anybody having heard of it.
 fn initial_replica(edit: &mut Edit<'_>, name: &ResourceName) {
     let model = &*edit.model;
     let Some(definition) = model.definition(name) else { return };
     let restored = definition.flags.contains(&DefinitionFlag::RestoreTarget);
     let replicas = || model.resources_of(name).filter(|resource| resource.is_replica());
     let in_use = replicas().find(|r| edit.observed().in_use(name, &r.node));
-    let first = replicas().min_by_key(|r| (r.created, r.node_id.map(|id| id.get())));
+    let away = |resource: &Resource| !edit.observed().is_connected(&resource.node);
+    let first = replicas().min_by_key(|r| (away(r), r.created, r.node_id.map(|id| id.get())));
     let winner = in_use.or(first).map(|resource| resource.node.clone());
     // One that is being deleted may still begin: another is named only when it is gone.
     let named_is_there =
@@ -86,6 +88,7 @@ fn initial_replica(edit: &mut Edit<'_>, name: &ResourceName) {
     }
     let mut changed = definition.clone();
     for volume in changed.volumes.values_mut().filter(|volume| open(volume)) {
+        volume.passed_on |= volume.initial_on.is_some();
         volume.initial_on = winner.clone();
     }
     edit.put(crate::change::Object::Definition(changed));

@@ -8,6 +8,7 @@ use crate::edit::{Edit, unknown};
 use crate::name::*;
 use crate::objects::*;
 use crate::props::{Owner, PropsEdit, check_all};
+use crate::redundancy;
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::{helpers, resources, small};
@@ -308,13 +309,27 @@ pub fn lose(edit: &mut Edit<'_>, name: &NodeName) -> Result<(), Refusal> {
     }
     let names: Vec<ResourceName> = edit.model.resources_on(name).cloned().collect();
     for resource in &names {
+        let wanted = redundancy::is_wanted(edit.model, resource);
         resources::drop_record(edit, resource, name);
+        if wanted && !redundancy::is_wanted(edit.model, resource) {
+            others_stay(edit, resource);
+        }
     }
     drop_record(edit, name);
     for resource in &names {
         helpers::review(edit, resource)?;
     }
     Ok(())
+}
+
+/// The lost node was the only one that was to keep the data: those that were to be deleted because
+/// it had them stay.
+fn others_stay(edit: &mut Edit<'_>, name: &ResourceName) {
+    let stays = |r: &&Resource| r.is_diskful() && !r.flags.contains(&ResourceFlag::DrbdDelete);
+    let nodes = edit.model.resources_of(name).filter(stays).map(|r| r.node.clone());
+    for node in nodes.collect::<Vec<_>>() {
+        resources::keep_after_all(edit, name, &node);
+    }
 }
 
 /// A node that can take a new resource.

@@ -391,13 +391,17 @@ pub fn may_delete(edit: &Edit<'_>, name: &ResourceName, node: &NodeName) -> Resu
     }
     let others = || edit.model.resources_of(name).filter(|r| r.node != *node && !r.is_deleting());
     if !others().any(Resource::is_replica) {
-        let users = others().filter(|other| !other.is_tie_breaker() && !other.is_diskful());
+        let users = others().filter(|other| !other.is_tie_breaker());
         let users: Vec<String> = users.map(|other| other.node.to_string()).collect();
         if !users.is_empty() {
+            let users = users.join(", ");
             return refuse(
                 Code::InUse,
-                format!("it is the last one with a disk, and nodes {} use it", users.join(", ")),
-                "delete the diskless resources first".to_owned(),
+                format!(
+                    "it is the last replica that stays, and nodes {users} have resources that need \
+                     its data: they are diskless, lose their disk, or are evicted"
+                ),
+                "delete those resources first, or make another replica".to_owned(),
             );
         }
         return Ok(());
@@ -458,11 +462,23 @@ pub fn delete(
     helpers::review(edit, name)
 }
 
-/// Marks a resource for deletion.
+/// Marks a resource for deletion. It takes no other's place any more.
 pub fn mark_deleted(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     edit.modify_resource(name, node, |resource| {
         resource.flags.insert(ResourceFlag::Delete);
+        resource.props.remove(MIGRATE_FROM);
     });
+}
+
+/// Takes back that a resource was to be deleted, or to lose its disk.
+pub fn keep_after_all(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    use ResourceFlag::*;
+    edit.modify_resource(name, node, |resource| {
+        resource.flags.retain(|flag| !matches!(flag, Delete | DiskRemoveRequested | DiskRemoving));
+    });
+    let key = Key::Resource(name.clone(), node.clone());
+    let text = format!("{key} stays: no other replica that stays has its data");
+    edit.note(NoteCode::TakenOver, key, text);
 }
 
 /// Drops a resource of which nothing is left, and what hangs on it.
@@ -484,14 +500,17 @@ pub fn drop_record(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     definitions::drop_if_empty(edit, name);
 }
 
-/// Without any replica that stays there are no data: the next one begins anew.
+/// The data are given up: the next replica begins anew. With another generation of the first day,
+/// for a disk that turns up with the old data is not to be taken for one of the new ones.
 pub fn begin_anew(edit: &mut Edit<'_>, name: &ResourceName) {
-    edit.modify_definition(name, |definition| {
-        for volume in definition.volumes.values_mut() {
-            volume.flags.remove(&VolumeDefinitionFlag::DrbdInitialized);
-            volume.initial_on = None;
-        }
-    });
+    let Some(mut definition) = edit.model.definition(name).cloned() else { return };
+    for volume in definition.volumes.values_mut() {
+        volume.flags.remove(&VolumeDefinitionFlag::DrbdInitialized);
+        volume.initial_on = None;
+        volume.passed_on = false;
+        volume.day_0 = edit.data_generation();
+    }
+    edit.put(Object::Definition(definition));
 }
 
 /// Places what is missing of a resource definition.
@@ -544,12 +563,16 @@ pub fn make_available(
     if let Some(existing) = edit.model.resource(name, node).cloned() {
         if existing.is_deleting() {
             nodes::accepting(edit, node)?;
-            comes_back(edit, &existing, &key)?;
-            edit.modify_resource(name, node, |r| {
-                r.flags.remove(&ResourceFlag::Delete);
+            comes_back(&existing, &key)?;
+            edit.modify_resource(name, node, |resource| {
+                use ResourceFlag::*;
+                resource.flags.retain(|flag| !matches!(flag, Delete | DiskRemoving));
             });
         }
-        if diskful && !existing.is_diskful() {
+        let losing = existing.flags.contains(&ResourceFlag::DiskRemoveRequested);
+        if diskful && losing {
+            toggle::to_diskful(edit, name, node, None, None, "user")?;
+        } else if diskful && !existing.is_diskful() {
             let pool = best_pool(edit, name, node)?;
             toggle::to_diskful(edit, name, node, Some(pool), None, "user")?;
         } else if existing.is_tie_breaker() {
@@ -575,15 +598,12 @@ pub fn make_available(
 }
 
 /// Checks that a resource that is being deleted can stay.
-fn comes_back(edit: &Edit<'_>, resource: &Resource, key: &Key) -> Result<(), Refusal> {
-    let disk = resource.flags.contains(&ResourceFlag::DiskRemoving);
-    let leaving = disk || resource.flags.contains(&ResourceFlag::DrbdDelete);
-    if !leaving && edit.definition(&resource.name).is_ok() {
+fn comes_back(resource: &Resource, key: &Key) -> Result<(), Refusal> {
+    if !resource.flags.contains(&ResourceFlag::DrbdDelete) {
         return Ok(());
     }
-    let what = if disk { "its data are being removed" } else { "its peers are leaving it" };
     Err(Refusal::new(Code::InUse, format!("{key} can not be made available"))
-        .cause(format!("it is being deleted, and {what}"))
+        .cause("it is being deleted, and its peers are leaving it")
         .correction("try again when it is gone")
         .about(key.clone()))
 }

@@ -9,6 +9,7 @@ use vocab::{DiskState, VolumeNr};
 
 use crate::change::Key;
 use crate::edit::Edit;
+use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
 use crate::observed::{ReplicaState, SuspensionState};
@@ -32,6 +33,7 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
         toggled(edit, name, node);
         restored(edit, name, node);
     }
+    withdraw(edit, name, &nodes);
     leave(edit, name, &nodes);
     for node in &nodes {
         gone(edit, name, node);
@@ -205,26 +207,55 @@ fn restored(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     }
 }
 
-/// Lets replicas go whose data are no longer needed: one after the other, so that each is judged by
-/// the copies that are left then. From here there is no way back.
+/// Takes back what would take the last data that somebody wants: wishes that were right when they
+/// were made, until the replicas that were to stay were evicted or lost theirs. One replica that is
+/// UpToDate stays then, whether it was to be deleted or to lose its disk.
+fn withdraw(edit: &mut Edit<'_>, name: &ResourceName, nodes: &[NodeName]) {
+    use ResourceFlag::*;
+    let Some(definition) = edit.model.definition(name) else { return };
+    let replicated = definition.layers.contains(&Layer::Drbd) && !definition.volumes.is_empty();
+    let any_stays = edit.model.resources_of(name).any(Resource::is_replica);
+    if !replicated || any_stays || !redundancy::is_wanted(edit.model, name) {
+        return;
+    }
+    let has_data = |node: &&NodeName| {
+        edit.model.resource(name, node).is_some_and(|resource| {
+            let out = [DrbdDelete, Evicted, Inactive];
+            !out.iter().any(|flag| resource.flags.contains(flag))
+                && edit.observed().is_up_to_date(name, node, definition.volumes.keys())
+        })
+    };
+    let Some(node) = nodes.iter().find(has_data) else { return };
+    resources::keep_after_all(edit, name, node);
+}
+
+/// Lets replicas go whose data are no longer needed.
 ///
 /// One that is deleted first loses its disk while it is still connected, so that its own node can
-/// see that others have the data, and then its peers (DRBD_DELETE).
+/// see that others have the data, and then its peers (DRBD_DELETE). From there is no way back. If
+/// nobody wants the data any more, all go to DRBD_DELETE at once: if only some did, the others could
+/// be made available again without the data.
 fn leave(edit: &mut Edit<'_>, name: &ResourceName, nodes: &[NodeName]) {
     use ResourceFlag::*;
+    let held = |edit: &Edit<'_>, node: &NodeName| {
+        let mut snapshots = edit.model.snapshots_of(name);
+        snapshots.any(|snapshot| snapshot.is_pending() && snapshot.nodes.contains_key(node))
+    };
+    let in_use = |edit: &Edit<'_>| {
+        nodes.iter().any(|node| edit.observed().in_use(name, node) || held(edit, node))
+    };
+    let nobody_wants_them = !redundancy::is_wanted(edit.model, name) && !in_use(edit);
+    let mut begin_anew = false;
     for node in nodes {
         let Some(resource) = edit.model.resource(name, node) else { continue };
         let deleting = resource.is_deleting() && !resource.flags.contains(&DrbdDelete);
         let removing = resource.flags.contains(&DiskRemoveRequested) && !resource.is_deleting();
         let begun = resource.flags.contains(&DiskRemoving);
-        let snapshotted = edit
-            .model
-            .snapshots_of(name)
-            .any(|snapshot| snapshot.is_pending() && snapshot.nodes.contains_key(node));
-        if snapshotted || deleting && edit.observed().in_use(name, node) {
+        if held(edit, node) || deleting && edit.observed().in_use(name, node) {
             continue;
         }
-        let nobody_needs_it = redundancy::policy(edit.model, name, node).minimum == 0;
+        // The whole resource definition goes, or there is no DRBD.
+        let decided = redundancy::policy(edit.model, name, node).minimum == 0;
         let nothing = !resource.is_diskful()
             || confirmed(edit, name, node).is_some_and(|replica| {
                 replica.volumes.values().all(|volume| volume.backing.is_none())
@@ -232,17 +263,17 @@ fn leave(edit: &mut Edit<'_>, name: &ResourceName, nodes: &[NodeName]) {
         let safe = helpers::has_no_data(edit.observed(), name, node)
             || redundancy::may_go(edit.model, edit.observed(), name, node).is_ok();
         let flag = match (deleting, removing) {
-            (true, _) if nothing || nobody_needs_it => DrbdDelete,
+            (true, _) if nothing || decided || nobody_wants_them => DrbdDelete,
             (true, _) | (_, true) if safe && !begun => DiskRemoving,
             _ => continue,
         };
-        let last = flag == DrbdDelete && nobody_needs_it && resource.is_diskful();
+        begin_anew |= flag == DrbdDelete && nobody_wants_them && resource.is_diskful();
         edit.modify_resource(name, node, |resource| {
             resource.flags.insert(flag);
         });
-        if last {
-            resources::begin_anew(edit, name);
-        }
+    }
+    if begin_anew {
+        resources::begin_anew(edit, name);
     }
 }
 

@@ -54,6 +54,14 @@ fn create_one(
         let cause = "another snapshot of this resource definition is being made".to_owned();
         return refuse(Code::InUse, cause, "wait until it is done");
     }
+    let changing = definition.volumes.iter().find(|(_, volume)| {
+        let flags = [VolumeDefinitionFlag::Delete, VolumeDefinitionFlag::Resize];
+        flags.iter().any(|flag| volume.flags.contains(flag))
+    });
+    if let Some((number, _)) = changing {
+        let cause = format!("volume {number} is growing or being deleted");
+        return refuse(Code::InUse, cause, "wait until that is done");
+    }
     for node in nodes {
         let resource = edit.resource(name, node)?;
         if !resource.is_replica() {

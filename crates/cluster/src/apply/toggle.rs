@@ -43,8 +43,10 @@ pub fn to_diskful(
     }
     nodes::accepting(edit, node)?;
     if resource.flags.contains(&ResourceFlag::DiskRemoveRequested) {
+        // If a step has taken the disk by now, a new one is made.
         edit.modify_resource(name, node, |resource| {
-            resource.flags.remove(&ResourceFlag::DiskRemoveRequested);
+            use ResourceFlag::*;
+            resource.flags.retain(|flag| !matches!(flag, DiskRemoveRequested | DiskRemoving));
         });
         set_origin(edit, name, node, from, Some(by));
         return Ok(());
@@ -126,6 +128,11 @@ fn may_migrate(
     }
     if edit.observed().in_use(name, from) {
         return refuse(Code::InUse, "it is Primary or open", "close it first");
+    }
+    let own = edit.model.resources_of(name).find(|r| replaces(r).as_ref() == Some(node));
+    if let Some(own) = own {
+        let cause = format!("the replica of node {node} is being migrated to node {}", own.node);
+        return refuse(Code::InUse, &cause, "name a target that stays");
     }
     if successor.is_some_and(|successor| successor.node != *node) {
         return refuse(Code::InUse, "it is being migrated elsewhere", "wait until that is done");

@@ -142,7 +142,7 @@ pub fn evacuate_one(
 
 fn place_count(edit: &Edit<'_>, definition: &Definition) -> u32 {
     let group = edit.model.group(&definition.group);
-    group.and_then(|group| group.filter.place_count).unwrap_or(1)
+    group.and_then(|group| group.filter.place_count).unwrap_or(1).max(1)
 }
 
 fn evacuation_target(
@@ -199,6 +199,7 @@ pub fn evict(edit: &mut Edit<'_>, name: &NodeName) -> Result<(), Refusal> {
         }
         edit.modify_resource(resource, name, |resource| {
             resource.flags.extend([ResourceFlag::Evicted, ResourceFlag::Inactive]);
+            resource.props.remove(MIGRATE_FROM);
         });
         replace_missing(edit, resource)?;
         helpers::review(edit, resource)?;

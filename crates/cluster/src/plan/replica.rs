@@ -65,13 +65,8 @@ fn remove(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
         plan.wait(Some(node), format!("{name} is in use on node {node}: close it there"));
         return;
     }
-    let harmless = !resource.is_diskful() || has_no_data(ask.observed, name, node);
-    if !harmless {
-        if let Err(reason) = redundancy::may_go(ask.model, ask.observed, name, node) {
-            plan.wait(Some(node), format!("the data of node {node} stay: {reason}"));
-            return;
-        }
-    }
+    // It was decided that its data may go when it got DRBD_DELETE, and its peers have left it: it
+    // could not see their disks any more.
     plan.push(node, Action::Remove(guard(ask, node)), Vec::new());
 }
 
@@ -144,8 +139,22 @@ fn begin_data(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
         };
         let own = ask.observed.replica(name, &resource.node).and_then(|r| r.volumes.get(nr));
         let created = own.is_some_and(|own| own.backing.is_some() && own.metadata);
-        if created && ask.resources.values().all(|other| empty(other)) {
+        // One that has begun and is UpToDate is not waited for: it is about to be noticed.
+        let unknown = |other: &&&Resource| !ask.observed.is_connected(&other.node);
+        if !created {
+            continue;
+        } else if ask.resources.values().all(|other| empty(other)) {
             plan.push(&resource.node, Action::BeginData { volume: number(*nr) }, Vec::new());
+        } else if let Some(other) = ask.resources.values().find(unknown) {
+            let away = &other.node;
+            plan.wait(
+                Some(away),
+                format!(
+                    "volume {nr} of {name} has not begun, and may have on node {away}, which is not \
+                     connected: it begins when that is known; if the node never is back, \
+                     `node lost {away}` forgets it"
+                ),
+            );
         }
     }
 }
@@ -244,8 +253,12 @@ fn make_volume(
 /// How the data of a new disk begin: one begins, the others copy as little as they may.
 fn begin(ask: &Ask<'_>, resource: &Resource, pool: &Pool, wanted: &VolumeDefinition) -> Begin {
     let begun = wanted.flags.contains(&VolumeDefinitionFlag::DrbdInitialized);
-    if !begun && wanted.initial_on.as_ref() == Some(&resource.node) {
+    if !begun && !wanted.passed_on && wanted.initial_on.as_ref() == Some(&resource.node) {
         return Begin::First;
+    }
+    // The data of a snapshot have begun elsewhere, and know nothing of this day 0.
+    if begun && wanted.initial_on.is_none() {
+        return Begin::Empty;
     }
     let all = chain::definition(ask.model, ask.definition).is_true("DrbdOptions/ForceInitialSync");
     let kinds = place::kinds_in_use(ask.model, &ask.definition.name);

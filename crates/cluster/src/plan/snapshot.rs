@@ -21,6 +21,23 @@ pub(super) fn plan(ask: &Ask<'_>, plan: &mut Plan) {
             delete(ask, snapshot, plan);
         }
     }
+    go_on(ask, plan);
+}
+
+/// Ends suspensions of snapshots that are made, have failed, or are gone: a step that came late may
+/// have begun one when nobody was waiting for it any more.
+fn go_on(ask: &Ask<'_>, plan: &mut Plan) {
+    let name = &ask.definition.name;
+    for (node, replica) in ask.observed.replicas(name) {
+        let Some(suspension) = replica.suspension else { continue };
+        let token = suspension.token;
+        let mut snapshots = ask.model.snapshots_of(name);
+        let wanted = snapshots.any(|snapshot| snapshot.is_pending() && snapshot.token == token);
+        let held = suspension.state == SuspensionState::Held;
+        if held && !wanted && ask.observed.is_connected(node) {
+            plan.push(node, Action::Resume { token }, Vec::new());
+        }
+    }
 }
 
 /// The nodes on which a resource has to be suspended.
@@ -71,16 +88,8 @@ fn make(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
     }
 }
 
-/// Goes on with I/O where it is still suspended, and deletes what is not wanted.
+/// Deletes what is not wanted.
 fn delete(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
-    let name = &snapshot.resource;
-    let token = snapshot.token;
-    for (node, _) in ask.observed.replicas(name) {
-        let held = ask.observed.suspension(name, node, token) == Some(SuspensionState::Held);
-        if held && ask.observed.is_connected(node) {
-            plan.push(node, Action::Resume { token }, Vec::new());
-        }
-    }
     for (node, _) in snapshot.nodes.iter().filter(|(_, on_node)| on_node.deleting) {
         if !ask.observed.is_connected(node) {
             plan.wait(

@@ -8,6 +8,8 @@ use ::cluster::observed::{ReplicaState, SnapshotState, Suspension, SuspensionSta
 use ::cluster::plan::{Action, Begin, Guard};
 use vocab::{Bytes, DiskState, VolumeNr};
 
+use super::data::{Data, Source, Version};
+
 /// A node.
 #[derive(Default)]
 pub struct Agent {
@@ -33,7 +35,7 @@ pub struct Record {
     /// Backing volumes.
     pub volumes: BTreeMap<u16, Disk>,
     /// Snapshots: token, and the version of the data of each volume.
-    pub snapshots: BTreeMap<SnapshotName, (Generation, BTreeMap<u16, u64>)>,
+    pub snapshots: BTreeMap<SnapshotName, (Generation, BTreeMap<u16, Version>)>,
     /// The last suspension.
     pub suspension: Option<(Generation, SuspensionState)>,
     /// Since when it is Primary.
@@ -48,13 +50,10 @@ pub struct Disk {
     /// It has metadata.
     pub metadata: bool,
     /// The last write that it has; nothing if it never was in sync.
-    pub version: Option<u64>,
+    pub version: Option<Version>,
     /// The size of the device on it.
     pub device: u64,
 }
-
-/// The data of all resources as they should be: the last write of each volume.
-pub type Truth = BTreeMap<(ResourceName, u16), u64>;
 
 /// Why a step was not carried out.
 pub enum Refused {
@@ -66,12 +65,12 @@ pub enum Refused {
 
 impl Record {
     /// True if every volume has the last write.
-    pub fn is_current(&self, name: &ResourceName, truth: &Truth) -> bool {
-        let has = |(number, disk): (&u16, &Disk)| {
-            let last = truth.get(&(name.clone(), *number));
-            disk.version.is_some() && disk.version.as_ref() == last
-        };
-        !self.volumes.is_empty() && self.volumes.iter().all(has)
+    pub fn is_current(&self, name: &ResourceName, data: &Data) -> bool {
+        !self.volumes.is_empty()
+            && self
+                .volumes
+                .iter()
+                .all(|(number, disk)| data.is_current(name, *number, disk.version))
     }
 
     /// True if there is anything on the disks.
@@ -80,16 +79,14 @@ impl Record {
     }
 
     /// What the agent reports.
-    pub fn report(&self, name: &ResourceName, truth: &Truth, peers: &[NodeName]) -> ReplicaState {
+    pub fn report(&self, name: &ResourceName, data: &Data, peers: &[NodeName]) -> ReplicaState {
         let numbers: BTreeSet<u16> =
             self.volumes.keys().chain(self.configured.keys()).copied().collect();
         let volumes = numbers.into_iter().map(|number| {
             let disk = self.volumes.get(&number);
             let state = disk.map_or(DiskState::Diskless, |disk| match disk.version {
                 None => DiskState::Inconsistent,
-                version if version.as_ref() == truth.get(&(name.clone(), number)) => {
-                    DiskState::UpToDate
-                }
+                version if data.is_current(name, number, version) => DiskState::UpToDate,
                 Some(_) => DiskState::Outdated,
             });
             let state = VolumeState {
@@ -123,8 +120,8 @@ impl Record {
         generation: Generation,
         action: &Action,
         current: &[NodeName],
-        truth: &mut Truth,
-        sources: &BTreeMap<(ResourceName, SnapshotName), BTreeMap<u16, u64>>,
+        data: &mut Data,
+        sources: &BTreeMap<Source, BTreeMap<u16, Version>>,
     ) -> Result<(), Refused> {
         if generation < self.seen {
             return Err(Refused::Old);
@@ -139,25 +136,19 @@ impl Record {
                 if self.volumes.contains_key(volume) {
                     return Ok(());
                 }
-                let Some(data) = sources.get(&(from.clone(), snapshot.clone())) else {
-                    return Err(Refused::Not);
-                };
-                let version = data.get(volume).copied();
+                let source = (from.clone(), snapshot.clone());
+                let Some(versions) = sources.get(&source) else { return Err(Refused::Not) };
+                let version =
+                    versions.get(volume).map(|from| data.restore(name, *volume, &source, *from));
                 let size = backing.size.0;
                 let disk = Disk { size, metadata: true, version, device: 0 };
                 self.volumes.insert(*volume, disk);
-                if let Some(version) = version {
-                    truth.entry((name.clone(), *volume)).or_insert(version);
-                }
             }
             Action::CreateMetadata { volume, begin, .. } => {
                 let Some(disk) = self.volumes.get_mut(volume) else { return Err(Refused::Not) };
                 if !disk.metadata {
                     disk.metadata = true;
-                    disk.version = (*begin == Begin::First).then_some(0);
-                    if *begin == Begin::First {
-                        truth.entry((name.clone(), *volume)).or_insert(0);
-                    }
+                    disk.version = (*begin == Begin::First).then(|| data.begin(name, *volume));
                 }
             }
             Action::BeginData { volume } => {
@@ -165,8 +156,7 @@ impl Record {
                 if !disk.metadata || disk.version.is_some() || !current.is_empty() {
                     return Err(Refused::Not);
                 }
-                disk.version = Some(0);
-                truth.entry((name.clone(), *volume)).or_insert(0);
+                disk.version = Some(data.begin(name, *volume));
             }
             Action::GrowVolume { volume, size } => {
                 let Some(disk) = self.volumes.get_mut(volume) else { return Err(Refused::Not) };
@@ -216,9 +206,8 @@ impl Record {
                 if self.suspension != Some((*token, SuspensionState::Held)) {
                     return Err(Refused::Not);
                 }
-                let data = self.volumes.iter().filter_map(|(nr, disk)| Some((*nr, disk.version?)));
-                let data = data.collect();
-                self.snapshots.entry(snapshot.clone()).or_insert((*token, data));
+                let has = self.volumes.iter().filter_map(|(nr, disk)| Some((*nr, disk.version?)));
+                self.snapshots.entry(snapshot.clone()).or_insert((*token, has.collect()));
             }
             Action::Resume { token } => {
                 if self.suspension == Some((*token, SuspensionState::Held)) {

@@ -31,8 +31,8 @@ fn snapshot(rng: &mut Rng) -> SnapshotName {
     SnapshotName::new(&format!("s{}", rng.below(2))).expect("a valid name")
 }
 
-/// What every cluster begins with.
-pub fn first(rng: &mut Rng) -> Vec<Command> {
+/// The nodes, and a pool on each.
+pub fn nodes() -> Vec<Command> {
     let mut commands = Vec::new();
     for index in 0..NODES {
         let address = std::net::Ipv4Addr::new(10, 0, 0, index as u8 + 1).into();
@@ -53,6 +53,12 @@ pub fn first(rng: &mut Rng) -> Vec<Command> {
             external_locking: false,
         });
     }
+    commands
+}
+
+/// What every cluster begins with.
+pub fn first(rng: &mut Rng) -> Vec<Command> {
+    let mut commands = nodes();
     if rng.one_in(2) {
         let props = PropsEdit::set("DrbdOptions/AutoEvictAfterTime", "1");
         commands.push(Command::ModifyController { props });

@@ -1,6 +1,6 @@
 //! The controller, the agents, the messages between them, and what is checked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ::cluster::apply::apply;
 use ::cluster::command::Command;
@@ -8,26 +8,25 @@ use ::cluster::edit::Context;
 use ::cluster::layer::Layer;
 use ::cluster::model::Model;
 use ::cluster::name::{NodeName, ResourceName, SnapshotName};
-use ::cluster::objects::{
-    DefinitionFlag, Generation, Millis, NodeFlag, Provider, ResourceFlag, SnapshotFlag, Uuid,
-    VolumeDefinitionFlag,
-};
+use ::cluster::objects::{Generation, Millis, Provider, ResourceFlag, SnapshotFlag, Uuid};
 use ::cluster::observed::{NodeState, Observed, PoolState, ReplicaState, SuspensionState};
 use ::cluster::plan::{Action, Begin, plan};
-use ::cluster::redundancy;
 use vocab::Bytes;
 
 use super::Stats;
-use super::agent::{Agent, Record, Refused, Truth};
+use super::agent::{Agent, Record, Refused};
 use super::commands::{self, GIB, NODES, node, pool};
+use super::data::{Data, Version};
 use crate::rng::Rng;
+
+mod check;
 
 /// Milliseconds of chaos.
 const CHAOS: u64 = 120_000;
 /// Milliseconds in which everything has to become as wanted afterwards.
 const CALM: u64 = 120_000;
 
-enum Event {
+pub(super) enum Event {
     /// A step reaches its agent.
     Step { node: usize, name: ResourceName, generation: Generation, action: Box<Action> },
     /// A report of one resource reaches the controller, unless the link was lost in between.
@@ -47,22 +46,27 @@ enum Event {
 }
 
 pub struct World<'t> {
-    rng: Rng,
+    pub(super) rng: Rng,
     trace: &'t mut dyn FnMut(&str),
-    now: u64,
+    pub(super) now: u64,
     serial: u64,
     queue: BTreeMap<(u64, u64), Event>,
     /// What is stored. The controller's own model is always equal: it stores before it acts.
-    model: Model,
-    observed: Observed,
+    pub(super) model: Model,
+    pub(super) observed: Observed,
     /// Nothing while it is down.
     running: bool,
     /// Steps that were sent, and when.
     sent: BTreeMap<(usize, ResourceName, String), u64>,
     links: Vec<u64>,
-    agents: Vec<Agent>,
-    truth: Truth,
-    calm: bool,
+    pub(super) agents: Vec<Agent>,
+    pub(super) data: Data,
+    /// The newest generation in which a replica was to lose its data.
+    leaving: BTreeMap<(usize, ResourceName), Generation>,
+    /// Nodes whose reports a scenario loses, and steps that it keeps back.
+    pub(super) muted: BTreeSet<usize>,
+    pub(super) held: BTreeMap<usize, Vec<Event>>,
+    pub(super) calm: bool,
     stats: Stats,
     broken: Option<String>,
 }
@@ -83,7 +87,10 @@ impl<'t> World<'t> {
             agents: (0..NODES)
                 .map(|_| Agent { up: true, linked: true, ..Agent::default() })
                 .collect(),
-            truth: Truth::new(),
+            data: Data::default(),
+            leaving: BTreeMap::new(),
+            muted: BTreeSet::new(),
+            held: BTreeMap::new(),
             calm: false,
             stats: Stats::default(),
             broken: None,
@@ -95,7 +102,7 @@ impl<'t> World<'t> {
             self.command(command);
         }
         (0..NODES).for_each(|index| self.hello(index));
-        self.at(0, Event::Look);
+        self.look_regularly();
         self.at(0, Event::Chance);
         self.until(self.now + CHAOS)?;
         self.heal();
@@ -112,7 +119,7 @@ impl<'t> World<'t> {
         self.queue.insert((self.now + delay, self.serial), event);
     }
 
-    fn until(&mut self, end: u64) -> Result<(), String> {
+    pub(super) fn until(&mut self, end: u64) -> Result<(), String> {
         while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= end) {
             let ((time, _), event) = entry.remove_entry();
             self.now = time;
@@ -172,7 +179,7 @@ impl<'t> World<'t> {
 
     // The controller.
 
-    fn command(&mut self, command: Command) -> bool {
+    pub(super) fn command(&mut self, command: Command) -> bool {
         let mut entropy = [0; 32];
         for part in entropy.chunks_mut(8) {
             part.copy_from_slice(&self.rng.bits().to_be_bytes());
@@ -183,6 +190,7 @@ impl<'t> World<'t> {
             Ok(applied) => {
                 if !applied.changes.is_empty() {
                     self.say(format_args!("{text}"));
+                    self.follow();
                 }
                 true
             }
@@ -193,7 +201,23 @@ impl<'t> World<'t> {
         }
     }
 
-    fn look_at_all(&mut self) {
+    /// What the checker remembers of the wanted state.
+    fn follow(&mut self) {
+        use ResourceFlag::*;
+        self.data.follow(&self.model);
+        let generation = self.model.generation();
+        let leaving = [Delete, DrbdDelete, DiskRemoveRequested, DiskRemoving];
+        for index in 0..NODES {
+            for name in self.model.resources_on(&node(index)) {
+                let resource = self.model.resource(name, &node(index));
+                if resource.is_some_and(|r| leaving.iter().any(|flag| r.flags.contains(flag))) {
+                    self.leaving.insert((index, name.clone()), generation);
+                }
+            }
+        }
+    }
+
+    pub(super) fn look_at_all(&mut self) {
         if !self.running {
             return;
         }
@@ -241,7 +265,22 @@ impl<'t> World<'t> {
         let delay = if late { self.rng.skewed(500, 60_000) } else { self.rng.range(1, 100) };
         let action = Box::new(action);
         let event = Event::Step { node, name: name.clone(), generation, action };
-        self.at(delay, event);
+        match self.held.get_mut(&node) {
+            Some(held) => held.push(event),
+            None => self.at(delay, event),
+        }
+    }
+
+    /// Steps that were kept back arrive.
+    pub(super) fn release(&mut self, index: usize) {
+        for event in self.held.remove(&index).unwrap_or_default() {
+            self.at(1, event);
+        }
+    }
+
+    /// The controller looks at everything from time to time.
+    pub(super) fn look_regularly(&mut self) {
+        self.at(0, Event::Look);
     }
 
     /// Whether the controller crashes here.
@@ -287,7 +326,7 @@ impl<'t> World<'t> {
     }
 
     /// An agent tells the controller everything.
-    fn hello(&mut self, index: usize) {
+    pub(super) fn hello(&mut self, index: usize) {
         let agent = &self.agents[index];
         if !agent.up || !agent.linked {
             return;
@@ -302,14 +341,14 @@ impl<'t> World<'t> {
         self.at(5, Event::Hello { node: index, link, all });
     }
 
-    fn relink(&mut self, index: usize) {
+    pub(super) fn relink(&mut self, index: usize) {
         self.agents[index].linked = true;
         self.links[index] += 1;
         self.hello(index);
     }
 
     /// The controller notices that it does not reach a node.
-    fn unlink(&mut self, index: usize) {
+    pub(super) fn unlink(&mut self, index: usize) {
         self.agents[index].linked = false;
         self.links[index] += 1;
         if let Some(state) = self.observed.nodes.get_mut(&node(index)) {
@@ -319,7 +358,7 @@ impl<'t> World<'t> {
 
     fn state(&self, index: usize, name: &ResourceName) -> ReplicaState {
         let record = &self.agents[index].records[name];
-        record.report(name, &self.truth, &self.connected(index, name))
+        record.report(name, &self.data, &self.connected(index, name))
     }
 
     /// Peers whose DRBD is connected.
@@ -333,9 +372,12 @@ impl<'t> World<'t> {
         peers.map(node).collect()
     }
 
-    fn tell(&mut self, index: usize, name: &ResourceName) {
+    pub(super) fn tell(&mut self, index: usize, name: &ResourceName) {
         let agent = &self.agents[index];
-        if !agent.up || !agent.linked || !self.calm && self.rng.percent(5) {
+        if !agent.up || !agent.linked || self.muted.contains(&index) {
+            return;
+        }
+        if !self.calm && self.rng.percent(5) {
             return;
         }
         if self.agents[index].records.contains_key(name) {
@@ -359,14 +401,10 @@ impl<'t> World<'t> {
             .into_iter()
             .filter(|peer| {
                 let peer = (0..NODES).find(|index| node(*index) == *peer).expect("a node");
-                self.agents[peer].records[name].is_current(name, &self.truth)
+                self.agents[peer].records[name].is_current(name, &self.data)
             })
             .collect();
-        let copies = self.copies(name);
-        let had = self.agents[index]
-            .records
-            .get(name)
-            .is_some_and(|record| record.volumes.values().any(|disk| disk.version.is_some()));
+        let before = self.holders(name);
         let sources = self.agents[index].records.iter().flat_map(|(name, record)| {
             let snapshots = record.snapshots.iter();
             snapshots
@@ -379,9 +417,10 @@ impl<'t> World<'t> {
             number.and_then(|number| record.volumes.get(&number).and_then(|disk| disk.version))
         };
         let empty = version(record).is_none();
-        let mut truth = std::mem::take(&mut self.truth);
-        let done = record.carry_out(name, generation, action, &current, &mut truth, &sources);
-        self.truth = truth;
+        let last = number.and_then(|number| self.data.last(name, number));
+        let mut data = std::mem::take(&mut self.data);
+        let done = record.carry_out(name, generation, action, &current, &mut data, &sources);
+        self.data = data;
         match done {
             Ok(()) => {
                 self.stats.steps += 1;
@@ -390,43 +429,54 @@ impl<'t> World<'t> {
             Err(Refused::Old) => self.stats.refused_steps += 1,
             Err(Refused::Not) => self.stats.refused_steps += 1,
         }
-        if empty && version(&self.agents[index].records[name]).is_some() {
-            self.check_beginning(index, name, number.unwrap_or_default());
+        let begun = version(&self.agents[index].records[name]);
+        if let (true, Some(number), Some(begun)) = (empty, number, begun) {
+            // A late step may begin data where nobody wants any: their peers have left it.
+            let resource = self.model.resource(name, &node(index));
+            if resource.is_none_or(|r| r.flags.contains(&ResourceFlag::DrbdDelete)) {
+                self.data.disown(name, number, begun, last);
+            } else {
+                self.data.follow(&self.model);
+                self.check_beginning(index, name, number);
+            }
         }
-        if had && done.is_ok() && action.takes_a_copy() {
-            self.check_removal(index, name, copies);
-        }
-        self.forget_truth(name);
+        self.check_removal(index, name, generation, &before);
+        self.forget(name);
         self.resync();
         // Peers notice, too.
         (0..NODES).for_each(|peer| self.tell(peer, name));
     }
 
-    /// How many nodes have every write, whether they are up or not.
-    fn copies(&self, name: &ResourceName) -> usize {
-        let records = self.agents.iter().filter_map(|agent| agent.records.get(name));
-        records.filter(|record| record.is_current(name, &self.truth)).count()
+    /// The nodes that have the last write of each volume, whether they are up or not.
+    fn holders(&self, name: &ResourceName) -> BTreeMap<u16, Vec<usize>> {
+        let holds = |index: &usize, number: u16| {
+            let record = self.agents[*index].records.get(name);
+            let disk = record.and_then(|record| record.volumes.get(&number));
+            disk.is_some_and(|disk| self.data.is_current(name, number, disk.version))
+        };
+        let volumes = self.data.volumes(name).into_iter();
+        let all =
+            volumes.map(|(nr, _)| (nr, (0..NODES).filter(|index| holds(index, nr)).collect()));
+        all.collect()
     }
 
     /// Data that nobody has any more because nobody wanted them are forgotten.
-    fn forget_truth(&mut self, name: &ResourceName) {
-        let numbers: Vec<u16> =
-            self.truth.keys().filter(|(other, _)| other == name).map(|(_, nr)| *nr).collect();
-        for number in numbers {
+    fn forget(&mut self, name: &ResourceName) {
+        for (number, _) in self.data.volumes(name) {
             let has = |agent: &Agent| {
                 let disk = agent.records.get(name).and_then(|r| r.volumes.get(&number));
                 disk.is_some_and(|disk| disk.version.is_some())
             };
             if !self.agents.iter().any(has) {
-                self.truth.remove(&(name.clone(), number));
+                self.data.set(name, number, None);
             }
         }
     }
 
     /// Connected replicas get what they lack, and devices the size of the smallest disk's wish.
     fn resync(&mut self) {
-        let keys: Vec<_> = self.truth.iter().map(|(key, last)| (key.clone(), *last)).collect();
-        for ((name, number), last) in keys {
+        for (name, number) in self.data.keys() {
+            let Some(last) = self.data.last(&name, number) else { continue };
             for index in 0..NODES {
                 if !self.agents[index].up {
                     continue;
@@ -441,7 +491,9 @@ impl<'t> World<'t> {
                 let Some(record) = self.agents[index].records.get_mut(&name) else { continue };
                 let up = record.peers.is_some();
                 let Some(disk) = record.volumes.get_mut(&number) else { continue };
-                if current && disk.metadata {
+                // DRBD does not connect disks whose data have nothing in common.
+                let related = disk.version.is_none_or(|own| own.lineage == last.lineage);
+                if current && disk.metadata && related {
                     disk.version = Some(last);
                 }
                 if up {
@@ -554,7 +606,7 @@ impl<'t> World<'t> {
         (0..NODES).any(|peer| {
             let record = self.agents[peer].records.get(name);
             (peer == index || connected.contains(&node(peer)))
-                && record.is_some_and(|record| record.is_current(name, &self.truth))
+                && record.is_some_and(|record| record.is_current(name, &self.data))
         })
     }
 
@@ -568,8 +620,9 @@ impl<'t> World<'t> {
         }
     }
 
-    /// Every Primary that can writes something: it is on all current disks that it is connected to.
-    fn write(&mut self) {
+    /// Every Primary that can writes something to each volume: it is on all current disks that it is
+    /// connected to, and there is no write without one.
+    pub(super) fn write(&mut self) {
         for index in 0..NODES {
             let agent = &self.agents[index];
             let primary = |(_, r): &(&ResourceName, &Record)| r.primary.is_some();
@@ -588,191 +641,17 @@ impl<'t> World<'t> {
             return;
         }
         let connected = self.connected(index, name);
-        let old = self.truth.clone();
-        for (_, last) in self.truth.iter_mut().filter(|((other, _), _)| other == name) {
-            *last += 1;
-        }
-        for peer in (0..NODES).filter(|p| *p == index || connected.contains(&node(*p))) {
-            let Some(record) = self.agents[peer].records.get_mut(name) else { continue };
-            for (number, disk) in &mut record.volumes {
-                let key = (name.clone(), *number);
-                if disk.version.is_some() && disk.version.as_ref() == old.get(&key) {
-                    disk.version = self.truth.get(&key).copied();
+        for (number, last) in self.data.volumes(name) {
+            let new = Version { write: last.write + 1, ..last };
+            for peer in (0..NODES).filter(|p| *p == index || connected.contains(&node(*p))) {
+                let Some(record) = self.agents[peer].records.get_mut(name) else { continue };
+                let Some(disk) = record.volumes.get_mut(&number) else { continue };
+                if disk.version == Some(last) {
+                    disk.version = Some(new);
+                    self.data.set(name, number, Some(new));
                 }
             }
         }
-    }
-
-    // The checker.
-
-    /// Data were removed from a node: somebody wanted that, and another copy is left if somebody
-    /// wants the data.
-    fn check_removal(&mut self, index: usize, name: &ResourceName, before: usize) {
-        let on = node(index);
-        let Some(definition) = self.model.definition(name) else { return };
-        if definition.flags.contains(&DefinitionFlag::Delete) {
-            return;
-        }
-        let resource = self.model.resource(name, &on);
-        let leaving = [
-            ResourceFlag::Delete,
-            ResourceFlag::DrbdDelete,
-            ResourceFlag::DiskRemoveRequested,
-            ResourceFlag::DiskRemoving,
-        ];
-        if resource.is_some_and(|r| !leaving.iter().any(|flag| r.flags.contains(flag))) {
-            self.broken = Some(format!("data of {name} on {on} were removed, and are wanted"));
-            return;
-        }
-        let minimum = redundancy::policy(&self.model, name, &on).minimum;
-        self.stats.removed_copies += u64::from(minimum > 0);
-        if minimum > 0 && before > 0 && self.copies(name) == 0 {
-            self.broken = Some(format!("{on} removed the last copy of {name}"));
-        }
-    }
-
-    /// Data begin once: nobody else may have any, but who is being deleted for good.
-    fn check_beginning(&mut self, index: usize, name: &ResourceName, volume: u16) {
-        for (other, agent) in self.agents.iter().enumerate().filter(|(other, _)| *other != index) {
-            let disk = agent.records.get(name).and_then(|record| record.volumes.get(&volume));
-            let resource = self.model.resource(name, &node(other));
-            let going = resource.is_some_and(|r| r.flags.contains(&ResourceFlag::DrbdDelete));
-            if !going && disk.is_some_and(|disk| disk.version.is_some()) {
-                let text = format!("{name} began on {} and on {}", node(other), node(index));
-                self.broken = Some(text);
-            }
-        }
-    }
-
-    /// A snapshot that has become usable is of one point in time on all of its nodes.
-    fn check_snapshots(&mut self, name: &ResourceName, before: &[SnapshotName]) {
-        for snapshot in successful(&self.model, name) {
-            if before.contains(&snapshot) {
-                continue;
-            }
-            self.stats.snapshots += 1;
-            let mut versions = Vec::new();
-            let Some(found) = self.model.snapshot(name, &snapshot) else { continue };
-            for on in found.nodes.keys() {
-                let agent = self.agents.iter().zip(0..).find(|(_, index)| node(*index) == *on);
-                let record = agent.and_then(|(agent, _)| agent.records.get(name));
-                versions.push(record.and_then(|r| r.snapshots.get(&snapshot)).map(|s| s.1.clone()));
-            }
-            if versions.windows(2).any(|pair| pair[0] != pair[1]) || versions.contains(&None) {
-                self.broken = Some(format!("{name}/{snapshot} is of several times: {versions:?}"));
-            }
-        }
-    }
-
-    /// Faults end.
-    fn heal(&mut self) {
-        self.say(format_args!("faults end"));
-        self.calm = true;
-        self.running = true;
-        for index in 0..NODES {
-            self.agents[index].up = true;
-            self.demote(index);
-            self.expire(index);
-            self.relink(index);
-        }
-        for index in 0..NODES {
-            let gone = |node: &&::cluster::objects::Node| !node.flags.is_empty();
-            let name = node(index);
-            if self.model.node(&name).as_ref().is_some_and(gone) {
-                self.command(Command::RestoreNode {
-                    name,
-                    delete_resources: false,
-                    delete_snapshots: false,
-                });
-            }
-        }
-        self.resync();
-        (0..NODES).for_each(|index| self.hello(index));
-    }
-
-    /// Nothing is to be done any more, and the agents have what the model says.
-    fn everything_is_as_wanted(&mut self) -> Result<(), String> {
-        for definition in self.model.definitions() {
-            let name = &definition.name;
-            let plan = plan(&self.model, &self.observed, name);
-            if !plan.is_done() {
-                let steps: Vec<String> =
-                    plan.steps.iter().map(|s| format!("{}: {}", s.node, s.action)).collect();
-                return Err(format!("{name} does not settle: {steps:?} {:?}", plan.waits));
-            }
-            for resource in self.model.resources_of(name) {
-                let index = (0..NODES).find(|i| node(*i) == resource.node).expect("a node");
-                let record = self.agents[index].records.get(name);
-                let volumes = record.map_or(0, |record| record.volumes.len());
-                let wanted = if resource.is_replica() { resource.volumes.len() } else { 0 };
-                if volumes != wanted {
-                    return Err(format!("{name} on {} has {volumes} volumes", resource.node));
-                }
-            }
-            let resizing = VolumeDefinitionFlag::Resize;
-            if definition.volumes.values().any(|volume| volume.flags.contains(&resizing)) {
-                return Err(format!("{name} does not end growing"));
-            }
-        }
-        self.no_leftovers()
-    }
-
-    fn no_leftovers(&self) -> Result<(), String> {
-        for (index, agent) in self.agents.iter().enumerate() {
-            for (name, record) in &agent.records {
-                let on = node(index);
-                let resource = self.model.resource(name, &on).is_some();
-                let snapshots = record.snapshots.keys();
-                let mut unknown = snapshots.filter(|s| {
-                    let found = self.model.snapshot(name, s);
-                    !found.is_some_and(|found| found.nodes.contains_key(&on))
-                });
-                if let Some(snapshot) = unknown.next() {
-                    return Err(format!("{on} has a snapshot {name}/{snapshot} left"));
-                }
-                if !resource && (!record.volumes.is_empty() || record.peers.is_some()) {
-                    return Err(format!("{on} has something of {name} left"));
-                }
-                let held = SuspensionState::Held;
-                if record.suspension.is_some_and(|(_, state)| state == held) {
-                    return Err(format!("{name} is suspended for ever on {on}"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn delete_all(&mut self) -> Result<(), String> {
-        let snapshots: Vec<_> =
-            self.model.snapshots().map(|s| (s.resource.clone(), s.name.clone())).collect();
-        for (name, snapshot) in snapshots {
-            self.command(Command::DeleteSnapshot { name, snapshot, nodes: vec![] });
-        }
-        let names: Vec<_> = self.model.definitions().map(|d| d.name.clone()).collect();
-        for name in names {
-            if !self.command(Command::DeleteDefinition { name: name.clone() }) {
-                return Err(format!("{name} can not be deleted"));
-            }
-        }
-        self.look_at_all();
-        Ok(())
-    }
-
-    fn nothing_is_left(&mut self) -> Result<(), String> {
-        if let Some(definition) = self.model.definitions().next() {
-            let plan = plan(&self.model, &self.observed, &definition.name);
-            let steps: Vec<String> =
-                plan.steps.iter().map(|s| format!("{}: {}", s.node, s.action)).collect();
-            let name = &definition.name;
-            return Err(format!("{name} is not gone: {steps:?}, {:?}", plan.waits));
-        }
-        for (index, agent) in self.agents.iter().enumerate() {
-            if let Some((name, _)) = agent.records.iter().find(|(_, record)| !record.is_empty()) {
-                return Err(format!("{} has something of {name} left", node(index)));
-            }
-        }
-        let leaving = self.model.nodes().find(|n| n.flags.contains(&NodeFlag::Delete));
-        leaving.map_or(Ok(()), |node| Err(format!("node {} is not gone", node.name)))
     }
 }
 
