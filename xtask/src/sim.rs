@@ -72,19 +72,12 @@ pub fn main(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the first `seeds` seeds and returns how many break a rule.
-pub fn share(seeds: u64) -> Result<u64> {
+/// Runs the first `seeds` seeds, of the control plane's if `cluster`, and returns how many break a rule.
+pub fn share(seeds: u64, cluster: bool) -> Result<u64> {
     let binary = build(workspace::root().as_path())?;
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let campaign = Campaign {
-        start: 1,
-        seeds,
-        jobs,
-        failures: seeds,
-        verbose: false,
-        cluster: false,
-        watch: None,
-    };
+    let campaign =
+        Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false, cluster, watch: None };
     let begun = Instant::now();
     let report = run(&binary, &campaign)?;
     print(&report, begun.elapsed().as_secs_f64());

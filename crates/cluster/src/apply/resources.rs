@@ -470,12 +470,30 @@ pub fn mark_deleted(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     });
 }
 
+/// Gives a resource that stays after all the volumes that were made while it was to be deleted.
+fn complete(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    let Some(definition) = edit.model.definition(name) else { return };
+    let Some(mut resource) = edit.model.resource(name, node).cloned() else { return };
+    let own = resource.volumes.values().next().map(|volume| volume.pool.clone());
+    let pool = own.filter(|_| resource.is_diskful()).unwrap_or_else(PoolName::diskless);
+    let wanted = definition.volumes.iter();
+    let wanted = wanted.filter(|(_, volume)| !volume.flags.contains(&VolumeDefinitionFlag::Delete));
+    let numbers: Vec<VolumeNr> = wanted.map(|(number, _)| *number).collect();
+    for number in numbers {
+        let uuid = edit.uuid();
+        let new = Volume { uuid, pool: pool.clone(), props: Props::new() };
+        resource.volumes.entry(number).or_insert(new);
+    }
+    edit.put(Object::Resource(resource));
+}
+
 /// Takes back that a resource was to be deleted, or to lose its disk.
 pub fn keep_after_all(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     use ResourceFlag::*;
     edit.modify_resource(name, node, |resource| {
         resource.flags.retain(|flag| !matches!(flag, Delete | DiskRemoveRequested | DiskRemoving));
     });
+    complete(edit, name, node);
     let key = Key::Resource(name.clone(), node.clone());
     let text = format!("{key} stays: no other replica that stays has its data");
     edit.note(NoteCode::TakenOver, key, text);
@@ -568,6 +586,7 @@ pub fn make_available(
                 use ResourceFlag::*;
                 resource.flags.retain(|flag| !matches!(flag, Delete | DiskRemoving));
             });
+            complete(edit, name, node);
         }
         let losing = existing.flags.contains(&ResourceFlag::DiskRemoveRequested);
         if diskful && losing {

@@ -35,6 +35,8 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     }
     withdraw(edit, name, &nodes);
     leave(edit, name, &nodes);
+    let snapshotted = edit.model.snapshots_of(name).flat_map(|snapshot| snapshot.nodes.keys());
+    let snapshotted: BTreeSet<NodeName> = snapshotted.cloned().collect();
     for node in &nodes {
         gone(edit, name, node);
     }
@@ -46,7 +48,7 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     }
     helpers::review(edit, name)?;
     definitions::drop_if_empty(edit, name);
-    for node in &nodes {
+    for node in nodes.iter().chain(&snapshotted) {
         nodes::drop_if_empty(edit, node);
     }
     Ok(())
@@ -213,16 +215,22 @@ fn restored(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
 fn withdraw(edit: &mut Edit<'_>, name: &ResourceName, nodes: &[NodeName]) {
     use ResourceFlag::*;
     let Some(definition) = edit.model.definition(name) else { return };
-    let replicated = definition.layers.contains(&Layer::Drbd) && !definition.volumes.is_empty();
+    let replicated = definition.layers.contains(&Layer::Drbd);
+    // Volumes that never began have nothing to lose.
+    let begun = definition.volumes.iter().filter(|(_, volume)| {
+        volume.flags.contains(&VolumeDefinitionFlag::DrbdInitialized)
+            && !volume.flags.contains(&VolumeDefinitionFlag::Delete)
+    });
+    let begun: Vec<VolumeNr> = begun.map(|(number, _)| *number).collect();
     let any_stays = edit.model.resources_of(name).any(Resource::is_replica);
-    if !replicated || any_stays || !redundancy::is_wanted(edit.model, name) {
+    if !replicated || begun.is_empty() || any_stays || !redundancy::is_wanted(edit.model, name) {
         return;
     }
     let has_data = |node: &&NodeName| {
         edit.model.resource(name, node).is_some_and(|resource| {
             let out = [DrbdDelete, Evicted, Inactive];
             !out.iter().any(|flag| resource.flags.contains(flag))
-                && edit.observed().is_up_to_date(name, node, definition.volumes.keys())
+                && edit.observed().is_up_to_date(name, node, begun.iter())
         })
     };
     let Some(node) = nodes.iter().find(has_data) else { return };

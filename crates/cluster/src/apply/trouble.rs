@@ -182,6 +182,12 @@ pub fn evict(edit: &mut Edit<'_>, name: &NodeName) -> Result<(), Refusal> {
             .correction("evacuate it instead")
             .about(key));
     }
+    if node.flags.contains(&NodeFlag::Delete) {
+        return Err(Refusal::new(Code::InUse, format!("{key} can not be evicted"))
+            .cause("it is being deleted")
+            .correction("wait until it is back, or remove it with `node lost`")
+            .about(key));
+    }
     if node.flags.contains(&NodeFlag::Evicted) {
         edit.note(NoteCode::Evicted, key.clone(), format!("{key} is evicted already"));
         return Ok(());

@@ -320,6 +320,9 @@ fn grow_devices(ask: &Ask<'_>, plan: &mut Plan) {
         let current = |r: &&&Resource| {
             !replicated || state(r).is_some_and(|s| s.disk == Some(DiskState::UpToDate))
         };
+        if replicas().any(|r| small(&r)) && !replicas().any(|r| current(&r)) {
+            plan.wait(None, format!("volume {nr} of {name} grows when a replica is UpToDate"));
+        }
         let growing = replicas().filter(current).filter(small);
         let action = || Action::GrowDevice { volume: number(*nr), size };
         // Without DRBD each device is its own.

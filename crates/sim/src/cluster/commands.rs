@@ -33,27 +33,30 @@ fn snapshot(rng: &mut Rng) -> SnapshotName {
 
 /// The nodes, and a pool on each.
 pub fn nodes() -> Vec<Command> {
-    let mut commands = Vec::new();
-    for index in 0..NODES {
-        let address = std::net::Ipv4Addr::new(10, 0, 0, index as u8 + 1).into();
-        let name = NetIfName::new("default").expect("a valid name");
-        let agent = Some((3366, Encryption::Plain));
-        commands.push(Command::CreateNode {
-            name: node(index),
-            kind: NodeKind::Satellite,
-            net_interfaces: vec![NewNetInterface { name, address, agent }],
-            props: [("Aux/site".to_owned(), (index / 2).to_string())].into(),
-        });
-        commands.push(Command::CreatePool {
-            node: node(index),
-            name: pool(),
-            provider: Provider::LvmThin,
-            props: [("StorDriver/StorPoolName".to_owned(), "vg/thin".to_owned())].into(),
-            shared_space: None,
-            external_locking: false,
-        });
+    (0..NODES).flat_map(|index| [create_node(index), create_pool(index)]).collect()
+}
+
+fn create_node(index: usize) -> Command {
+    let address = std::net::Ipv4Addr::new(10, 0, 0, index as u8 + 1).into();
+    let name = NetIfName::new("default").expect("a valid name");
+    let agent = Some((3366, Encryption::Plain));
+    Command::CreateNode {
+        name: node(index),
+        kind: NodeKind::Satellite,
+        net_interfaces: vec![NewNetInterface { name, address, agent }],
+        props: [("Aux/site".to_owned(), (index / 2).to_string())].into(),
     }
-    commands
+}
+
+fn create_pool(index: usize) -> Command {
+    Command::CreatePool {
+        node: node(index),
+        name: pool(),
+        provider: Provider::LvmThin,
+        props: [("StorDriver/StorPoolName".to_owned(), "vg/thin".to_owned())].into(),
+        shared_space: None,
+        external_locking: false,
+    }
 }
 
 /// What every cluster begins with.
@@ -71,7 +74,8 @@ pub fn any(rng: &mut Rng) -> Command {
     let name = resource(rng);
     let on = node(rng.below(NODES as u64) as usize);
     let count = || Filter { place_count: None, ..Filter::default() };
-    match rng.weighted(&[12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2]) {
+    let weights = [12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 3, 2, 2, 2, 1, 2];
+    match rng.weighted(&weights) {
         0 => Command::Spawn {
             group: GroupName::default_group(),
             definition: NewDefinition { name: Some(name), ..NewDefinition::default() },
@@ -156,6 +160,27 @@ pub fn any(rng: &mut Rng) -> Command {
         18 => {
             let (to, snapshot) = (resource(rng), snapshot(rng));
             Command::RestoreVolumeDefinitions { name, snapshot, to }
+        }
+        20 => {
+            let other = vec![node(rng.below(NODES as u64) as usize)];
+            match rng.one_in(2) {
+                true => Command::EvacuateNode { name: on, to: Some(other), not_to: vec![] },
+                false => Command::EvacuateNode { name: on, to: None, not_to: other },
+            }
+        }
+        21 => Command::LoseNode { name: on },
+        22 => create_node(rng.below(NODES as u64) as usize),
+        23 => create_pool(rng.below(NODES as u64) as usize),
+        24 => Command::DeleteNode { name: on },
+        25 => {
+            let props = match rng.one_in(3) {
+                true => PropsEdit {
+                    delete: vec!["DrbdOptions/auto-diskful".to_owned()],
+                    ..PropsEdit::default()
+                },
+                false => PropsEdit::set("DrbdOptions/auto-diskful", "1"),
+            };
+            Command::ModifyDefinition { name, props, group: None, layers: None, peer_slots: None }
         }
         _ => {
             let (to, snapshot) = (resource(rng), snapshot(rng));

@@ -63,6 +63,8 @@ pub struct World<'t> {
     pub(super) data: Data,
     /// The newest generation in which a replica was to lose its data.
     leaving: BTreeMap<(usize, ResourceName), Generation>,
+    /// Resource definitions whose data were lost with a node: their replicas have nothing to copy.
+    forgiven: BTreeSet<ResourceName>,
     /// Nodes whose reports a scenario loses, and steps that it keeps back.
     pub(super) muted: BTreeSet<usize>,
     pub(super) held: BTreeMap<usize, Vec<Event>>,
@@ -89,6 +91,7 @@ impl<'t> World<'t> {
                 .collect(),
             data: Data::default(),
             leaving: BTreeMap::new(),
+            forgiven: BTreeSet::new(),
             muted: BTreeSet::new(),
             held: BTreeMap::new(),
             calm: false,
@@ -186,10 +189,17 @@ impl<'t> World<'t> {
         }
         let context = Context { observed: &self.observed, now: Millis(self.now), entropy };
         let text = format!("{command:?}");
+        let lost = match &command {
+            Command::LoseNode { name } => (0..NODES).find(|index| node(*index) == *name),
+            _ => None,
+        };
         match apply(&mut self.model, &context, command) {
             Ok(applied) => {
                 if !applied.changes.is_empty() {
                     self.say(format_args!("{text}"));
+                    if let Some(index) = lost {
+                        self.lose(index);
+                    }
                     self.follow();
                 }
                 true
@@ -201,10 +211,35 @@ impl<'t> World<'t> {
         }
     }
 
+    /// A lost node is lost: what comes back under its name is another machine. The data that only it
+    /// had are given up with it; what others have of them is all there is.
+    fn lose(&mut self, index: usize) {
+        self.agents[index] = Agent::default();
+        self.links[index] += 1;
+        self.queue.retain(|_, event| !matches!(event, Event::Step { node, .. } if *node == index));
+        if let Some(held) = self.held.get_mut(&index) {
+            held.clear();
+        }
+        for (name, number) in self.data.keys() {
+            let Some(last) = self.data.last(&name, number) else { continue };
+            let has = |agent: &Agent| agent.records.get(&name)?.volumes.get(&number)?.version;
+            let left = self.agents.iter().filter_map(has);
+            let left = left.filter(|version| version.lineage == last.lineage).max();
+            if left.is_none() && self.data.is_live(&name, number, last) {
+                self.data.give_up(&name, number);
+                self.forgiven.insert(name.clone());
+            }
+            self.data.set(&name, number, left);
+        }
+        let delay = self.rng.skewed(200, 30_000);
+        self.at(delay, Event::Restart { node: index });
+    }
+
     /// What the checker remembers of the wanted state.
     fn follow(&mut self) {
         use ResourceFlag::*;
         self.data.follow(&self.model);
+        self.forgiven.retain(|name| self.model.definition(name).is_some());
         let generation = self.model.generation();
         let leaving = [Delete, DrbdDelete, DiskRemoveRequested, DiskRemoving];
         for index in 0..NODES {
@@ -404,6 +439,10 @@ impl<'t> World<'t> {
                 self.agents[peer].records[name].is_current(name, &self.data)
             })
             .collect();
+        let current = match action {
+            Action::BeginData { volume } => self.begun(index, name, *volume),
+            _ => current,
+        };
         let before = self.holders(name);
         let sources = self.agents[index].records.iter().flat_map(|(name, record)| {
             let snapshots = record.snapshots.iter();
@@ -445,6 +484,17 @@ impl<'t> World<'t> {
         self.resync();
         // Peers notice, too.
         (0..NODES).for_each(|peer| self.tell(peer, name));
+    }
+
+    /// Connected peers that have data of a volume.
+    fn begun(&self, index: usize, name: &ResourceName, volume: u16) -> Vec<NodeName> {
+        let mut peers = self.connected(index, name);
+        peers.retain(|peer| {
+            let peer = (0..NODES).find(|index| node(*index) == *peer).expect("a node");
+            let disk = self.agents[peer].records[name].volumes.get(&volume);
+            disk.is_some_and(|disk| disk.version.is_some())
+        });
+        peers
     }
 
     /// The nodes that have the last write of each volume, whether they are up or not.

@@ -8,7 +8,7 @@ use ::cluster::objects::{NodeFlag, VolumeDefinitionFlag};
 use ::cluster::observed::SuspensionState;
 use ::cluster::plan::plan;
 
-use super::{Generation, NODES, World, node, successful};
+use super::{Generation, NODES, World, commands, node, successful};
 
 impl World<'_> {
     /// Data were removed from a node by a step of a generation: somebody wanted that then, and another
@@ -82,6 +82,9 @@ impl World<'_> {
             self.expire(index);
             self.relink(index);
         }
+        for command in commands::nodes() {
+            self.command(command);
+        }
         for index in 0..NODES {
             let gone = |node: &&::cluster::objects::Node| !node.flags.is_empty();
             let name = node(index);
@@ -125,6 +128,9 @@ impl World<'_> {
         self.describe();
         for definition in self.model.definitions() {
             let name = &definition.name;
+            if self.forgiven.contains(name) {
+                continue;
+            }
             let plan = plan(&self.model, &self.observed, name);
             if !plan.is_done() {
                 let steps: Vec<String> =
