@@ -1,4 +1,10 @@
-//! The controller of a cluster.
+//! The control plane's daemon: it keeps what is wanted of a cluster, and has agents make it so.
 #![forbid(unsafe_code)]
 
+pub mod handle;
 pub mod link;
+mod log;
+mod owner;
+pub mod store;
+
+pub use handle::{Handle, start};

@@ -1,0 +1,128 @@
+//! The way to the owner: its thread, and what others hold of it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
+use std::thread::JoinHandle;
+
+use api::link::{Agents, Heard};
+use cluster::command::Command;
+use linstor::controller::{Controller, Done, Event, Failure, Later, Report, ReportFilter, State};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
+
+use crate::owner::{Input, Owner, Shared};
+use crate::store::{self, Store};
+
+/// What may wait for the owner. Who comes then waits, too.
+const QUEUE: usize = 1024;
+/// What the owner takes before it does what follows.
+const BATCH: usize = 256;
+
+/// A running controller. Copies are for the same one; it ends when all are gone.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    shared: Arc<Shared>,
+    inputs: mpsc::Sender<Input>,
+}
+
+/// Starts a controller on a thread of its own. The thread ends with an error if the store fails for
+/// good.
+///
+/// # Errors
+/// If the store can not be read, or there is no thread to be had.
+pub fn start(
+    store: Box<dyn Store>,
+    agents: Arc<dyn Agents>,
+) -> Result<(Handle, JoinHandle<Result<(), store::Error>>), Error> {
+    let (owner, shared) = Owner::new(store, agents).map_err(Error::Store)?;
+    let (inputs, receiver) = mpsc::channel(QUEUE);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.map_err(Error::Thread)?;
+    let thread = std::thread::Builder::new().name("owner".to_owned());
+    let thread = thread.spawn(move || runtime.block_on(run(owner, receiver)));
+    Ok((Handle { shared, inputs }, thread.map_err(Error::Thread)?))
+}
+
+/// Why a controller does not start.
+#[derive(Debug)]
+pub enum Error {
+    /// Its store fails.
+    Store(store::Error),
+    /// The kernel gives no thread.
+    Thread(std::io::Error),
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::Store(error) => error.fmt(f),
+            Error::Thread(error) => write!(f, "the controller's thread can not start: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+async fn run(mut owner: Owner, mut inputs: mpsc::Receiver<Input>) -> Result<(), store::Error> {
+    loop {
+        tokio::select! {
+            input = inputs.recv() => match input {
+                Some(input) => owner.take(input)?,
+                None => return Ok(()),
+            },
+            () = sleep_until(Instant::from_std(owner.due())) => {}
+        }
+        for _ in 1..BATCH {
+            let Ok(input) = inputs.try_recv() else { break };
+            owner.take(input)?;
+        }
+        owner.follow()?;
+    }
+}
+
+impl Handle {
+    /// Passes on what an agent says. Waits while the owner has too much to do.
+    pub async fn heard(&self, heard: Heard) {
+        // Who is going down does not listen any more.
+        let _ = self.inputs.send(Input::Heard(heard)).await;
+    }
+
+    /// Writes a copy of the store to a new file, while everything goes on.
+    ///
+    /// # Errors
+    /// If the file exists or can not be written.
+    pub async fn backup(&self, file: PathBuf) -> Result<(), Failure> {
+        self.ask(|to| Input::Backup(file, to)).await
+    }
+
+    async fn ask<T>(
+        &self,
+        input: impl FnOnce(oneshot::Sender<Result<T, Failure>>) -> Input,
+    ) -> Result<T, Failure> {
+        let (to, answer) = oneshot::channel();
+        self.inputs.send(input(to)).await.map_err(|_| Failure::Stopping)?;
+        answer.await.unwrap_or(Err(Failure::Stopping))
+    }
+}
+
+impl Controller for Handle {
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.shared.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn carry_out(&self, command: Command) -> Later<'_, Result<Done, Failure>> {
+        Box::pin(self.ask(|to| Input::Command(command, to)))
+    }
+
+    fn reports(&self, filter: ReportFilter) -> Later<'_, Result<Vec<Report>, Failure>> {
+        Box::pin(self.ask(|to| Input::Reports(filter, to)))
+    }
+
+    fn delete_reports(&self, filter: ReportFilter) -> Later<'_, Result<usize, Failure>> {
+        Box::pin(self.ask(|to| Input::DeleteReports(filter, to)))
+    }
+
+    fn events(&self) -> broadcast::Receiver<Event> {
+        self.shared.events.subscribe()
+    }
+}

@@ -1,0 +1,631 @@
+//! The one owner of the wanted state: every command and every report passes here, one after the other.
+//!
+//! ```text
+//! command ──► apply ──► store ──► answer ─┐
+//!                                         ├─► settle ──► plan ──► send
+//! report ───► observed ───────────────────┘
+//! ```
+//!
+//! What follows a command or a report is done after everything that has come in by then, and only for
+//! the resource definitions that it concerns. An order that is lost is sent again after a while,
+//! one that failed after a longer one; both are in the plan as long as they are not done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use api::link::{Agents, Heard, News, Order, Pool};
+use cluster::apply::apply;
+use cluster::change::{Change, Key};
+use cluster::command::Command;
+use cluster::edit::{Applied, Context};
+use cluster::model::Model;
+use cluster::name::{NodeName, ResourceName};
+use cluster::objects::{Generation, Millis, NodeFlag, Provider, Uuid};
+use cluster::observed::{NodeState, ReplicaState};
+use cluster::plan::{Action, Affected, affected, plan};
+use cluster::props::chain;
+use linstor::controller::{
+    Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State,
+};
+use linstor::may_promote;
+use tokio::sync::{broadcast, oneshot};
+
+use crate::log;
+use crate::store::{self, Store};
+
+/// After how long an order that shows no effect is sent again; longer from time to time.
+const AGAIN: Duration = Duration::from_secs(10);
+/// The longest time until then.
+const AGAIN_AT_MOST: Duration = Duration::from_secs(60);
+/// After how long an order that failed is sent again; twice as long every time.
+const AFTER_FAILURE: Duration = Duration::from_secs(15);
+/// The longest time until then.
+const AFTER_FAILURE_AT_MOST: Duration = Duration::from_secs(3600);
+/// How often it is looked for what is due by the time of day.
+const TICK: Duration = Duration::from_secs(60);
+
+/// What comes to the owner.
+pub enum Input {
+    /// A command, and where its answer goes.
+    Command(Command, oneshot::Sender<Result<Done, Failure>>),
+    /// News of an agent.
+    Heard(Heard),
+    /// Asks for error reports.
+    Reports(ReportFilter, oneshot::Sender<Result<Vec<Report>, Failure>>),
+    /// Deletes error reports.
+    DeleteReports(ReportFilter, oneshot::Sender<Result<usize, Failure>>),
+    /// Copies the store to a file.
+    Backup(std::path::PathBuf, oneshot::Sender<Result<(), Failure>>),
+}
+
+/// What everybody may look at. Only the owner writes.
+#[derive(Debug)]
+pub struct Shared {
+    /// The state; held for writing from the change until it is stored, so that nobody sees what a
+    /// crash could take back.
+    pub state: RwLock<State>,
+    /// Who listens.
+    pub events: broadcast::Sender<Event>,
+}
+
+/// An order that was sent and is not known to be done.
+struct Sent {
+    node: NodeName,
+    generation: Generation,
+    action: Action,
+    /// When it is sent again.
+    again: Instant,
+    tries: u32,
+    failures: u32,
+}
+
+/// What is known of the plan of one resource definition.
+#[derive(Default)]
+struct Work {
+    sent: Vec<Sent>,
+    waits: Vec<String>,
+    /// Callers that wait until nothing of it is left to send.
+    waiting: Vec<u64>,
+    /// Where it could become Primary when that was last looked at.
+    may_promote: BTreeMap<NodeName, bool>,
+}
+
+/// A caller that waits for what follows its command.
+struct Waiter {
+    definitions: BTreeSet<ResourceName>,
+    nodes: BTreeSet<NodeName>,
+    followed: Followed,
+    to: oneshot::Sender<Followed>,
+}
+
+/// The owner.
+pub struct Owner {
+    shared: Arc<Shared>,
+    store: Box<dyn Store>,
+    agents: Arc<dyn Agents>,
+    /// The newest link of each node.
+    links: BTreeMap<NodeName, u64>,
+    work: BTreeMap<ResourceName, Work>,
+    waiters: BTreeMap<u64, Waiter>,
+    next_waiter: u64,
+    /// When definitions are looked at again by the clock.
+    due: BTreeSet<(Instant, ResourceName)>,
+    next_tick: Instant,
+    /// Definitions and pools of nodes that something has happened to.
+    dirty: BTreeSet<ResourceName>,
+    pools: BTreeSet<NodeName>,
+    /// Marks of the nodes when events were last sent.
+    flags: BTreeMap<NodeName, BTreeSet<NodeFlag>>,
+    /// Tells the error reports of this start from those of others.
+    instance: u32,
+    next_report: u64,
+}
+
+impl Owner {
+    /// Takes over what is in the store. A new store becomes a new cluster.
+    ///
+    /// # Errors
+    /// If the store can not be read or written.
+    pub fn new(
+        mut store: Box<dyn Store>,
+        agents: Arc<dyn Agents>,
+    ) -> Result<(Owner, Arc<Shared>), store::Error> {
+        let mut rows = store.load()?;
+        if rows.is_empty() {
+            rows = Model::new(Uuid(u128::from_be_bytes(random()))).rows().collect();
+            store.commit(&rows.iter().cloned().map(Change::Put).collect::<Vec<_>>())?;
+        }
+        let mut state = State { model: Model::from_rows(rows), ..State::default() };
+        // What was away before the start is away since the start, as far as anybody knows.
+        let away = NodeState { since: now(), ..NodeState::default() };
+        let names = state.model.nodes().map(|node| (node.name.clone(), away.clone()));
+        state.observed.nodes = names.collect();
+        let flags = state.model.nodes().map(|node| (node.name.clone(), node.flags.clone()));
+        let flags = flags.collect();
+        let next_report = store.next_report()?;
+        let (events, _) = broadcast::channel(1024);
+        let shared = Arc::new(Shared { state: RwLock::new(state), events });
+        let owner = Owner {
+            shared: shared.clone(),
+            store,
+            agents,
+            links: BTreeMap::new(),
+            work: BTreeMap::new(),
+            waiters: BTreeMap::new(),
+            next_waiter: 0,
+            due: BTreeSet::new(),
+            next_tick: Instant::now() + TICK,
+            dirty: BTreeSet::new(),
+            pools: BTreeSet::new(),
+            flags,
+            instance: u32::from_be_bytes(random()),
+            next_report,
+        };
+        Ok((owner, shared))
+    }
+
+    /// When something is due by the clock.
+    pub fn due(&self) -> Instant {
+        self.due.first().map_or(self.next_tick, |(first, _)| self.next_tick.min(*first))
+    }
+
+    /// Takes what has come. What follows from it is done by [`Owner::follow`].
+    ///
+    /// # Errors
+    /// If the store fails and what it has can not be read: then nobody knows what is stored.
+    pub fn take(&mut self, input: Input) -> Result<(), store::Error> {
+        match input {
+            Input::Command(command, to) => {
+                let answer = match self.apply(command)? {
+                    Ok(applied) => {
+                        let followed = self.wait(&applied);
+                        Ok(Done { notes: applied.notes, followed })
+                    }
+                    Err(failure) => Err(failure),
+                };
+                // Who has gone away does not want to know.
+                let _ = to.send(answer);
+            }
+            Input::Heard(heard) => self.heard(heard),
+            Input::Reports(filter, to) => {
+                drop(to.send(self.store.reports(&filter).map_err(failure)));
+            }
+            Input::DeleteReports(filter, to) => {
+                drop(to.send(self.store.delete_reports(&filter).map_err(failure)));
+            }
+            Input::Backup(file, to) => drop(to.send(self.store.backup(&file).map_err(failure))),
+        }
+        Ok(())
+    }
+
+    /// Does what follows from all that has come: settles, plans, sends, and tells those who wait.
+    ///
+    /// # Errors
+    /// As [`Owner::take`].
+    pub fn follow(&mut self) -> Result<(), store::Error> {
+        let now = Instant::now();
+        if self.next_tick <= now {
+            self.next_tick = now + TICK;
+            self.apply(Command::Tick)?.map(drop).unwrap_or_else(|failure| {
+                log::error("controller", format_args!("what is due was not done: {failure}"));
+            });
+        }
+        while let Some((_, name)) = self.due.pop_first_if_due(now) {
+            self.dirty.insert(name);
+        }
+        for node in std::mem::take(&mut self.pools) {
+            self.send_pools(&node);
+        }
+        let mut seen = BTreeSet::new();
+        while let Some(name) = self.dirty.pop_first() {
+            // What a first look has changed may concern others; each has one turn here.
+            if seen.insert(name.clone()) {
+                self.look(&name)?;
+            }
+        }
+        let done: Vec<u64> = self
+            .waiters
+            .iter()
+            .filter(|(_, waiter)| {
+                let followed = waiter.definitions.is_empty() && waiter.nodes.is_empty();
+                followed || waiter.to.is_closed()
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for waiter in done.iter().filter_map(|id| self.waiters.remove(id)) {
+            let _ = waiter.to.send(waiter.followed);
+        }
+        Ok(())
+    }
+}
+
+/// Commands.
+impl Owner {
+    /// Applies and stores. The outer error is fatal.
+    fn apply(&mut self, command: Command) -> Result<Result<Applied, Failure>, store::Error> {
+        let shared = self.shared.clone();
+        let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
+        let State { model, observed } = &mut *state;
+        let context = Context { observed, now: now(), entropy: random() };
+        let applied = match apply(model, &context, command) {
+            Ok(applied) => applied,
+            Err(refusal) => return Ok(Err(Failure::Refused(refusal))),
+        };
+        if applied.changes.is_empty() {
+            return Ok(Ok(applied));
+        }
+        if let Err(error) = self.store.commit(&applied.changes) {
+            log::error("store", format_args!("{error}"));
+            // What is stored is what counts, and only the store knows what that is.
+            *model = Model::from_rows(self.store.load()?);
+            return Ok(Err(failure(error)));
+        }
+        self.concerns(model, &applied.changes);
+        drop(state);
+        self.tell_of_nodes(&applied.changes);
+        Ok(Ok(applied))
+    }
+
+    /// Takes note of everything that changes concern.
+    fn concerns(&mut self, model: &Model, changes: &[Change]) {
+        match affected(model, changes) {
+            Affected::All => {
+                self.dirty.extend(model.definitions().map(|definition| definition.name.clone()));
+                self.pools.extend(model.nodes().map(|node| node.name.clone()));
+            }
+            Affected::Some(names) => self.dirty.extend(names),
+        }
+        for change in changes {
+            match change.key() {
+                Key::Pool(node, _) => drop(self.pools.insert(node)),
+                Key::PoolDefinition(name) => {
+                    let pools = model.pools().filter(|pool| pool.name == name);
+                    self.pools.extend(pools.map(|pool| pool.node.clone()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Has somebody told when everything that a command concerns has been followed.
+    fn wait(&mut self, applied: &Applied) -> oneshot::Receiver<Followed> {
+        let (to, receiver) = oneshot::channel();
+        let id = self.next_waiter;
+        self.next_waiter += 1;
+        let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
+        let definitions = match affected(&state.model, &applied.changes) {
+            Affected::Some(names) => names,
+            // What everything inherits is followed by and by.
+            Affected::All => BTreeSet::new(),
+        };
+        let pools = applied.changes.iter().filter_map(|change| match change {
+            Change::Put(cluster::change::Object::Pool(pool)) => Some(pool.node.clone()),
+            _ => None,
+        });
+        let nodes = pools.filter(|node| state.observed.is_connected(node)).collect();
+        drop(state);
+        for name in &definitions {
+            self.work.entry(name.clone()).or_default().waiting.push(id);
+        }
+        let followed = Followed::default();
+        self.waiters.insert(id, Waiter { definitions, nodes, followed, to });
+        receiver
+    }
+
+    fn tell_of_nodes(&mut self, changes: &[Change]) {
+        for change in changes {
+            let Key::Node(name) = change.key() else { continue };
+            let new = match change {
+                Change::Put(cluster::change::Object::Node(node)) => Some(node.flags.clone()),
+                _ => None,
+            };
+            let old = match &new {
+                Some(flags) => self.flags.insert(name.clone(), flags.clone()),
+                None => self.flags.remove(&name),
+            };
+            let gained = |flag| {
+                let had = old.as_ref().is_some_and(|old| old.contains(&flag));
+                new.as_ref().is_some_and(|new| new.contains(&flag)) != had
+            };
+            let what = match (&old, &new) {
+                (None, _) => NodeEvent::Created,
+                (_, None) => NodeEvent::Deleted,
+                (Some(old), Some(new)) if !old.is_empty() && new.is_empty() => NodeEvent::Restored,
+                _ if gained(NodeFlag::Evicted) => NodeEvent::Evicted,
+                _ if gained(NodeFlag::Evacuate) => NodeEvent::Evacuated,
+                _ => NodeEvent::Modified,
+            };
+            let _ = self.shared.events.send(Event::Node { node: name, what });
+        }
+    }
+}
+
+/// Reports.
+impl Owner {
+    fn heard(&mut self, heard: Heard) {
+        let Heard { node, link, news } = heard;
+        let newest = self.links.get(&node).copied();
+        match news {
+            Some(News::Hello { node: state, replicas }) if newest.is_none_or(|old| old <= link) => {
+                self.links.insert(node.clone(), link);
+                self.hello(&node, state, replicas);
+            }
+            // What comes before a greeting, or after a newer one, is of no use.
+            _ if newest != Some(link) => {}
+            None => self.lost(&node),
+            Some(News::Hello { .. }) => {}
+            Some(News::Pools(pools)) => {
+                let shared = self.shared.clone();
+                let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
+                if let Some(known) = state.observed.nodes.get_mut(&node) {
+                    known.pools = pools;
+                }
+                self.pools_are_there(&node, &state);
+            }
+            Some(News::Replica { resource, state }) => {
+                let shared = self.shared.clone();
+                let mut all = shared.state.write().unwrap_or_else(PoisonError::into_inner);
+                let replicas = all.observed.resources.entry(resource.clone()).or_default();
+                replicas.insert(node, state);
+                self.dirty.insert(resource);
+            }
+            Some(News::Failed { resource, generation, order, cause, correction }) => {
+                self.failed(&node, resource, generation, order, cause, correction);
+            }
+        }
+    }
+
+    fn hello(
+        &mut self,
+        node: &NodeName,
+        mut greeting: NodeState,
+        replicas: BTreeMap<ResourceName, ReplicaState>,
+    ) {
+        log::info(node, format_args!("is connected"));
+        (greeting.connected, greeting.since) = (true, now());
+        let shared = self.shared.clone();
+        let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.observed.nodes.insert(node.clone(), greeting);
+        for (name, known) in &mut state.observed.resources {
+            if known.remove(node).is_some() {
+                self.dirty.insert(name.clone());
+            }
+        }
+        for (name, replica) in replicas {
+            self.dirty.insert(name.clone());
+            state.observed.resources.entry(name).or_default().insert(node.clone(), replica);
+        }
+        self.touch_all_of(node, &state);
+        self.pools.insert(node.clone());
+        // What was sent on an older link is as good as lost.
+        for work in self.work.values_mut() {
+            work.sent.retain(|sent| sent.node != *node);
+        }
+    }
+
+    fn lost(&mut self, node: &NodeName) {
+        log::info(node, format_args!("is not connected any more"));
+        let shared = self.shared.clone();
+        let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = state.observed.nodes.get_mut(node) {
+            (known.connected, known.since) = (false, now());
+        }
+        self.touch_all_of(node, &state);
+        for waiter in self.waiters.values_mut() {
+            waiter.nodes.remove(node);
+        }
+    }
+
+    /// Everything that a node takes part in.
+    fn touch_all_of(&mut self, node: &NodeName, state: &State) {
+        self.dirty.extend(state.model.resources_on(node).cloned());
+        let there = state.model.snapshots().filter(|snapshot| snapshot.nodes.contains_key(node));
+        self.dirty.extend(there.map(|snapshot| snapshot.resource.clone()));
+    }
+
+    fn failed(
+        &mut self,
+        node: &NodeName,
+        resource: Option<ResourceName>,
+        generation: Generation,
+        order: String,
+        cause: String,
+        correction: String,
+    ) {
+        let object = resource.as_ref().map_or_else(String::new, |name| format!(" of {name}"));
+        let message = format!("node {node} could not carry out an order{object}: {order}");
+        let report = self.report(node.as_str(), message, cause.clone(), correction.clone());
+        let mut told: BTreeSet<u64> = BTreeSet::new();
+        if let Some((name, work)) = resource.as_ref().and_then(|n| self.work.get_key_value(n)) {
+            told.extend(&work.waiting);
+            let name = name.clone();
+            let work = self.work.entry(name.clone()).or_default();
+            let same = |sent: &&mut Sent| {
+                sent.node == *node
+                    && sent.generation <= generation
+                    && sent.action.to_string() == order
+            };
+            if let Some(sent) = work.sent.iter_mut().find(same) {
+                let wait = AFTER_FAILURE * 2u32.saturating_pow(sent.failures.min(10));
+                sent.failures += 1;
+                sent.again = Instant::now() + wait.min(AFTER_FAILURE_AT_MOST);
+                self.due.insert((sent.again, name));
+            }
+        }
+        let problem = Problem { node: node.clone(), resource, order, cause, correction, report };
+        for (id, waiter) in &mut self.waiters {
+            if told.contains(id) || problem.resource.is_none() && waiter.nodes.contains(node) {
+                waiter.followed.problems.push(problem.clone());
+                // There is nothing more to wait for that would change the answer.
+                waiter.definitions.clear();
+                waiter.nodes.clear();
+            }
+        }
+    }
+
+    fn pools_are_there(&mut self, node: &NodeName, state: &State) {
+        let reported = |pool: &cluster::objects::Pool| {
+            pool.provider == Provider::Diskless || state.observed.pool(node, &pool.name).is_some()
+        };
+        if state.model.pools_of(node).all(reported) {
+            for waiter in self.waiters.values_mut() {
+                waiter.nodes.remove(node);
+            }
+        }
+    }
+
+    /// Keeps an error report; returns its id.
+    fn report(
+        &mut self,
+        node: &str,
+        message: String,
+        cause: String,
+        correction: String,
+    ) -> Option<String> {
+        log::error(node, format_args!("{message}: {cause}; {correction}"));
+        let id = format!("{:08X}-00000-{:06}", self.instance, self.next_report % 1_000_000);
+        self.next_report += 1;
+        let node = node.to_owned();
+        let report = Report { id, time: now(), node, message, cause, correction };
+        match self.store.add_report(&report) {
+            Ok(()) => Some(report.id),
+            Err(error) => {
+                log::error("store", format_args!("{error}"));
+                None
+            }
+        }
+    }
+}
+
+/// What follows.
+impl Owner {
+    /// Sends a node all of its pools.
+    fn send_pools(&mut self, node: &NodeName) {
+        let shared = self.shared.clone();
+        let state = shared.state.read().unwrap_or_else(PoisonError::into_inner);
+        if !state.observed.is_connected(node) {
+            return;
+        }
+        let pools = state.model.pools_of(node).filter(|pool| pool.provider != Provider::Diskless);
+        let pools = pools.map(|pool| {
+            let inherited = chain::pool(&state.model, pool).below("StorDriver/");
+            let props = inherited.into_iter().map(|(key, v)| (format!("StorDriver/{key}"), v));
+            (pool.name.clone(), Pool { provider: pool.provider, props: props.collect() })
+        });
+        let order = Order::Pools { generation: state.model.generation(), pools: pools.collect() };
+        self.pools_are_there(node, &state);
+        self.agents.send(node, order);
+    }
+
+    /// Takes note of what was reported of a resource definition, and sends the steps that wait for no
+    /// other.
+    fn look(&mut self, name: &ResourceName) -> Result<(), store::Error> {
+        if let Err(failure) = self.apply(Command::Settle { name: name.clone() })? {
+            log::error(name, format_args!("what is done was not noted: {failure}"));
+        }
+        let shared = self.shared.clone();
+        let state = shared.state.read().unwrap_or_else(PoisonError::into_inner);
+        let plan = plan(&state.model, &state.observed, name);
+        let wanted = state.model.wanted_generation(name);
+        let now = Instant::now();
+        let work = self.work.entry(name.clone()).or_default();
+        work.waiting.retain(|id| self.waiters.contains_key(id));
+        let mut old = std::mem::take(&mut work.sent);
+        for step in plan.ready() {
+            let same = |sent: &Sent| sent.node == step.node && sent.action == step.action;
+            let known = old.iter().position(same).map(|index| old.swap_remove(index));
+            let sent = match known {
+                Some(sent) if sent.generation >= wanted && sent.again > now => sent,
+                known => {
+                    let (tries, failures) = known.map_or((0, 0), |s| (s.tries + 1, s.failures));
+                    let wait = (AGAIN * 2u32.saturating_pow(tries.min(5))).min(AGAIN_AT_MOST);
+                    let (resource, generation) = (name.clone(), plan.generation);
+                    let action = step.action.clone();
+                    self.agents.send(&step.node, Order::Step { resource, generation, action });
+                    Sent {
+                        node: step.node.clone(),
+                        generation,
+                        action: step.action.clone(),
+                        again: now + wait,
+                        tries,
+                        failures,
+                    }
+                }
+            };
+            self.due.insert((sent.again, name.clone()));
+            work.sent.push(sent);
+        }
+        work.waits = plan.waits.iter().map(|wait| wait.reason.clone()).collect();
+        if work.sent.is_empty() {
+            for id in std::mem::take(&mut work.waiting) {
+                if let Some(waiter) = self.waiters.get_mut(&id) {
+                    waiter.definitions.remove(name);
+                    waiter.followed.waits.extend(work.waits.iter().cloned());
+                }
+            }
+        }
+        tell_of_promotion(&self.shared, &state, name, work);
+        let gone = state.model.definition(name).is_none();
+        drop(state);
+        if gone {
+            self.forget(name);
+        }
+        Ok(())
+    }
+
+    /// Forgets what is known of a resource definition that is gone, but for what nodes still have.
+    fn forget(&mut self, name: &ResourceName) {
+        self.work.remove(name);
+        let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(replicas) = state.observed.resources.get_mut(name) else { return };
+        replicas.retain(|_, replica| {
+            replica.up || replica.volumes.values().any(|volume| volume.backing.is_some())
+        });
+        if replicas.is_empty() {
+            state.observed.resources.remove(name);
+        }
+    }
+}
+
+fn tell_of_promotion(shared: &Shared, state: &State, name: &ResourceName, work: &mut Work) {
+    let nodes = state.model.resources_of(name).map(|resource| &resource.node);
+    let may: BTreeMap<NodeName, bool> =
+        nodes.map(|node| (node.clone(), may_promote(state, name, node))).collect();
+    for (node, may) in &may {
+        if work.may_promote.get(node).copied().unwrap_or(false) != *may {
+            let (resource, node) = (name.clone(), node.clone());
+            let _ = shared.events.send(Event::MayPromote { resource, node, may: *may });
+        }
+    }
+    work.may_promote = may;
+}
+
+/// The first element, if its time has come.
+trait PopDue {
+    fn pop_first_if_due(&mut self, now: Instant) -> Option<(Instant, ResourceName)>;
+}
+
+impl PopDue for BTreeSet<(Instant, ResourceName)> {
+    fn pop_first_if_due(&mut self, now: Instant) -> Option<(Instant, ResourceName)> {
+        self.first().filter(|(due, _)| *due <= now)?;
+        self.pop_first()
+    }
+}
+
+fn failure(error: store::Error) -> Failure {
+    Failure::Store(error.to_string())
+}
+
+/// The time of day.
+fn now() -> Millis {
+    let passed = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    Millis(u64::try_from(passed.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Random bytes of the kernel's.
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the kernel gives random bytes to whoever asks");
+    bytes
+}

@@ -1,0 +1,142 @@
+//! Where the wanted state is kept.
+
+mod sqlite;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use cluster::change::{Change, Object};
+use linstor::controller::{Report, ReportFilter};
+
+pub use sqlite::Sqlite;
+
+/// A store of rows. Its owner is the only one who writes.
+pub trait Store: Send {
+    /// Every row; none at all in a new store.
+    ///
+    /// # Errors
+    /// If it can not be read.
+    fn load(&mut self) -> Result<Vec<Object>, Error>;
+
+    /// Makes the changes of one command durable: all of them, or after an error or a crash none.
+    ///
+    /// # Errors
+    /// If they could not be written. Whether they are there is for `load` to say.
+    fn commit(&mut self, changes: &[Change]) -> Result<(), Error>;
+
+    /// Writes a copy to a new file while the store is in use.
+    ///
+    /// # Errors
+    /// If the file exists or can not be written.
+    fn backup(&mut self, to: &Path) -> Result<(), Error>;
+
+    /// Keeps an error report, and forgets the oldest beyond a limit.
+    ///
+    /// # Errors
+    /// If it could not be written.
+    fn add_report(&mut self, report: &Report) -> Result<(), Error>;
+
+    /// The number of the next error report.
+    ///
+    /// # Errors
+    /// If it can not be read.
+    fn next_report(&mut self) -> Result<u64, Error>;
+
+    /// Error reports, the newest first.
+    ///
+    /// # Errors
+    /// If they can not be read.
+    fn reports(&mut self, filter: &ReportFilter) -> Result<Vec<Report>, Error>;
+
+    /// Deletes error reports; returns how many there were.
+    ///
+    /// # Errors
+    /// If they could not be deleted.
+    fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, Error>;
+}
+
+/// Why a store can not do what it should. All are told with the file, the cause and the next step.
+#[derive(Debug)]
+pub enum Error {
+    /// The file belongs to a newer version of this program.
+    Newer {
+        /// The file.
+        file: PathBuf,
+        /// Version of its tables.
+        found: i64,
+        /// The newest that is known here.
+        known: i64,
+    },
+    /// The file is something else.
+    Foreign {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Another process has the file.
+    InUse {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A row is not what it should be.
+    Row {
+        /// The file.
+        file: PathBuf,
+        /// Its key.
+        key: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A file that is to be written exists.
+    Exists {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The file can not be read or written.
+    Failed {
+        /// The file.
+        file: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        cause: String,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Newer { file, found, known } => write!(
+                f,
+                "the store {} has tables of version {found}, and this program knows {known}: \
+                 start the version that wrote it, or restore a backup of an older one",
+                file.display()
+            ),
+            Error::Foreign { file } => write!(
+                f,
+                "{} is not a store of this program: name another directory",
+                file.display()
+            ),
+            Error::InUse { file } => write!(
+                f,
+                "the store {} is in use: another controller runs on it; stop that one first",
+                file.display()
+            ),
+            Error::Row { file, key, cause } => write!(
+                f,
+                "row {key} of the store {} can not be read: {cause}; restore a backup",
+                file.display()
+            ),
+            Error::Exists { file } => {
+                write!(f, "{} exists: name a file that does not", file.display())
+            }
+            Error::Failed { file, doing, cause } => {
+                write!(f, "{doing} the store {} failed: {cause}", file.display())?;
+                write!(f, "; look at its file system, then try again")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}

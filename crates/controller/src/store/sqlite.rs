@@ -1,0 +1,214 @@
+//! The store in one SQLite file.
+//!
+//! A row of the wanted state is a row of the table `rows`: its key, in lower case because names match
+//! without regard to case, and the object as JSON. A command is one transaction in the write-ahead
+//! log, synchronised before `commit` returns. The file is locked for as long as it is open, so that
+//! two controllers never share one.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cluster::change::{Change, Key, Object};
+use linstor::controller::{Report, ReportFilter};
+use rusqlite::{Connection, ErrorCode, OpenFlags, params};
+
+use super::{Error, Store};
+
+/// Marks a file as ours: "Ashl".
+const APPLICATION: i64 = 0x4173_686c;
+/// Version of the tables. A change of `cluster`'s rows that older programs misread counts it up.
+const VERSION: i64 = 1;
+/// Error reports that are kept.
+const REPORTS: i64 = 10_000;
+
+const TABLES: &str = "
+    CREATE TABLE rows (key TEXT PRIMARY KEY NOT NULL, object TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE reports (number INTEGER PRIMARY KEY AUTOINCREMENT, report TEXT NOT NULL);
+";
+
+/// A SQLite file.
+#[derive(Debug)]
+pub struct Sqlite {
+    file: PathBuf,
+    connection: Connection,
+}
+
+impl Sqlite {
+    /// Opens a store, or makes a new one.
+    ///
+    /// # Errors
+    /// If the file is of a newer version, something else, in use, or can not be opened.
+    pub fn open(file: &Path) -> Result<Sqlite, Error> {
+        let failed = |doing| move |error| failed(file, doing, &error);
+        let connection = Connection::open(file).map_err(failed("opening"))?;
+        connection.busy_timeout(Duration::ZERO).map_err(failed("opening"))?;
+        let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        // The lock comes with the first access and stays.
+        let lock = "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;";
+        connection.execute_batch(lock).map_err(failed("locking"))?;
+        let application = number("application_id").map_err(failed("reading"))?;
+        let version = number("user_version").map_err(failed("reading"))?;
+        let tables = connection
+            .query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get::<_, i64>(0))
+            .map_err(failed("reading"))?;
+        let file = file.to_owned();
+        match (application, version) {
+            (0, 0) if tables == 0 => {}
+            (APPLICATION, VERSION) => {}
+            (APPLICATION, found) if found > VERSION => {
+                return Err(Error::Newer { file, found, known: VERSION });
+            }
+            _ => return Err(Error::Foreign { file }),
+        }
+        connection
+            .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+            .map_err(|error| self::failed(&file, "opening", &error))?;
+        if tables == 0 {
+            let new = format!(
+                "BEGIN; {TABLES} PRAGMA application_id = {APPLICATION}; \
+                 PRAGMA user_version = {VERSION}; COMMIT;"
+            );
+            let made = connection.execute_batch(&new);
+            made.map_err(|error| self::failed(&file, "writing", &error))?;
+        }
+        Ok(Sqlite { file, connection })
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(rusqlite::Error) -> Error + use<> {
+        let file = self.file.clone();
+        move |error| failed(&file, doing, &error)
+    }
+
+    fn write(&mut self, changes: &[Change]) -> Result<(), rusqlite::Error> {
+        let transaction = self.connection.transaction()?;
+        {
+            let mut put = transaction.prepare_cached("REPLACE INTO rows VALUES (?1, ?2)")?;
+            let mut remove = transaction.prepare_cached("DELETE FROM rows WHERE key = ?1")?;
+            for change in changes {
+                match change {
+                    Change::Put(object) => {
+                        let text = serde_json::to_string(object).map_err(json)?;
+                        put.execute(params![key(&object.key())?, text])?
+                    }
+                    Change::Remove(gone) => remove.execute(params![key(gone)?])?,
+                };
+            }
+        }
+        transaction.commit()
+    }
+
+    fn each_report(
+        &mut self,
+        filter: &ReportFilter,
+        mut take: impl FnMut(i64, Report),
+    ) -> Result<(), rusqlite::Error> {
+        let mut query =
+            self.connection.prepare("SELECT number, report FROM reports ORDER BY number DESC")?;
+        let mut rows = query.query([])?;
+        while let Some(row) = rows.next()? {
+            let report = serde_json::from_str(&row.get::<_, String>(1)?).map_err(json)?;
+            if filter.takes(&report) {
+                take(row.get(0)?, report);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Store for Sqlite {
+    fn load(&mut self) -> Result<Vec<Object>, Error> {
+        let reading = self.failed("reading");
+        let mut query =
+            self.connection.prepare("SELECT key, object FROM rows").map_err(&reading)?;
+        let mut rows = query.query([]).map_err(&reading)?;
+        let mut objects = Vec::new();
+        while let Some(row) = rows.next().map_err(&reading)? {
+            let (key, text): (String, String) =
+                (row.get(0).map_err(&reading)?, row.get(1).map_err(&reading)?);
+            let object = serde_json::from_str(&text).map_err(|error| Error::Row {
+                file: self.file.clone(),
+                key,
+                cause: error.to_string(),
+            })?;
+            objects.push(object);
+        }
+        Ok(objects)
+    }
+
+    fn commit(&mut self, changes: &[Change]) -> Result<(), Error> {
+        let writing = self.failed("writing");
+        self.write(changes).map_err(writing)
+    }
+
+    fn backup(&mut self, to: &Path) -> Result<(), Error> {
+        let writing = |error| failed(to, "writing a copy of", &error);
+        if to.exists() {
+            return Err(Error::Exists { file: to.to_owned() });
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        let mut copy = Connection::open_with_flags(to, flags).map_err(writing)?;
+        let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy).map_err(writing)?;
+        // All pages in one step: nobody else writes meanwhile.
+        backup.step(-1).map_err(writing).map(drop)
+    }
+
+    fn add_report(&mut self, report: &Report) -> Result<(), Error> {
+        let writing = self.failed("writing");
+        let text = serde_json::to_string(report).map_err(json).map_err(&writing)?;
+        let mut add = || {
+            let transaction = self.connection.transaction()?;
+            transaction.execute("INSERT INTO reports (report) VALUES (?1)", params![text])?;
+            let oldest = transaction.last_insert_rowid() - REPORTS;
+            transaction.execute("DELETE FROM reports WHERE number <= ?1", params![oldest])?;
+            transaction.commit()
+        };
+        add().map_err(writing)
+    }
+
+    fn next_report(&mut self) -> Result<u64, Error> {
+        let reading = self.failed("reading");
+        let last = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reports'";
+        let last: i64 = self.connection.query_row(last, [], |row| row.get(0)).map_err(reading)?;
+        Ok(last.unsigned_abs())
+    }
+
+    fn reports(&mut self, filter: &ReportFilter) -> Result<Vec<Report>, Error> {
+        let reading = self.failed("reading");
+        let mut found = Vec::new();
+        self.each_report(filter, |_, report| found.push(report)).map_err(reading)?;
+        Ok(found)
+    }
+
+    fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, Error> {
+        let (reading, writing) = (self.failed("reading"), self.failed("writing"));
+        let mut numbers = Vec::new();
+        self.each_report(filter, |number, _| numbers.push(number)).map_err(reading)?;
+        let mut delete = || {
+            let transaction = self.connection.transaction()?;
+            for number in &numbers {
+                transaction.execute("DELETE FROM reports WHERE number = ?1", params![number])?;
+            }
+            transaction.commit()
+        };
+        delete().map_err(writing)?;
+        Ok(numbers.len())
+    }
+}
+
+/// The key of a row, the same for every spelling of its names.
+fn key(key: &Key) -> Result<String, rusqlite::Error> {
+    Ok(serde_json::to_string(key).map_err(json)?.to_ascii_lowercase())
+}
+
+fn json(error: serde_json::Error) -> rusqlite::Error {
+    rusqlite::Error::ToSqlConversionFailure(Box::new(error))
+}
+
+fn failed(file: &Path, doing: &'static str, error: &rusqlite::Error) -> Error {
+    let file = file.to_owned();
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::InUse { file },
+        Some(ErrorCode::NotADatabase) => Error::Foreign { file },
+        _ => Error::Failed { file, doing, cause: error.to_string() },
+    }
+}

@@ -1,0 +1,328 @@
+//! Agents in memory: they carry out orders on invented disks, at once, and report what they have.
+//! Data are a flag, "has every write"; what the rules about data are worth is for the simulator.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use api::link::{Agents, Heard, News, Order};
+use cluster::layer::Layer;
+use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
+use cluster::objects::{Generation, Provider};
+use cluster::observed::{
+    NodeState, PoolState, ReplicaState, SnapshotState, Suspension, SuspensionState, VolumeState,
+};
+use cluster::plan::{Action, Begin};
+use controller::Handle;
+use tokio::sync::mpsc;
+use vocab::{Bytes, DiskState, VolumeNr};
+
+const GIB: u64 = 1 << 30;
+
+/// All agents of a cluster.
+pub struct Simulated {
+    orders: mpsc::UnboundedSender<(NodeName, Order)>,
+    nodes: Mutex<BTreeMap<NodeName, Node>>,
+}
+
+#[derive(Default)]
+struct Node {
+    /// The number of its link; none while it is away.
+    link: Option<u64>,
+    links: u64,
+    pools: BTreeMap<PoolName, PoolState>,
+    records: BTreeMap<ResourceName, Record>,
+    /// Orders of this kind fail.
+    fails: Option<&'static str>,
+}
+
+#[derive(Default)]
+struct Record {
+    confirmed: Generation,
+    peers: Option<BTreeSet<NodeName>>,
+    sizes: BTreeMap<u16, u64>,
+    disks: BTreeMap<u16, Disk>,
+    snapshots: BTreeMap<SnapshotName, (Generation, BTreeMap<u16, Disk>)>,
+    suspension: Option<Suspension>,
+}
+
+#[derive(Clone, Default)]
+struct Disk {
+    size: u64,
+    metadata: bool,
+    current: bool,
+}
+
+impl Agents for Simulated {
+    fn send(&self, node: &NodeName, order: Order) {
+        let _ = self.orders.send((node.clone(), order));
+    }
+}
+
+impl Simulated {
+    /// Agents, and the orders for them, which `run` carries out.
+    pub fn new() -> (Arc<Simulated>, mpsc::UnboundedReceiver<(NodeName, Order)>) {
+        let (orders, receiver) = mpsc::unbounded_channel();
+        (Arc::new(Simulated { orders, nodes: Mutex::default() }), receiver)
+    }
+
+    /// Carries out orders until the controller is gone.
+    pub async fn run(
+        self: Arc<Simulated>,
+        controller: Handle,
+        mut orders: mpsc::UnboundedReceiver<(NodeName, Order)>,
+    ) {
+        while let Some((node, order)) = orders.recv().await {
+            let news = self.carry_out(&node, order);
+            for heard in news {
+                controller.heard(heard).await;
+            }
+        }
+    }
+
+    /// A node's agent connects.
+    pub async fn connect(&self, controller: &Handle, name: &str) {
+        let hello = {
+            let mut nodes = self.nodes.lock().unwrap();
+            let name = NodeName::new(name).unwrap();
+            let node = nodes.entry(name.clone()).or_default();
+            node.links += 1;
+            node.link = Some(node.links);
+            let state = NodeState {
+                layers: Layer::ALL.iter().copied().collect(),
+                providers: Provider::ALL.iter().copied().collect(),
+                pools: node.pools.clone(),
+                ..NodeState::default()
+            };
+            let names: Vec<ResourceName> = node.records.keys().cloned().collect();
+            let replicas = names.into_iter().map(|r| (r.clone(), report(&nodes, &name, &r)));
+            let replicas = replicas.collect();
+            let link = nodes[&name].links;
+            Heard { node: name, link, news: Some(News::Hello { node: state, replicas }) }
+        };
+        controller.heard(hello).await;
+    }
+
+    /// A node's link is lost.
+    #[allow(dead_code, reason = "not every test cuts links")]
+    pub async fn cut(&self, controller: &Handle, name: &str) {
+        let name = NodeName::new(name).unwrap();
+        let link = {
+            let mut nodes = self.nodes.lock().unwrap();
+            let node = nodes.get_mut(&name).unwrap();
+            node.link = None;
+            node.links
+        };
+        controller.heard(Heard { node: name, link, news: None }).await;
+    }
+
+    /// From now on a node fails at orders that begin with this word; at none.
+    #[allow(dead_code, reason = "not every test has failures")]
+    pub fn fail(&self, name: &str, order: Option<&'static str>) {
+        self.nodes.lock().unwrap().get_mut(&NodeName::new(name).unwrap()).unwrap().fails = order;
+    }
+
+    /// What there is on all disks: nodes, resources and volumes, and snapshots.
+    #[allow(dead_code, reason = "not every test looks at disks")]
+    pub fn disks(&self) -> Vec<String> {
+        let nodes = self.nodes.lock().unwrap();
+        let mut all = Vec::new();
+        for (node, state) in nodes.iter() {
+            for (name, record) in &state.records {
+                all.extend(record.disks.keys().map(|number| format!("{node} {name}/{number}")));
+                all.extend(record.snapshots.keys().map(|snap| format!("{node} {name}@{snap}")));
+            }
+        }
+        all
+    }
+
+    fn carry_out(&self, name: &NodeName, order: Order) -> Vec<Heard> {
+        let mut nodes = self.nodes.lock().unwrap();
+        let Some(node) = nodes.get_mut(name).filter(|node| node.link.is_some()) else {
+            return Vec::new();
+        };
+        let link = node.links;
+        match order {
+            Order::Pools { pools, .. } => {
+                let space = PoolState {
+                    free: Bytes(100 * GIB),
+                    total: Bytes(100 * GIB),
+                    ..PoolState::default()
+                };
+                node.pools = pools.into_keys().map(|pool| (pool, space.clone())).collect();
+                let news = Some(News::Pools(node.pools.clone()));
+                vec![Heard { node: name.clone(), link, news }]
+            }
+            Order::Step { resource, generation, action } => {
+                let text = action.to_string();
+                if node.fails.is_some_and(|word| text.starts_with(word)) {
+                    let news = Some(News::Failed {
+                        resource: Some(resource),
+                        generation,
+                        order: text,
+                        cause: "the disk is on fire".to_owned(),
+                        correction: "put it out".to_owned(),
+                    });
+                    return vec![Heard { node: name.clone(), link, news }];
+                }
+                step(&mut nodes, name, &resource, generation, action);
+                resync(&mut nodes, &resource);
+                // Peers notice, too.
+                let linked = nodes.iter().filter(|(_, node)| node.link.is_some());
+                let having = linked.filter(|(_, node)| node.records.contains_key(&resource));
+                having
+                    .map(|(peer, node)| {
+                        let state = report(&nodes, peer, &resource);
+                        let news = Some(News::Replica { resource: resource.clone(), state });
+                        Heard { node: peer.clone(), link: node.links, news }
+                    })
+                    .collect()
+            }
+        }
+    }
+}
+
+fn step(
+    nodes: &mut BTreeMap<NodeName, Node>,
+    node: &NodeName,
+    name: &ResourceName,
+    generation: Generation,
+    action: Action,
+) {
+    let records = &mut nodes.get_mut(node).unwrap().records;
+    let source = match &action {
+        Action::RestoreVolume { volume, from, snapshot, .. } => {
+            let taken = records.get(from).and_then(|record| record.snapshots.get(snapshot));
+            taken.and_then(|(_, disks)| disks.get(volume)).cloned()
+        }
+        _ => None,
+    };
+    let record = records.entry(name.clone()).or_default();
+    match action {
+        Action::CreateVolume { volume, backing } => {
+            let disk = record.disks.entry(volume).or_default();
+            disk.size = disk.size.max(backing.size.0);
+        }
+        Action::RestoreVolume { volume, backing, .. } => {
+            let source = source.expect("a snapshot is restored where it is");
+            let disk = Disk { size: backing.size.0, ..source };
+            record.disks.entry(volume).or_insert(disk);
+        }
+        Action::CreateMetadata { volume, begin, .. } => {
+            let disk = record.disks.get_mut(&volume).unwrap();
+            if !disk.metadata {
+                (disk.metadata, disk.current) = (true, begin == Begin::First);
+            }
+        }
+        Action::BeginData { volume } => record.disks.get_mut(&volume).unwrap().current = true,
+        Action::GrowVolume { volume, size } => {
+            let disk = record.disks.get_mut(&volume).unwrap();
+            disk.size = disk.size.max(size.0);
+        }
+        Action::GrowDevice { volume, size } => {
+            for node in nodes.values_mut() {
+                if let Some(record) = node.records.get_mut(name) {
+                    record.sizes.insert(volume, size.0);
+                }
+            }
+        }
+        Action::Configure(config) => {
+            record.peers = Some(config.connections.keys().cloned().collect());
+            let old = std::mem::take(&mut record.sizes);
+            let sizes = config.volumes.iter().map(|(number, volume)| {
+                // A device that exists grows by a step of its own.
+                (*number, old.get(number).copied().unwrap_or(volume.size.0))
+            });
+            record.sizes = sizes.collect();
+            record.confirmed = generation;
+        }
+        Action::RemoveDisk(_) => record.disks.clear(),
+        Action::RemoveVolume { volume } => {
+            record.disks.remove(&volume);
+            record.sizes.remove(&volume);
+        }
+        Action::Remove(_) => {
+            record.disks.clear();
+            record.sizes.clear();
+            record.peers = None;
+            record.confirmed = generation;
+        }
+        Action::Suspend { token } => {
+            record.suspension = Some(Suspension { token, state: SuspensionState::Held });
+        }
+        Action::TakeSnapshot { token, snapshot } => {
+            let disks = record.disks.clone();
+            record.snapshots.insert(snapshot, (token, disks));
+        }
+        Action::Resume { token } => {
+            record.suspension = Some(Suspension { token, state: SuspensionState::Released });
+        }
+        Action::DeleteSnapshot { snapshot } => drop(record.snapshots.remove(&snapshot)),
+    }
+}
+
+/// Every replica whose connected peer has every write gets them.
+fn resync(nodes: &mut BTreeMap<NodeName, Node>, name: &ResourceName) {
+    let names: Vec<NodeName> = nodes.keys().cloned().collect();
+    for node in &names {
+        let peers = connected(nodes, node, name);
+        let Some(record) = nodes[node].records.get(name) else { continue };
+        let numbers: Vec<u16> = record.disks.keys().copied().collect();
+        for number in numbers {
+            let has = |peer: &NodeName| {
+                nodes[peer].records[name].disks.get(&number).is_some_and(|disk| disk.current)
+            };
+            if peers.iter().any(has) {
+                let record = nodes.get_mut(node).unwrap().records.get_mut(name).unwrap();
+                let disk = record.disks.get_mut(&number).unwrap();
+                disk.current = disk.current || disk.metadata;
+            }
+        }
+    }
+}
+
+fn connected(
+    nodes: &BTreeMap<NodeName, Node>,
+    node: &NodeName,
+    name: &ResourceName,
+) -> Vec<NodeName> {
+    let knows = |from: &NodeName, to: &NodeName| {
+        let record = nodes.get(from).and_then(|node| node.records.get(name));
+        record.and_then(|r| r.peers.as_ref()).is_some_and(|peers| peers.contains(to))
+    };
+    nodes.keys().filter(|peer| knows(node, peer) && knows(peer, node)).cloned().collect()
+}
+
+fn report(nodes: &BTreeMap<NodeName, Node>, node: &NodeName, name: &ResourceName) -> ReplicaState {
+    let record = &nodes[node].records[name];
+    let connected = connected(nodes, node, name);
+    let numbers: BTreeSet<u16> = record.disks.keys().chain(record.sizes.keys()).copied().collect();
+    let volumes = numbers.into_iter().map(|number| {
+        let disk = record.disks.get(&number);
+        let state = match disk {
+            None => DiskState::Diskless,
+            Some(disk) if disk.current => DiskState::UpToDate,
+            Some(_) => DiskState::Inconsistent,
+        };
+        let volume = VolumeState {
+            backing: disk.map(|disk| Bytes(disk.size)),
+            metadata: disk.is_some_and(|disk| disk.metadata),
+            disk: Some(state),
+            size: Bytes(record.sizes.get(&number).copied().unwrap_or_default()),
+            done_percent: None,
+        };
+        (VolumeNr(number), volume)
+    });
+    let peers = record.peers.iter().flatten();
+    let snapshots = record.snapshots.iter();
+    ReplicaState {
+        generation: record.confirmed,
+        up: record.peers.is_some(),
+        in_use: None,
+        volumes: volumes.collect(),
+        connections: peers.map(|peer| (peer.clone(), connected.contains(peer))).collect(),
+        suspension: record.suspension,
+        snapshots: snapshots
+            .map(|(snapshot, (token, _))| (snapshot.clone(), SnapshotState { token: *token }))
+            .collect(),
+    }
+}

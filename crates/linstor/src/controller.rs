@@ -1,0 +1,196 @@
+//! What the surface needs of a controller: to look at the state, to have commands carried out, and
+//! to hear of changes. The crate `controller` is one.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::RwLockReadGuard;
+
+use cluster::command::Command;
+use cluster::model::Model;
+use cluster::name::{NodeName, ResourceName};
+use cluster::objects::Millis;
+use cluster::observed::Observed;
+use cluster::refusal::{Note, Refusal};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{broadcast, oneshot};
+
+/// What is wanted, all of it stored, and what agents have reported.
+#[derive(Debug, Default)]
+pub struct State {
+    /// The wanted state.
+    pub model: Model,
+    /// The facts.
+    pub observed: Observed,
+}
+
+/// Something that is there later.
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A controller.
+pub trait Controller: Send + Sync + 'static {
+    /// The state as it is now. Nothing changes as long as somebody looks at it.
+    fn state(&self) -> RwLockReadGuard<'_, State>;
+
+    /// Carries out a command. What comes back is stored. A caller that goes away does not take the
+    /// command with it.
+    ///
+    /// # Errors
+    /// If it was refused, or could not be stored.
+    fn carry_out(&self, command: Command) -> Later<'_, Result<Done, Failure>>;
+
+    /// Error reports, the newest first.
+    ///
+    /// # Errors
+    /// If the store can not be read.
+    fn reports(&self, filter: ReportFilter) -> Later<'_, Result<Vec<Report>, Failure>>;
+
+    /// Deletes error reports; returns how many there were.
+    ///
+    /// # Errors
+    /// If the store can not be written.
+    fn delete_reports(&self, filter: ReportFilter) -> Later<'_, Result<usize, Failure>>;
+
+    /// Everything that happens from now on. A receiver that does not keep up loses the oldest.
+    fn events(&self) -> broadcast::Receiver<Event>;
+}
+
+/// A command that was carried out.
+#[derive(Debug)]
+pub struct Done {
+    /// What was said beside it.
+    pub notes: Vec<Note>,
+    /// Comes when the agents that are connected have nothing more to do for it.
+    pub followed: oneshot::Receiver<Followed>,
+}
+
+/// What the agents made of a command.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Followed {
+    /// Orders that failed; the controller goes on trying.
+    pub problems: Vec<Problem>,
+    /// What is not done yet, in sentences: what waits for a node, or for data.
+    pub waits: Vec<String>,
+}
+
+/// An order that an agent could not carry out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// The node.
+    pub node: NodeName,
+    /// The resource definition, if it was about one.
+    pub resource: Option<ResourceName>,
+    /// The order, in words.
+    pub order: String,
+    /// Why.
+    pub cause: String,
+    /// What to do about it.
+    pub correction: String,
+    /// The id of the error report about it.
+    pub report: Option<String>,
+}
+
+/// Why a command was not carried out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// It is against a rule; nothing has changed.
+    Refused(Refusal),
+    /// It could not be stored: object and cause, in a sentence. Nothing has changed.
+    Store(String),
+    /// The controller is going down.
+    Stopping,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Refused(refusal) => refusal.fmt(f),
+            Failure::Store(text) => f.write_str(text),
+            Failure::Stopping => f.write_str("the controller is going down"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        Failure::Refused(refusal)
+    }
+}
+
+/// A fault that somebody should look at. Users' mistakes are not reported: they are told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// `<start of the controller, 8 hex digits>-<node, 5 digits>-<number, 6 digits>`.
+    pub id: String,
+    /// When.
+    pub time: Millis,
+    /// Where: a node, or `Controller`.
+    pub node: String,
+    /// What failed, naming the object.
+    pub message: String,
+    /// Why.
+    pub cause: String,
+    /// What to do about it.
+    pub correction: String,
+}
+
+/// Which error reports.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReportFilter {
+    /// Only this one.
+    pub ids: Vec<String>,
+    /// Only of these nodes.
+    pub nodes: Vec<String>,
+    /// Only from this time on.
+    pub since: Option<Millis>,
+    /// Only up to this time.
+    pub to: Option<Millis>,
+}
+
+impl ReportFilter {
+    /// True if the report is one of those.
+    pub fn takes(&self, report: &Report) -> bool {
+        let named = |list: &[String], name: &str| {
+            list.is_empty() || list.iter().any(|other| other.eq_ignore_ascii_case(name))
+        };
+        named(&self.ids, &report.id)
+            && named(&self.nodes, &report.node)
+            && self.since.is_none_or(|since| report.time >= since)
+            && self.to.is_none_or(|to| report.time <= to)
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A resource can, or can not, become Primary on a node from now on.
+    MayPromote {
+        /// The resource definition.
+        resource: ResourceName,
+        /// The node.
+        node: NodeName,
+        /// Whether it can.
+        may: bool,
+    },
+    /// A node was created, or has changed.
+    Node {
+        /// The node.
+        node: NodeName,
+        /// What happened to it.
+        what: NodeEvent,
+    },
+}
+
+/// What happened to a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "each says it")]
+pub enum NodeEvent {
+    Created,
+    Deleted,
+    Evacuated,
+    Evicted,
+    Restored,
+    Modified,
+}
