@@ -2,11 +2,12 @@
 //!
 //! - The operator's commands are those of `surfaces::cli`.
 //! - Started by the name `drbdsetup`, it is that program: `surfaces::drbdsetup`.
-//! - `engine`: the daemon. `face`: what it starts for some block devices. `agent`: the daemon of the control plane, and `node`,
-//!   how it joins. `demo`: a cluster on this machine, to see it work.
+//! - `engine`: the data plane's daemon. `face`: what it starts for some block devices. `agent` and `controller`: the daemons of
+//!   the control plane, and `node`, how a node joins it. `demo`: a cluster on this machine, to see it work.
 //! - `man`, `completions`: files made from the command line's declaration.
 
 mod agent;
+mod controller;
 mod demo;
 mod docs;
 mod engine;
@@ -47,6 +48,9 @@ enum Command {
     /// Make this node a member of a control plane
     #[command(subcommand)]
     Node(agent::NodeCommand),
+    /// Run the controller of a cluster, with LINSTOR's REST API, in the foreground
+    #[command(after_long_help = controller::HELP)]
+    Controller(controller::Args),
     /// Show replication, failures and recovery on this machine, in half a minute
     #[command(after_long_help = demo::HELP)]
     Demo(demo::Args),
@@ -70,7 +74,10 @@ fn honoured(command: &Command) -> Vec<&'static str> {
         Command::Agent(_) => vec!["socket"],
         Command::Node(_) => vec!["node"],
         Command::Demo(_) => vec!["json"],
-        Command::Face(_) | Command::Man { .. } | Command::Completions { .. } => Vec::new(),
+        Command::Controller(_)
+        | Command::Face(_)
+        | Command::Man { .. }
+        | Command::Completions { .. } => Vec::new(),
     }
 }
 
@@ -110,6 +117,7 @@ fn main() -> ExitCode {
         Command::Face(args) => face::run(args),
         Command::Agent(args) => agent::run(args, &common),
         Command::Node(command) => agent::node(command, &common),
+        Command::Controller(args) => controller::run(args),
         Command::Demo(args) => return demo::run(args, common.json),
         Command::Man { directory } => docs::write_manual(Cli::command(), directory),
         Command::Completions { shell } => docs::write_completions(Cli::command(), *shell),
@@ -203,6 +211,8 @@ mod tests {
             "ashlar doctor r0 --node a",
             "ashlar agent --node a",
             "ashlar node join T --socket /s",
+            "ashlar controller --socket /s",
+            "ashlar controller --json",
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains("leave it out"), "{error}");
@@ -224,6 +234,7 @@ mod tests {
             "ashlar why r0 --json",
             "ashlar top r0 --once --json --sort latency --interval 5",
             "ashlar engine --metrics 127.0.0.1:9942",
+            "ashlar controller --data-dir /d --listen [::1]:3370",
             "ashlar doctor r0 --json --scratch /srv",
             "ashlar doctor r0 --serve",
             "ashlar exports --json",

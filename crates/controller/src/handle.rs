@@ -95,6 +95,11 @@ impl Handle {
         self.ask(|to| Input::Backup(file, to)).await
     }
 
+    /// Returns when the owner has ended: then its store has failed for good.
+    pub async fn ended(&self) {
+        self.inputs.closed().await;
+    }
+
     async fn ask<T>(
         &self,
         input: impl FnOnce(oneshot::Sender<Result<T, Failure>>) -> Input,

@@ -1,6 +1,7 @@
 //! The control plane's daemon: it keeps what is wanted of a cluster, and has agents make it so.
 #![forbid(unsafe_code)]
 
+pub mod daemon;
 pub mod handle;
 pub mod link;
 mod log;

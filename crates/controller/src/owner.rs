@@ -42,6 +42,8 @@ const AGAIN_AT_MOST: Duration = Duration::from_secs(60);
 const AFTER_FAILURE: Duration = Duration::from_secs(15);
 /// The longest time until then.
 const AFTER_FAILURE_AT_MOST: Duration = Duration::from_secs(3600);
+/// How often one definition is looked at before others have their turn.
+const TURNS: u32 = 8;
 /// How often it is looked for what is due by the time of day.
 const TICK: Duration = Duration::from_secs(60);
 
@@ -217,11 +219,15 @@ impl Owner {
         for node in std::mem::take(&mut self.pools) {
             self.send_pools(&node);
         }
-        let mut seen = BTreeSet::new();
+        let mut turns: BTreeMap<ResourceName, u32> = BTreeMap::new();
         while let Some(name) = self.dirty.pop_first() {
-            // What a first look has changed may concern others; each has one turn here.
-            if seen.insert(name.clone()) {
-                self.look(&name)?;
+            let turn = turns.entry(name.clone()).or_default();
+            *turn += 1;
+            // What one look changes may concern others, which are looked at again. Should that not come
+            // to an end, it must not keep everybody else waiting.
+            match *turn > TURNS {
+                true => drop(self.due.insert((now + AGAIN, name))),
+                false => self.look(&name)?,
             }
         }
         let done: Vec<u64> = self
@@ -523,7 +529,10 @@ impl Owner {
     fn look(&mut self, name: &ResourceName) -> Result<(), store::Error> {
         if let Err(failure) = self.apply(Command::Settle { name: name.clone() })? {
             log::error(name, format_args!("what is done was not noted: {failure}"));
+            self.due.insert((Instant::now() + AGAIN, name.clone()));
         }
+        // What was just changed is in the plan that follows.
+        self.dirty.remove(name);
         let shared = self.shared.clone();
         let state = shared.state.read().unwrap_or_else(PoisonError::into_inner);
         let plan = plan(&state.model, &state.observed, name);

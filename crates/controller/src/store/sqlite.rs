@@ -5,6 +5,8 @@
 //! log, synchronised before `commit` returns. The file is locked for as long as it is open, so that
 //! two controllers never share one.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,6 +42,13 @@ impl Sqlite {
     /// If the file is of a newer version, something else, in use, or can not be opened.
     pub fn open(file: &Path) -> Result<Sqlite, Error> {
         let failed = |doing| move |error| failed(file, doing, &error);
+        // Secrets of resources are in it; SQLite gives its log the same mode.
+        let new = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
+        new.map_err(|error| Error::Failed {
+            file: file.to_owned(),
+            doing: "opening",
+            cause: error.to_string(),
+        })?;
         let connection = Connection::open(file).map_err(failed("opening"))?;
         connection.busy_timeout(Duration::ZERO).map_err(failed("opening"))?;
         let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -97,6 +106,13 @@ impl Sqlite {
         transaction.commit()
     }
 
+    fn copy(&self, to: &Path) -> Result<(), rusqlite::Error> {
+        let mut copy = Connection::open_with_flags(to, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy)?;
+        // All pages in one step: nobody else writes meanwhile.
+        backup.step(-1).map(drop)
+    }
+
     fn each_report(
         &mut self,
         filter: &ReportFilter,
@@ -142,14 +158,22 @@ impl Store for Sqlite {
 
     fn backup(&mut self, to: &Path) -> Result<(), Error> {
         let writing = |error| failed(to, "writing a copy of", &error);
-        if to.exists() {
-            return Err(Error::Exists { file: to.to_owned() });
+        // Not after it was looked for: whoever makes it in between keeps it.
+        let new = OpenOptions::new().create_new(true).write(true).mode(0o600).open(to);
+        new.map_err(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => Error::Exists { file: to.to_owned() },
+            _ => Error::Failed {
+                file: to.to_owned(),
+                doing: "writing a copy of",
+                cause: error.to_string(),
+            },
+        })?;
+        let copied = self.copy(to);
+        if copied.is_err() {
+            // Half a copy is none.
+            let _ = std::fs::remove_file(to);
         }
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
-        let mut copy = Connection::open_with_flags(to, flags).map_err(writing)?;
-        let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy).map_err(writing)?;
-        // All pages in one step: nobody else writes meanwhile.
-        backup.step(-1).map_err(writing).map(drop)
+        copied.map_err(writing)
     }
 
     fn add_report(&mut self, report: &Report) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! The store: what it keeps, what it refuses, and what a killed process leaves.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -25,6 +26,8 @@ fn rows_come_back_as_they_were_whatever_the_spelling() {
     {
         let mut store = Sqlite::open(&file).unwrap();
         assert!(store.load().unwrap().is_empty());
+        let mode = |file: &Path| std::fs::metadata(file).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&file), 0o600);
         store.commit(&model.rows().map(Change::Put).collect::<Vec<_>>()).unwrap();
         store.commit(&[Change::Put(instance("Some", 1)), Change::Put(instance("two", 2))]).unwrap();
         store.commit(&[Change::Put(instance("sOME", 3))]).unwrap();

@@ -1,0 +1,144 @@
+"""What python-linstor, as it is on PyPI, does with a controller: a cluster from nothing to nothing.
+
+Called by python.rs with the address of a controller whose three agents are simulated."""
+import sys
+import time
+
+import linstor
+from linstor import consts
+
+lin = linstor.Linstor(sys.argv[1])
+lin.connect()
+
+
+def ok(replies, what):
+    assert replies, what
+    for reply in replies:
+        assert not reply.is_error(), f"{what}: {reply}"
+    return replies
+
+
+def refused(replies, number, what):
+    errors = [reply for reply in replies if reply.is_error(consts.MASK_ERROR)]
+    assert errors, f"{what}: not refused: {replies}"
+    codes = [reply.ret_code & 0x7FFF for reply in errors]
+    assert number in codes, f"{what}: {number} is not in {codes}: {errors}"
+
+
+def wait(condition, what):
+    for _ in range(200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{what} does not come true")
+
+
+def resources(name=None):
+    found = lin.resource_list_raise(filter_by_resources=[name] if name else None)
+    return found.resources
+
+
+# Nodes and pools.
+for number, name in enumerate(["n1", "n2", "n3"]):
+    ok(lin.node_create(name, consts.VAL_NODE_TYPE_STLT, f"10.0.0.{number + 1}"), "node create")
+refused(lin.node_create("N1", consts.VAL_NODE_TYPE_STLT, "10.0.0.9"), 500, "same name")
+nodes = lin.node_list_raise().nodes
+assert sorted(node.name for node in nodes) == ["n1", "n2", "n3"]
+assert all(node.connection_status == "ONLINE" for node in nodes), nodes
+ok(lin.netinterface_create("n1", "data", "10.1.0.1"), "interface create")
+interfaces = [node for node in lin.node_list_raise().nodes if node.name == "n1"][0].net_interfaces
+assert sorted(interface.name for interface in interfaces) == ["data", "default"]
+ok(lin.netinterface_delete("n1", "data"), "interface delete")
+for name in ["n1", "n2", "n3"]:
+    ok(lin.storage_pool_create(name, "pool", "FILE_THIN", "/srv/pool"), "pool create")
+pools = lin.storage_pool_list_raise().storage_pools
+assert len([pool for pool in pools if pool.name == "pool"]) == 3
+assert all(pool.free_space.free_capacity > 0 for pool in pools)
+
+# A group with two replicas, and ten volumes.
+ok(lin.resource_group_create("grp", place_count=2, storage_pool=["pool"]), "group create")
+ok(lin.volume_group_create("grp"), "volume group create")
+size = lin.resource_group_query_size_info("grp")
+assert size.space_info.max_vlm_size_in_kib > 0
+for number in range(10):
+    ok(lin.resource_group_spawn("grp", f"vol{number}", ["1GiB"]), "spawn")
+assert len(lin.resource_dfn_list_raise().resource_definitions) == 10
+refused(lin.resource_group_spawn("grp", "vol0", ["1GiB"]), 501, "spawn again")
+refused(lin.resource_group_delete("grp"), 501, "group in use")
+for number in range(10):
+    own = resources(f"vol{number}")
+    assert len([r for r in own if "DISKLESS" not in r.flags]) == 2, own
+    assert len([r for r in own if "TIE_BREAKER" in r.flags]) == 1, own
+states = {v.state.disk_state for v in lin.volume_list_raise().resources[0].volumes}
+assert states <= {"UpToDate", "Diskless", "TieBreaker"}, states
+
+# Properties: what nothing acts on is refused.
+ok(lin.resource_dfn_modify("vol0", {"Aux/who": "me"}), "aux")
+refused(lin.resource_dfn_modify("vol0", {"Nonsense": "1"}), 213, "unknown property")
+assert lin.resource_dfn_list_raise(filter_by_resource_definitions=["vol0"]).resource_definitions[0] \
+    .properties["Aux/who"] == "me"
+ok(lin.controller_set_prop("DrbdOptions/Net/ping-timeout", "10"), "controller property")
+ok(lin.controller_del_prop("DrbdOptions/Net/ping-timeout"), "controller property deleted")
+
+# A snapshot, and its data in a new resource.
+ok(lin.snapshot_create([], "vol0", "snap", False), "snapshot")
+snapshots = lin.snapshot_dfn_list_raise().snapshots
+assert [s.name for s in snapshots] == ["snap"] and "SUCCESSFUL" in snapshots[0].flags, snapshots
+ok(lin.resource_dfn_create("copy", resource_group="grp"), "definition create")
+ok(lin.snapshot_volume_definition_restore("vol0", "snap", "copy"), "restore volumes")
+ok(lin.snapshot_resource_restore([], "vol0", "snap", "copy"), "restore resources")
+assert len([r for r in resources("copy") if "DISKLESS" not in r.flags]) == 2
+refused(lin.resource_dfn_delete("vol0"), 514, "definition with a snapshot")
+
+# Two resources at one point in time.
+ok(lin.snapshot_create_multi([], ["vol4", "vol5"], "both"), "snapshots of two")
+both = [s for s in lin.snapshot_dfn_list_raise().snapshots if s.name == "both"]
+assert len(both) == 2 and all("SUCCESSFUL" in s.flags for s in both), both
+
+# A volume grows; it does not shrink.
+ok(lin.volume_dfn_modify("vol1", 0, size=2 * 1024 * 1024), "grow")
+grown = lin.resource_dfn_list_raise(filter_by_resource_definitions=["vol1"]).resource_definitions[0]
+assert grown.volume_definitions[0].size == 2 * 1024 * 1024
+refused(lin.volume_dfn_modify("vol1", 0, size=1024 * 1024), 206, "shrink")
+
+# The tie-breaker gets a disk and loses it again.
+third = [r.node_name for r in resources("vol2") if "TIE_BREAKER" in r.flags][0]
+ok(lin.resource_toggle_disk(third, "vol2", storage_pool="pool"), "toggle to diskful")
+assert len([r for r in resources("vol2") if "DISKLESS" not in r.flags]) == 3
+ok(lin.resource_toggle_disk(third, "vol2", diskless=True), "toggle to diskless")
+wait(lambda: len([r for r in resources("vol2") if "DISKLESS" in r.flags]) == 1, "diskless again")
+
+# A diskless resource is attached and detached, as by CSI; placing again does nothing.
+ok(lin.resource_make_available("n3", "vol3"), "make available")
+again = ok(lin.resource_auto_place("vol3", 2), "place again")
+assert any(reply.ret_code & 0x7FFF == 1006 for reply in again), again
+
+# The key-value store.
+kv = linstor.KV("instance", uri=sys.argv[1])
+kv["key"] = "value"
+assert linstor.KV("instance", uri=sys.argv[1])["key"] == "value"
+del kv["key"]
+
+# A node is emptied, and taken back.
+ok(lin.node_evacuate("n1"), "evacuate")
+# The snapshot and its resource stay: they were restored there, and take no new place by themselves.
+moved = lambda: not [r for r in resources() if r.node_name == "n1" and "DISKLESS" not in r.flags]
+wait(moved, "evacuation")
+ok(lin.node_restore("n1"), "restore")
+
+# Everything goes.
+for snapshot in lin.snapshot_dfn_list_raise().snapshots:
+    ok(lin.snapshot_delete(snapshot.rsc_name, snapshot.name), "snapshot delete")
+for definition in lin.resource_dfn_list_raise().resource_definitions:
+    ok(lin.resource_dfn_delete(definition.name), "definition delete")
+wait(lambda: not lin.resource_dfn_list_raise().resource_definitions, "definitions gone")
+ok(lin.resource_group_delete("grp"), "group delete")
+for name in ["n1", "n2", "n3"]:
+    ok(lin.storage_pool_delete(name, "pool"), "pool delete")
+for name in ["n1", "n2", "n3"]:
+    ok(lin.node_delete(name), "node delete")
+wait(lambda: not lin.node_list_raise().nodes, "nodes gone")
+gone = lin.resource_dfn_delete("never")
+assert not gone[0].is_error() and gone[0].ret_code & 0x7FFF == 3000, gone
+lin.disconnect()
+print("done")

@@ -1,0 +1,280 @@
+//! The REST API as bytes: statuses, envelopes and the traps that clients fall into (control plane §0,
+//! §2), over a plain socket.
+
+#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
+
+mod simulated;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use controller::start;
+use controller::store::Sqlite;
+use simulated::Simulated;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+struct Server {
+    address: SocketAddr,
+    _directory: TempDir,
+}
+
+struct Response {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Response {
+    fn json(&self) -> serde_json::Value {
+        let text = String::from_utf8_lossy(&self.body);
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// The number in the return code of the first entry, and whether it is an error.
+    fn first(&self) -> (i64, bool) {
+        let code = self.json()[0]["ret_code"].as_i64().unwrap();
+        (code & 0x7fff, (code.cast_unsigned() >> 62) == 3)
+    }
+}
+
+impl Server {
+    async fn new() -> Server {
+        let directory = tempfile::tempdir().unwrap();
+        let (agents, orders) = Simulated::new();
+        let store = Sqlite::open(&directory.path().join("store.db")).unwrap();
+        let (handle, _thread) = start(Box::new(store), agents.clone()).unwrap();
+        tokio::spawn(agents.clone().run(handle.clone(), orders));
+        for name in ["n1", "n2", "n3"] {
+            agents.connect(&handle, name).await;
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = linstor::router(Arc::new(handle));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Server { address, _directory: directory }
+    }
+
+    /// With three nodes, a pool on each, and one volume.
+    async fn with_volume() -> Server {
+        let server = Server::new().await;
+        for (number, node) in ["n1", "n2", "n3"].into_iter().enumerate() {
+            let address = format!("10.0.0.{}", number + 1);
+            let body = format!(
+                r#"{{"name":"{node}","type":"Satellite","net_interfaces":
+                    [{{"name":"default","address":"{address}"}}]}}"#
+            );
+            assert_eq!(server.call("POST", "/v1/nodes", &body).await.status, 201);
+            let pool = r#"{"storage_pool_name":"pool","provider_kind":"FILE_THIN",
+                "props":{"StorDriver/FileDir":"/srv"}}"#;
+            let path = format!("/v1/nodes/{node}/storage-pools");
+            assert_eq!(server.call("POST", &path, pool).await.status, 201);
+        }
+        let spawn = r#"{"resource_definition_name":"Vol","volume_sizes":["1048576"]}"#;
+        let path = "/v1/resource-groups/DfltRscGrp/spawn";
+        let answer = server.call("POST", path, spawn).await;
+        assert_eq!(answer.status, 201, "{}", String::from_utf8_lossy(&answer.body));
+        server
+    }
+
+    async fn call(&self, method: &str, path: &str, body: &str) -> Response {
+        self.call_with(method, path, "", body).await
+    }
+
+    async fn call_with(&self, method: &str, path: &str, headers: &str, body: &str) -> Response {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let host = if headers.contains("Host:") {
+            String::new()
+        } else {
+            format!("Host: {}\r\n", self.address)
+        };
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {length}\r\n\
+             {headers}\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).await.unwrap();
+        let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+        let head = String::from_utf8_lossy(&all[..end]).to_ascii_lowercase();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = all[end + 4..].to_vec();
+        Response { status, head, body }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statuses_and_envelopes_are_those_that_clients_compare() {
+    let server = Server::with_volume().await;
+    // Absent on GET is 404, absent on DELETE is 200 with a warning.
+    let answer = server.call("GET", "/v1/nodes/never", "").await;
+    assert_eq!((answer.status, answer.first()), (404, (300, true)));
+    let answer = server.call("DELETE", "/v1/resource-definitions/never", "").await;
+    assert_eq!((answer.status, answer.first()), (200, (3000, false)));
+    // What exists is 500, and names match in any case.
+    let answer = server
+        .call("POST", "/v1/resource-definitions", r#"{"resource_definition":{"name":"vOL"}}"#)
+        .await;
+    assert_eq!((answer.status, answer.first()), (500, (501, true)));
+    let shown = server.call("GET", "/v1/resource-definitions/VOL", "").await.json();
+    assert_eq!(shown["name"], "Vol");
+    assert_eq!(shown["layer_data"][0]["data"]["secret"], "(kept)", "clients want the field");
+    // Placing what is placed is 201 with warning 1006.
+    let answer = server
+        .call(
+            "POST",
+            "/v1/resource-definitions/vol/autoplace",
+            r#"{"select_filter":{"place_count":2}}"#,
+        )
+        .await;
+    assert_eq!(answer.status, 201);
+    let codes = answer.json();
+    let codes = codes.as_array().unwrap().iter().map(|e| e["ret_code"].as_i64().unwrap() & 0x7fff);
+    assert!(codes.into_iter().any(|code| code == 1006));
+    // Too many replicas is 996.
+    let answer = server
+        .call(
+            "POST",
+            "/v1/resource-definitions/vol/autoplace",
+            r#"{"select_filter":{"place_count":9}}"#,
+        )
+        .await;
+    assert_eq!((answer.status, answer.first()), (500, (996, true)));
+    assert!(answer.json()[0]["details"].as_str().unwrap().contains("pool"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_may_be_missing_null_or_without_a_type_but_not_broken() {
+    let server = Server::with_volume().await;
+    for body in ["", "null", "{}"] {
+        let answer = server.call("PUT", "/v1/nodes/n3/evacuate", body).await;
+        assert_eq!(answer.status, 200, "{body}");
+        assert!(answer.json().is_array());
+        assert_eq!(server.call("PUT", "/v1/nodes/n3/restore", body).await.status, 200, "{body}");
+    }
+    let answer = server.call("POST", "/v1/nodes", "{broken").await;
+    assert_eq!(answer.status, 400);
+    assert_eq!(answer.json()[0]["ret_code"].as_i64().unwrap() & 0xff, 0xfd);
+    // An unknown field is for a newer server; a known one that nothing acts on is refused.
+    let answer = server.call("PUT", "/v1/resource-definitions/vol", r#"{"newer":1}"#).await;
+    assert_eq!(answer.status, 200);
+    let path = "/v1/resource-definitions/vol/resources/n3/make-available";
+    let answer = server.call("POST", path, r#"{"copy_all_snaps":true}"#).await;
+    assert_eq!((answer.status, answer.first()), (500, (234, true)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_says_so() {
+    let server = Server::new().await;
+    let answer = server.call("GET", "/v1/nonsense", "").await;
+    assert_eq!((answer.status, answer.first()), (404, (998, true)));
+    let answer = server.call("PATCH", "/v1/nodes", "").await;
+    assert_eq!((answer.status, answer.first()), (405, (998, true)));
+    for (method, path, status) in [
+        ("GET", "/v1/sos-report", 501),
+        ("POST", "/v1/remotes/s3", 501),
+        ("PUT", "/v1/files/%2Fetc%2Fx/check/n1", 501),
+        ("POST", "/v1/encryption/passphrase", 500),
+        ("POST", "/v1/physical-storage/n1", 500),
+    ] {
+        let answer = server.call(method, path, "{}").await;
+        assert_eq!(answer.status, status, "{method} {path}");
+        let entry = &answer.json()[0];
+        for part in ["message", "cause", "correction"] {
+            assert!(!entry[part].as_str().unwrap().is_empty(), "{method} {path}: {entry}");
+        }
+    }
+    let answer = server.call("POST", "/v1/resource-definitions/a/clone", r#"{"name":"b"}"#).await;
+    assert_eq!(answer.status, 500);
+    assert_eq!(answer.json()["clone_name"], "b");
+    assert_eq!(answer.json()["messages"][0]["ret_code"].as_i64().unwrap() & 0x7fff, 998);
+    let health = server.call("GET", "/health", "").await;
+    assert_eq!((health.status, health.body.len()), (200, 0));
+    assert_eq!(server.call("GET", "/v1/remotes", "").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_filtered_and_cut_and_compressed() {
+    let server = Server::with_volume().await;
+    let count =
+        async |path: &str| server.call("GET", path, "").await.json().as_array().unwrap().len();
+    assert_eq!(count("/v1/nodes").await, 3);
+    assert_eq!(count("/v1/nodes?limit=0&offset=0").await, 3);
+    assert_eq!(count("/v1/nodes?limit=2147483647").await, 3);
+    assert_eq!(count("/v1/nodes?limit=2&offset=2").await, 1);
+    assert_eq!(count("/v1/nodes?nodes=N1&nodes=n2").await, 2);
+    assert_eq!(count("/v1/nodes?nodes=never").await, 0);
+    assert_eq!(count("/v1/view/resources").await, 3);
+    assert_eq!(count("/v1/view/resources?resources=vol&nodes=n1").await, 1);
+    assert_eq!(count("/v1/view/resources?nodes=n1").await, 1);
+    assert_eq!(count("/v1/view/resources?storage_pools=pool").await, 2);
+    assert_eq!(count("/v1/view/storage-pools?storage_pools=pool&cached=True").await, 3);
+    let all = server.call("GET", "/v1/view/resources", "").await.json();
+    for resource in all.as_array().unwrap() {
+        assert_eq!(resource["state"]["in_use"], false, "zero and false are kept");
+        assert!(resource.get("props").is_none_or(|props| !props.as_object().unwrap().is_empty()));
+        assert!(resource["layer_object"]["drbd"]["node_id"].is_u64());
+        assert!(resource["layer_object"]["drbd"]["promotion_score"].as_i64().unwrap() > 0);
+    }
+    let gzip = "Accept-Encoding: gzip\r\n";
+    let answer = server.call_with("GET", "/v1/view/resources", gzip, "").await;
+    assert!(answer.head.contains("content-encoding: gzip"), "{}", answer.head);
+    let answer = server.call_with("GET", "/v1/controller/version", gzip, "").await;
+    assert!(!answer.head.contains("content-encoding"), "{}", answer.head);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn external_files_have_paths_in_the_path() {
+    let server = Server::new().await;
+    let path = "/v1/files/%2Fetc%2Fexample.conf";
+    let answer = server.call("PUT", path, r#"{"content":"aGVsbG8="}"#).await;
+    assert_eq!(answer.status, 200);
+    let shown = server.call("GET", path, "").await.json();
+    assert_eq!(
+        (shown["path"].as_str(), shown["content"].as_str()),
+        (Some("/etc/example.conf"), Some("aGVsbG8="))
+    );
+    let listed = server.call("GET", "/v1/files", "").await.json();
+    assert!(listed[0].get("content").is_none());
+    assert_eq!(server.call("DELETE", path, "").await.status, 200);
+    assert_eq!(server.call("GET", path, "").await.status, 404);
+    let answer = server.call("PUT", path, r#"{"content":"?"}"#).await;
+    assert_eq!((answer.status, answer.first()), (500, (234, true)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_other_sites_change_nothing() {
+    let server = Server::with_volume().await;
+    for headers in ["Origin: http://evil.example\r\n", "Host: evil.example:3370\r\n"] {
+        let path = "/v1/resource-definitions/vol";
+        let answer = server.call_with("DELETE", path, headers, "").await;
+        assert_eq!((answer.status, answer.first()), (403, (412, true)), "{headers}");
+    }
+    assert_eq!(server.call("GET", "/v1/resource-definitions/vol", "").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_present_state_comes_first_in_a_stream_of_promotions() {
+    let server = Server::with_volume().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let request = format!(
+        "GET /v1/events/drbd/promotion HTTP/1.1\r\nHost: {}\r\nLast-Event-ID: current\r\n\r\n",
+        server.address
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    let mut buffer = [0; 4096];
+    let enough = |text: &str| text.matches("event: may-promote-change").count() == 3;
+    let read = async {
+        while !enough(&text) {
+            let count = stream.read(&mut buffer).await.unwrap();
+            assert!(count > 0, "{text}");
+            text.push_str(&String::from_utf8_lossy(&buffer[..count]));
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), read).await.unwrap();
+    assert!(text.contains(r#""may_promote":true"#) && text.contains(r#""resource_name":"Vol""#));
+    assert!(text.to_ascii_lowercase().contains("content-type: text/event-stream"));
+}

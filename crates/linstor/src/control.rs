@@ -1,0 +1,225 @@
+//! The controller itself: version, properties, error reports, counts, health, the passphrase.
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use cluster::command::Command;
+use cluster::objects::Millis;
+use cluster::props::PropsEdit;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::answer::{Answer, Call, Found, Read};
+use crate::ask::{App, Asked, Body, Modify};
+use crate::code::{Kind, Operation, number};
+use crate::controller::{Report, ReportFilter};
+
+/// The version of LINSTOR whose behaviour this is.
+pub const VERSION: &str = "1.34.0";
+/// The version of the REST API. Clients look at it before they use what came later.
+pub const REST_API: &str = "1.28.0";
+/// Error reports of an answer without a limit of its own.
+const REPORTS: usize = 1000;
+
+pub fn routes() -> Router<App> {
+    Router::new()
+        .route("/health", get(health))
+        .route("/v1/controller/version", get(version))
+        .route("/v1/controller/properties", get(properties).post(modify))
+        .route("/v1/controller/properties/{*key}", axum::routing::delete(delete_property))
+        .route("/v1/controller/config", get(config).put(modify_config))
+        .route("/v1/encryption/passphrase", get(passphrase).fallback(no_passphrase))
+        .route("/v1/error-reports", get(reports).patch(delete_reports))
+        .route("/v1/error-reports/{id}", get(report).delete(delete_report))
+        .route("/v1/stats/{what}", get(count))
+        .route("/v1/controller/backup/db", post(no_backup))
+}
+
+/// The one answer with an empty body.
+async fn health() -> StatusCode {
+    StatusCode::OK
+}
+
+/// Reads nothing that could be locked: every command of the client asks for it first.
+async fn version() -> Found {
+    Found(json!({
+        "version": VERSION,
+        "git_hash": concat!("ashlar-", env!("CARGO_PKG_VERSION")),
+        "build_time": "2026-01-01T00:00:00Z",
+        "rest_api_version": REST_API,
+    }))
+}
+
+async fn properties(State(app): State<App>) -> Found {
+    Found(json!(app.state().model.controller().props))
+}
+
+async fn modify(State(app): State<App>, Body(body): Body<Modify>) -> Answer {
+    let call = Call::new(Operation::Modify, Kind::Controller, "controller properties modified");
+    call.created().run(&app, Command::ModifyController { props: body.into() }).await
+}
+
+async fn delete_property(State(app): State<App>, Path(key): Path<String>) -> Answer {
+    let said = format!("controller property {key} deleted");
+    let call = Call::new(Operation::Delete, Kind::Controller, said);
+    let props = PropsEdit { delete: vec![key], ..PropsEdit::default() };
+    call.run(&app, Command::ModifyController { props }).await
+}
+
+async fn config() -> Found {
+    let log = json!({
+        "level": "INFO", "level_global": "INFO",
+        "level_linstor": "INFO", "level_linstor_global": "INFO",
+    });
+    Found(json!({
+        "config": {}, "debug": {}, "log": log, "db": {}, "http": { "enabled": true }, "https": {},
+        "ldap": {},
+    }))
+}
+
+async fn modify_config() -> Answer {
+    let text = "the controller's configuration can not be changed while it runs";
+    let cause = "it has no levels of its log to choose from";
+    let next = "start it with other options";
+    Answer::refused(Kind::Controller, number::UNSUPPORTED, text, cause, next)
+}
+
+async fn passphrase() -> Found {
+    Found(json!({ "status": "unset" }))
+}
+
+async fn no_passphrase() -> Answer {
+    let text = "there is no master passphrase";
+    let cause = "the layer LUKS is not there yet";
+    let next = "use volumes without LUKS, or encrypt what is on them";
+    Answer::refused(Kind::Controller, number::UNSUPPORTED, text, cause, next)
+}
+
+async fn no_backup() -> Answer {
+    let text = "the database is not backed up by this call";
+    let cause = "where it may be written is not for clients to say";
+    let next = "copy the store on the controller's host with SQLite's tools";
+    Answer::refused(Kind::Controller, number::UNSUPPORTED, text, cause, next)
+}
+
+fn show_report(report: &Report, text: bool) -> Value {
+    let mut shown = json!({
+        "node_name": report.node,
+        "error_time": report.time.0,
+        "filename": format!("ErrorReport-{}.log", report.id),
+        "module": if report.node == "Controller" { "Controller" } else { "Satellite" },
+        "version": VERSION,
+        "exception": "",
+        "exception_message": report.message,
+    });
+    if text {
+        let Report { id, message, cause, correction, .. } = report;
+        let text =
+            format!("error report {id}\n\nwhat   {message}\nwhy    {cause}\nnext   {correction}\n");
+        shown["text"] = json!(text);
+    }
+    shown
+}
+
+fn asked_reports(asked: &Asked) -> ReportFilter {
+    let owned = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect();
+    ReportFilter {
+        ids: owned(asked.all("id")),
+        nodes: owned(asked.all("node")),
+        since: asked.number("since").map(Millis),
+        to: asked.number("to").map(Millis),
+    }
+}
+
+async fn reports(State(app): State<App>, asked: Asked) -> Read {
+    let found = app.reports(asked_reports(&asked)).await?;
+    let text = asked.flag("withContent");
+    let limit = asked.number("limit").filter(|limit| *limit > 0);
+    let most = if limit.is_some() { found.len() } else { REPORTS };
+    let list = found.iter().take(most).map(|report| show_report(report, text));
+    Ok(Found(asked.page(list.collect())))
+}
+
+async fn report(State(app): State<App>, Path(id): Path<String>) -> Read {
+    let filter = ReportFilter { ids: vec![id.clone()], ..ReportFilter::default() };
+    let found = app.reports(filter).await?;
+    if found.is_empty() {
+        return Err(no_report(&id));
+    }
+    Ok(Found(found.iter().map(|report| show_report(report, true)).collect()))
+}
+
+fn no_report(id: &str) -> Answer {
+    let text = format!("there is no error report {id}");
+    let cause = "it was deleted, or newer ones have taken its place";
+    Answer::refused(Kind::Controller, number::NO_SUCH, &text, cause, "list them")
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct DeleteReports {
+    since: Option<u64>,
+    to: Option<u64>,
+    nodes: Option<Vec<String>>,
+    exception: Option<String>,
+    version: Option<String>,
+    ids: Option<Vec<String>>,
+}
+
+async fn delete_reports(
+    State(app): State<App>,
+    Body(body): Body<DeleteReports>,
+) -> Result<Answer, Answer> {
+    let why = "error reports are chosen by id, node and time";
+    crate::ask::unsupported(&[
+        ("exception", body.exception.is_some_and(|text| !text.is_empty()), why),
+        ("version", body.version.is_some_and(|text| !text.is_empty()), why),
+    ])?;
+    let filter = ReportFilter {
+        ids: body.ids.unwrap_or_default(),
+        nodes: body.nodes.unwrap_or_default(),
+        since: body.since.map(Millis),
+        to: body.to.map(Millis),
+    };
+    let gone = app.delete_reports(filter).await?;
+    Ok(deleted(&format!("{gone} error reports deleted")))
+}
+
+async fn delete_report(State(app): State<App>, Path(id): Path<String>) -> Result<Answer, Answer> {
+    let filter = ReportFilter { ids: vec![id.clone()], ..ReportFilter::default() };
+    match app.delete_reports(filter).await? {
+        0 => Err(no_report(&id)),
+        _ => Ok(deleted(&format!("error report {id} deleted"))),
+    }
+}
+
+fn deleted(text: &str) -> Answer {
+    use crate::code::{Severity, code};
+    let code = code(Severity::Success, Operation::Delete, Kind::Controller, number::DELETED);
+    crate::answer::Entry::new(code, text).into()
+}
+
+async fn count(State(app): State<App>, Path(what): Path<String>) -> Read {
+    if what == "error-reports" {
+        let reports = app.reports(ReportFilter::default()).await?;
+        return Ok(Found(json!({ "count": reports.len() })));
+    }
+    let state = app.state();
+    let model = &state.model;
+    let count = match what.as_str() {
+        "nodes" => model.nodes().count(),
+        "storage-pools" => model.pools().count(),
+        "resource-groups" => model.groups().count(),
+        "resource-definitions" => model.definitions().count(),
+        "resources" => model.definitions().map(|d| model.resources_of(&d.name).count()).sum(),
+        _ => {
+            let text = format!("{what} are not counted");
+            let cause = "nodes, storage-pools, resource-groups, resource-definitions, resources and \
+                         error-reports are";
+            let next = "ask for one of these";
+            return Err(Answer::refused(Kind::None, number::NO_SUCH, &text, cause, next));
+        }
+    };
+    Ok(Found(json!({ "count": count })))
+}

@@ -1,0 +1,351 @@
+//! Resource definitions and their volume definitions.
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use axum::routing::{get, post};
+use cluster::change::Key;
+use cluster::command::{Command, NewDefinition, NewVolumeDefinition};
+use cluster::layer::Layer;
+use cluster::name::{GroupName, ResourceName};
+use cluster::objects::{Definition, Props, VolumeDefinition};
+use cluster::refusal::{Code, Refusal};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use vocab::{Bytes, DiskState, Minor, VolumeNr};
+
+use crate::answer::{Answer, Call, Found, Read, json as answer_json, without_empty};
+use crate::ask::{App, Asked, Body, Modify, kib, layers, unsupported};
+use crate::code::{Kind, Operation, number};
+use crate::controller;
+use crate::groups::{gross_size, refuse_passphrases};
+use crate::nodes::unknown;
+
+pub fn routes() -> Router<App> {
+    const D: &str = "/v1/resource-definitions/{resource}";
+    Router::new()
+        .route("/v1/resource-definitions", get(list).post(create))
+        .route(D, get(one).put(modify).delete(delete))
+        .route(&format!("{D}/sync-status"), get(sync_status))
+        .route(&format!("{D}/volume-definitions"), get(volumes).post(create_volume))
+        .route(
+            &format!("{D}/volume-definitions/{{number}}"),
+            get(volume).put(modify_volume).delete(delete_volume),
+        )
+        .route(&format!("{D}/clone"), post(clone))
+}
+
+/// What the layer DRBD says of a resource definition.
+pub fn show_drbd(definition: &Definition) -> Value {
+    // Ports are each node's own; old clients want a number all the same. Clients read the field of the
+    // secret but have no use for it, and whoever asks need not have a right to it.
+    json!({
+        "resource_name_suffix": "",
+        "peer_slots": definition.peer_slots,
+        "al_stripes": 1,
+        "al_stripe_size_kib": 32,
+        "port": -1,
+        "transport_type": "IP",
+        "secret": "(kept)",
+        "down": false,
+    })
+}
+
+/// What the layer DRBD says of a volume definition.
+pub fn show_drbd_volume(number: VolumeNr, volume: &VolumeDefinition) -> Value {
+    let minor = volume.minor.map_or(-1, |minor| i64::from(minor.0));
+    json!({ "resource_name_suffix": "", "volume_number": number.0, "minor_number": minor })
+}
+
+fn show(definition: &Definition, with_volumes: bool) -> Value {
+    let layers = definition.layers.iter().map(|layer| match layer {
+        Layer::Drbd => json!({ "type": layer.word(), "data": show_drbd(definition) }),
+        _ => json!({ "type": layer.word() }),
+    });
+    let layers: Vec<Value> = layers.collect();
+    let flags: Vec<&str> = definition.flags.iter().map(|flag| flag.word()).collect();
+    let volumes: Vec<Value> = match with_volumes {
+        true => definition.volumes.iter().map(|(nr, v)| show_volume(definition, *nr, v)).collect(),
+        false => Vec::new(),
+    };
+    let mut shown = without_empty(json!({
+        "name": definition.name.as_str(),
+        "external_name": definition.external_name,
+        "props": definition.props,
+        "flags": flags,
+        "uuid": definition.uuid.to_string(),
+        "resource_group_name": definition.group.as_str(),
+        "volume_definitions": volumes,
+    }));
+    shown["layer_data"] = Value::Array(layers);
+    shown
+}
+
+fn show_volume(definition: &Definition, number: VolumeNr, volume: &VolumeDefinition) -> Value {
+    let layers = definition.layers.iter().map(|layer| match layer {
+        Layer::Drbd => json!({ "type": layer.word(), "data": show_drbd_volume(number, volume) }),
+        _ => json!({ "type": layer.word() }),
+    });
+    let layers: Vec<Value> = layers.collect();
+    let flags: Vec<&str> = volume.flags.iter().map(|flag| flag.word()).collect();
+    let mut shown = without_empty(json!({
+        "volume_number": number.0,
+        "size_kib": volume.size.0 / 1024,
+        "props": volume.props,
+        "flags": flags,
+        "uuid": volume.uuid.to_string(),
+    }));
+    shown["layer_data"] = Value::Array(layers);
+    shown
+}
+
+/// A resource definition that is there.
+///
+/// # Errors
+/// An answer that there is none.
+pub fn find<'a>(state: &'a controller::State, name: &str) -> Result<&'a Definition, Answer> {
+    let name = ResourceName::new(name)?;
+    let unknown = |key| unknown(Code::UnknownDefinition, &key).into();
+    state.model.definition(&name).ok_or_else(|| unknown(Key::Definition(name)))
+}
+
+async fn list(State(app): State<App>, asked: Asked) -> Found {
+    let state = app.state();
+    let named = asked.all("resource_definitions");
+    let with_volumes = asked.flag("with_volume_definitions");
+    let definitions: Vec<&Definition> = match named.is_empty() {
+        true => state.model.definitions().collect(),
+        // A few names are looked up, not searched for.
+        false => named
+            .iter()
+            .filter_map(|name| state.model.definition(&ResourceName::new(name).ok()?))
+            .collect(),
+    };
+    let wanted = definitions.into_iter().filter(|definition| asked.wants_props(&definition.props));
+    Found(asked.page(wanted.map(|definition| show(definition, with_volumes)).collect()))
+}
+
+async fn one(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {
+    let state = app.state();
+    Ok(Found(show(find(&state, &name)?, asked.flag("with_volume_definitions"))))
+}
+
+#[derive(Deserialize)]
+struct NewLayer {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NewResourceDefinition {
+    name: Option<String>,
+    external_name: Option<String>,
+    props: Option<Props>,
+    layer_data: Option<Vec<NewLayer>>,
+    resource_group_name: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct CreateDefinition {
+    drbd_port: Option<i64>,
+    drbd_secret: Option<String>,
+    drbd_peer_slots: Option<u8>,
+    drbd_transport_type: Option<String>,
+    resource_definition: NewResourceDefinition,
+}
+
+const PORT: &str = "ports are each resource's own; give one when a resource is created";
+
+async fn create(
+    State(app): State<App>,
+    Body(body): Body<CreateDefinition>,
+) -> Result<Answer, Answer> {
+    let transport = body.drbd_transport_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("IP"));
+    unsupported(&[
+        ("drbd_port", body.drbd_port.is_some_and(|port| port > 0), PORT),
+        ("drbd_transport_type", transport, "TCP over IP is the only transport"),
+    ])?;
+    let new = body.resource_definition;
+    let name = new.name.filter(|name| !name.is_empty());
+    let external_name = new.external_name.filter(|name| !name.is_empty());
+    let shown = name.clone().or(external_name.clone()).unwrap_or_default();
+    let stack = new.layer_data.map(|list| list.into_iter().map(|layer| layer.kind).collect());
+    let group = new.resource_group_name.filter(|name| !name.is_empty());
+    let definition = NewDefinition {
+        name: name.map(|name| ResourceName::new(&name)).transpose()?,
+        external_name,
+        group: group.map(|name| GroupName::new(&name)).transpose()?,
+        props: new.props.unwrap_or_default(),
+        layers: layers(stack)?,
+        peer_slots: body.drbd_peer_slots,
+        secret: body.drbd_secret.filter(|secret| !secret.is_empty()),
+    };
+    let said = format!("resource definition {shown} created");
+    let call = Call::new(Operation::Create, Kind::Definition, said).about("RscDfn", shown);
+    Ok(call.run(&app, Command::CreateDefinition { definition }).await)
+}
+
+#[derive(Deserialize)]
+struct ModifyDefinition {
+    #[serde(flatten)]
+    props: Modify,
+    drbd_port: Option<i64>,
+    drbd_peer_slots: Option<u8>,
+    layer_stack: Option<Vec<String>>,
+    resource_group: Option<String>,
+}
+
+async fn modify(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Body(body): Body<ModifyDefinition>,
+) -> Result<Answer, Answer> {
+    unsupported(&[("drbd_port", body.drbd_port.is_some_and(|port| port > 0), PORT)])?;
+    let name = ResourceName::new(&name)?;
+    let said = format!("resource definition {name} modified");
+    let call = Call::new(Operation::Modify, Kind::Definition, said).about("RscDfn", &name);
+    let group = body.resource_group.filter(|group| !group.is_empty());
+    let command = Command::ModifyDefinition {
+        name,
+        props: body.props.into(),
+        group: group.map(|group| GroupName::new(&group)).transpose()?,
+        layers: layers(body.layer_stack)?,
+        peer_slots: body.drbd_peer_slots,
+    };
+    Ok(call.run(&app, command).await)
+}
+
+async fn delete(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+    let name = ResourceName::new(&name)?;
+    let said = format!("resource definition {name} is deleted");
+    let call = Call::new(Operation::Delete, Kind::Definition, said).about("RscDfn", &name);
+    Ok(call.run(&app, Command::DeleteDefinition { name }).await)
+}
+
+async fn sync_status(State(app): State<App>, Path(name): Path<String>) -> Read {
+    let state = app.state();
+    let definition = find(&state, &name)?;
+    let name = &definition.name;
+    let synced = state.model.resources_of(name).filter(|r| r.is_replica()).all(|resource| {
+        let known = state.observed.replica(name, &resource.node);
+        definition.volumes.keys().all(|number| {
+            let volume = known.and_then(|replica| replica.volumes.get(number));
+            volume.is_some_and(|volume| volume.disk == Some(DiskState::UpToDate))
+        })
+    });
+    Ok(Found(json!({ "synced_on_all": synced })))
+}
+
+#[derive(Deserialize)]
+struct Clone {
+    name: Option<String>,
+}
+
+/// The one answer whose entries are inside of an object: clients look for them there.
+async fn clone(Path(source): Path<String>, Body(body): Body<Clone>) -> Response {
+    let text = "resource definitions can not be cloned";
+    let next = "make a snapshot and restore it into a new resource definition";
+    let refused =
+        Answer::refused(Kind::Definition, number::UNSUPPORTED, text, "it is not there yet", next);
+    let answer = json!({
+        "location": "",
+        "source_name": source,
+        "clone_name": body.name.unwrap_or_default(),
+        "messages": refused.entries,
+    });
+    answer_json(refused.status(), &answer)
+}
+
+async fn volumes(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {
+    let state = app.state();
+    let definition = find(&state, &name)?;
+    let all = definition.volumes.iter().map(|(nr, volume)| show_volume(definition, *nr, volume));
+    Ok(Found(asked.page(all.collect())))
+}
+
+async fn volume(State(app): State<App>, Path((name, number)): Path<(String, u16)>) -> Read {
+    let state = app.state();
+    let definition = find(&state, &name)?;
+    match definition.volumes.get(&VolumeNr(number)) {
+        Some(volume) => Ok(Found(show_volume(definition, VolumeNr(number), volume))),
+        None => {
+            let text = format!("resource definition {name} has no volume {number}");
+            let refusal = Refusal::new(Code::UnknownVolumeDefinition, text);
+            Err(refusal.correction("list its volume definitions").into())
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct NewVolume {
+    volume_number: Option<u16>,
+    size_kib: i64,
+    props: Option<Props>,
+    flags: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct CreateVolume {
+    volume_definition: NewVolume,
+    drbd_minor_number: Option<u32>,
+    passphrase: Option<String>,
+}
+
+async fn create_volume(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Body(body): Body<CreateVolume>,
+) -> Result<Answer, Answer> {
+    refuse_passphrases(body.passphrase.is_some_and(|text| !text.is_empty()))?;
+    let name = ResourceName::new(&name)?;
+    let new = body.volume_definition;
+    let volume = NewVolumeDefinition {
+        number: new.volume_number,
+        size: Bytes(kib(new.size_kib)?),
+        minor: body.drbd_minor_number.map(Minor),
+        gross_size: gross_size(&new.flags.unwrap_or_default())?.unwrap_or(false),
+        props: new.props.unwrap_or_default(),
+        passphrase: None,
+    };
+    let said = format!("volume definition of {name} created");
+    let call = Call::new(Operation::Create, Kind::VolumeDefinition, said).ok();
+    let call = call.about("RscDfn", &name);
+    Ok(call.run(&app, Command::CreateVolumeDefinition { name, volume }).await)
+}
+
+#[derive(Deserialize)]
+struct ModifyVolume {
+    size_kib: Option<i64>,
+    #[serde(flatten)]
+    props: Modify,
+    flags: Option<Vec<String>>,
+}
+
+async fn modify_volume(
+    State(app): State<App>,
+    Path((name, number)): Path<(String, u16)>,
+    Body(body): Body<ModifyVolume>,
+) -> Result<Answer, Answer> {
+    let name = ResourceName::new(&name)?;
+    // Clients send 0 for a size that stays.
+    let size = body.size_kib.filter(|size| *size != 0).map(kib).transpose()?;
+    let gross_size = gross_size(&body.flags.unwrap_or_default())?;
+    let said = format!("volume definition {number} of {name} modified");
+    let call = Call::new(Operation::Modify, Kind::VolumeDefinition, said).about("RscDfn", &name);
+    let call = call.about("VlmNr", number);
+    let props = body.props.into();
+    let command = Command::ModifyVolumeDefinition { name, number, size, props, gross_size };
+    Ok(call.run(&app, command).await)
+}
+
+async fn delete_volume(
+    State(app): State<App>,
+    Path((name, number)): Path<(String, u16)>,
+) -> Result<Answer, Answer> {
+    let name = ResourceName::new(&name)?;
+    let said = format!("volume definition {number} of {name} is deleted");
+    let call = Call::new(Operation::Delete, Kind::VolumeDefinition, said).about("RscDfn", &name);
+    let call = call.about("VlmNr", number);
+    Ok(call.run(&app, Command::DeleteVolumeDefinition { name, number }).await)
+}

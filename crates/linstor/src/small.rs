@@ -1,0 +1,142 @@
+//! The key-value store and external files.
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::routing::{get, post};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use cluster::change::Key;
+use cluster::command::Command;
+use cluster::name::{FilePath, ResourceName, StoreName};
+use cluster::objects::{ExternalFile, Props};
+use cluster::refusal::{Code, Refusal};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::answer::{Answer, Call, Found, Read};
+use crate::ask::{App, Asked, Body, Modify};
+use crate::code::{Kind, Operation};
+use crate::nodes::unknown;
+
+pub fn routes() -> Router<App> {
+    Router::new()
+        .route("/v1/key-value-store", get(stores))
+        .route("/v1/key-value-store/{instance}", get(store).put(modify_store).delete(delete_store))
+        .route("/v1/files", get(files))
+        .route("/v1/files/{file}", get(file).put(put_file).delete(delete_file))
+        .route(
+            "/v1/resource-definitions/{resource}/files/{file}",
+            post(deploy_file).delete(withdraw_file),
+        )
+}
+
+fn show_store(name: &StoreName, props: &Props) -> Value {
+    json!({ "name": name.as_str(), "props": props })
+}
+
+async fn stores(State(app): State<App>) -> Found {
+    let state = app.state();
+    Found(state.model.stores().map(|(name, props)| show_store(name, props)).collect())
+}
+
+async fn store(State(app): State<App>, Path(name): Path<String>) -> Read {
+    let state = app.state();
+    let name = StoreName::new(&name)?;
+    match state.model.store(&name) {
+        Some(props) => Ok(Found(json!([show_store(&name, props)]))),
+        None => Err(unknown(Code::UnknownStore, &Key::Store(name)).into()),
+    }
+}
+
+async fn modify_store(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Body(body): Body<Modify>,
+) -> Result<Answer, Answer> {
+    let name = StoreName::new(&name)?;
+    let said = format!("key-value store {name} modified");
+    let call = Call::new(Operation::Modify, Kind::Store, said).about("KVS", &name);
+    Ok(call.run(&app, Command::ModifyStore { name, edit: body.into() }).await)
+}
+
+async fn delete_store(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+    let name = StoreName::new(&name)?;
+    let said = format!("key-value store {name} deleted");
+    let call = Call::new(Operation::Delete, Kind::Store, said).about("KVS", &name);
+    Ok(call.run(&app, Command::DeleteStore { name }).await)
+}
+
+fn show_file(file: &ExternalFile, content: bool) -> Value {
+    match content {
+        true => json!({ "path": file.path.as_str(), "content": BASE64.encode(&file.content) }),
+        false => json!({ "path": file.path.as_str() }),
+    }
+}
+
+async fn files(State(app): State<App>, asked: Asked) -> Found {
+    let state = app.state();
+    let content = asked.flag("content");
+    Found(asked.page(state.model.files().map(|file| show_file(file, content)).collect()))
+}
+
+async fn file(State(app): State<App>, Path(path): Path<String>) -> Read {
+    let state = app.state();
+    let path = FilePath::new(&path)?;
+    match state.model.file(&path) {
+        Some(file) => Ok(Found(show_file(file, true))),
+        None => Err(unknown(Code::UnknownFile, &Key::File(path)).into()),
+    }
+}
+
+#[derive(Deserialize)]
+struct NewFile {
+    content: Option<String>,
+    alt_suffixes: Option<Vec<String>>,
+}
+
+async fn put_file(
+    State(app): State<App>,
+    Path(path): Path<String>,
+    Body(body): Body<NewFile>,
+) -> Result<Answer, Answer> {
+    let path = FilePath::new(&path)?;
+    let suffixes = body.alt_suffixes.is_some_and(|list| !list.is_empty());
+    crate::ask::unsupported(&[("alt_suffixes", suffixes, "a file has one path here")])?;
+    let content = BASE64.decode(body.content.as_deref().unwrap_or_default()).map_err(|error| {
+        Refusal::new(Code::InvalidRequest, format!("the content of {path} can not be read"))
+            .cause(format!("it is not base64: {error}"))
+            .correction("encode it")
+    })?;
+    let call = Call::new(Operation::Modify, Kind::File, format!("external file {path} stored"));
+    Ok(call.run(&app, Command::PutFile { path, content }).await)
+}
+
+async fn delete_file(State(app): State<App>, Path(path): Path<String>) -> Result<Answer, Answer> {
+    let path = FilePath::new(&path)?;
+    let call = Call::new(Operation::Delete, Kind::File, format!("external file {path} deleted"));
+    Ok(call.run(&app, Command::DeleteFile { path }).await)
+}
+
+async fn deploy_file(
+    State(app): State<App>,
+    Path((name, path)): Path<(String, String)>,
+) -> Result<Answer, Answer> {
+    deploy(&app, &name, &path, true).await
+}
+
+async fn withdraw_file(
+    State(app): State<App>,
+    Path((name, path)): Path<(String, String)>,
+) -> Result<Answer, Answer> {
+    deploy(&app, &name, &path, false).await
+}
+
+async fn deploy(app: &App, name: &str, path: &str, deploy: bool) -> Result<Answer, Answer> {
+    let (name, path) = (ResourceName::new(name)?, FilePath::new(path)?);
+    let said = match deploy {
+        true => format!("external file {path} is put where {name} is"),
+        false => format!("external file {path} is not put where {name} is any more"),
+    };
+    let call = Call::new(Operation::Modify, Kind::File, said).about("RscDfn", &name);
+    Ok(call.run(app, Command::DeployFile { path, name, deploy }).await)
+}

@@ -1,0 +1,254 @@
+//! Snapshots, and what is restored from them.
+
+use std::collections::BTreeMap;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::routing::{get, post};
+use cluster::change::Key;
+use cluster::command::Command;
+use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
+use cluster::objects::{Props, SnapshotDefinition};
+use cluster::refusal::{Code, Refusal};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::answer::{Answer, Call, Found, Read, without_empty};
+use crate::ask::{App, Asked, Body, Modify, names};
+use crate::code::{Kind, Operation, number};
+use crate::definitions::find;
+use crate::nodes::unknown;
+
+pub fn routes() -> Router<App> {
+    const D: &str = "/v1/resource-definitions/{resource}";
+    Router::new()
+        .route("/v1/view/snapshots", get(view))
+        .route("/v1/actions/snapshot/multi", post(create_several))
+        .route(&format!("{D}/snapshots"), get(list).post(create))
+        .route(&format!("{D}/snapshots/{{snapshot}}"), get(one).put(modify).delete(delete))
+        .route(
+            &format!("{D}/snapshot-restore-volume-definition/{{snapshot}}"),
+            post(restore_volumes),
+        )
+        .route(&format!("{D}/snapshot-restore-resource/{{snapshot}}"), post(restore_resources))
+        .route(&format!("{D}/snapshot-rollback/{{snapshot}}"), post(rollback))
+}
+
+fn show(snapshot: &SnapshotDefinition) -> Value {
+    let nodes: Vec<&str> = snapshot.nodes.keys().map(NodeName::as_str).collect();
+    let flags: Vec<&str> = snapshot.flags.iter().map(|flag| flag.word()).collect();
+    let volumes: Vec<Value> = snapshot
+        .sizes
+        .iter()
+        .map(|(number, size)| json!({ "volume_number": number.0, "size_kib": size.0 / 1024 }))
+        .collect();
+    let on_nodes = snapshot.nodes.iter().map(|(node, on_node)| {
+        let volumes = on_node.pools.iter().map(|(number, pool)| {
+            let props = json!({ "StorPoolName": pool.as_str() });
+            let uuid = on_node.uuid.to_string();
+            json!({ "vlm_nr": number.0, "uuid": uuid, "volume_props": props })
+        });
+        let flags: &[&str] = if on_node.deleting { &["DELETE"] } else { &[] };
+        json!({
+            "snapshot_name": snapshot.name.as_str(),
+            "node_name": node.as_str(),
+            "create_timestamp": on_node.created.0,
+            "flags": flags,
+            "uuid": on_node.uuid.to_string(),
+            "snapshot_volumes": volumes.collect::<Vec<_>>(),
+        })
+    });
+    without_empty(json!({
+        "name": snapshot.name.as_str(),
+        "resource_name": snapshot.resource.as_str(),
+        "nodes": nodes,
+        "props": snapshot.props,
+        "snapshot_definition_props": snapshot.props,
+        "resource_definition_props": snapshot.frozen_props,
+        "flags": flags,
+        "volume_definitions": volumes,
+        "uuid": snapshot.uuid.to_string(),
+        "snapshots": on_nodes.collect::<Vec<_>>(),
+    }))
+}
+
+async fn view(State(app): State<App>, asked: Asked) -> Found {
+    let state = app.state();
+    let snapshots = state.model.snapshots().filter(|snapshot| {
+        asked.wants("resources", snapshot.resource.as_str())
+            && (asked.all("nodes").is_empty()
+                || snapshot.nodes.keys().any(|node| asked.wants("nodes", node.as_str())))
+    });
+    Found(asked.page(snapshots.map(show).collect()))
+}
+
+async fn list(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {
+    let state = app.state();
+    let definition = find(&state, &name)?;
+    Ok(Found(asked.page(state.model.snapshots_of(&definition.name).map(show).collect())))
+}
+
+async fn one(State(app): State<App>, Path((name, snapshot)): Path<(String, String)>) -> Read {
+    let state = app.state();
+    let name = find(&state, &name)?.name.clone();
+    let snapshot = SnapshotName::new(&snapshot)?;
+    match state.model.snapshot(&name, &snapshot) {
+        Some(snapshot) => Ok(Found(show(snapshot))),
+        None => Err(unknown(Code::UnknownSnapshot, &Key::Snapshot(name, snapshot)).into()),
+    }
+}
+
+#[derive(Deserialize)]
+struct NewSnapshot {
+    name: String,
+    resource_name: Option<String>,
+    nodes: Option<Vec<String>>,
+    props: Option<Props>,
+}
+
+type Named = (ResourceName, SnapshotName, Vec<NodeName>);
+
+impl NewSnapshot {
+    fn named(self, resource: &str) -> Result<(Named, Props), Refusal> {
+        let nodes = names(self.nodes, NodeName::new)?.unwrap_or_default();
+        let named = (ResourceName::new(resource)?, SnapshotName::new(&self.name)?, nodes);
+        Ok((named, self.props.unwrap_or_default()))
+    }
+}
+
+async fn create(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Body(body): Body<NewSnapshot>,
+) -> Result<Answer, Answer> {
+    let (named, props) = body.named(&name)?;
+    Ok(take(&app, vec![named], props).await)
+}
+
+#[derive(Deserialize)]
+struct Several {
+    snapshots: Vec<NewSnapshot>,
+}
+
+async fn create_several(
+    State(app): State<App>,
+    Body(body): Body<Several>,
+) -> Result<Answer, Answer> {
+    let mut all = Vec::new();
+    let mut common: Option<Props> = None;
+    for snapshot in body.snapshots {
+        let resource = snapshot.resource_name.clone().unwrap_or_default();
+        let (named, props) = snapshot.named(&resource)?;
+        if common.as_ref().is_some_and(|common| *common != props) {
+            let text = "snapshots that are made together have the same properties";
+            return Err(Refusal::new(Code::InvalidRequest, text)
+                .cause("they are one command")
+                .correction("set them afterwards")
+                .into());
+        }
+        common = Some(props);
+        all.push(named);
+    }
+    if all.is_empty() {
+        let refusal = Refusal::new(Code::InvalidRequest, "no snapshot is named");
+        return Err(refusal.cause("the list is empty").correction("name one").into());
+    }
+    Ok(take(&app, all, common.unwrap_or_default()).await)
+}
+
+/// Makes snapshots, and says whether they are good once that is known.
+async fn take(app: &App, snapshots: Vec<Named>, props: Props) -> Answer {
+    let names: Vec<String> =
+        snapshots.iter().map(|(rd, snap, _)| format!("{snap} of {rd}")).collect();
+    let said = format!("snapshot {} created", names.join(", "));
+    let mut call = Call::new(Operation::Create, Kind::Snapshot, said);
+    if let Some((name, snapshot, _)) = snapshots.first() {
+        call = call.about("RscDfn", name).about("Snapshot", snapshot);
+    }
+    let made: Vec<_> = snapshots.iter().map(|(rd, snap, _)| (rd.clone(), snap.clone())).collect();
+    let mut answer = call.run(app, Command::CreateSnapshots { snapshots, props }).await;
+    if answer.status() != answer.success {
+        return answer;
+    }
+    let state = app.state();
+    for (name, snapshot) in made {
+        let found = state.model.snapshot(&name, &snapshot);
+        if !found.is_some_and(|found| found.is_successful() || found.is_pending()) {
+            let key = Key::Snapshot(name, snapshot);
+            let text = format!("{key} failed");
+            let cause = "a node went away, or resumed I/O, before all of it was made";
+            let next = "look at the nodes, delete it, and try again";
+            let refused = Answer::refused(Kind::Snapshot, number::UNSUPPORTED, &text, cause, next);
+            answer.entries = refused.entries;
+        }
+    }
+    answer
+}
+
+async fn modify(
+    State(app): State<App>,
+    Path((name, snapshot)): Path<(String, String)>,
+    Body(body): Body<Modify>,
+) -> Result<Answer, Answer> {
+    let (name, snapshot) = (ResourceName::new(&name)?, SnapshotName::new(&snapshot)?);
+    let said = format!("snapshot {snapshot} of {name} modified");
+    let call = Call::new(Operation::Modify, Kind::Snapshot, said).about("RscDfn", &name);
+    let call = call.about("Snapshot", &snapshot);
+    Ok(call.run(&app, Command::ModifySnapshot { name, snapshot, props: body.into() }).await)
+}
+
+async fn delete(
+    State(app): State<App>,
+    Path((name, snapshot)): Path<(String, String)>,
+    asked: Asked,
+) -> Result<Answer, Answer> {
+    let (name, snapshot) = (ResourceName::new(&name)?, SnapshotName::new(&snapshot)?);
+    let nodes: Result<Vec<NodeName>, Refusal> =
+        asked.all("nodes").into_iter().map(NodeName::new).collect();
+    let said = format!("snapshot {snapshot} of {name} is deleted");
+    let call = Call::new(Operation::Delete, Kind::Snapshot, said).about("RscDfn", &name);
+    let call = call.about("Snapshot", &snapshot);
+    Ok(call.run(&app, Command::DeleteSnapshot { name, snapshot, nodes: nodes? }).await)
+}
+
+#[derive(Deserialize)]
+struct Restore {
+    to_resource: String,
+    nodes: Option<Vec<String>>,
+    stor_pool_rename: Option<BTreeMap<String, String>>,
+}
+
+async fn restore_volumes(
+    State(app): State<App>,
+    Path((name, snapshot)): Path<(String, String)>,
+    Body(body): Body<Restore>,
+) -> Result<Answer, Answer> {
+    let (name, snapshot) = (ResourceName::new(&name)?, SnapshotName::new(&snapshot)?);
+    let to = ResourceName::new(&body.to_resource)?;
+    let said = format!("volume definitions of {to} restored from snapshot {snapshot} of {name}");
+    let call = Call::new(Operation::Create, Kind::Snapshot, said).ok().about("RscDfn", &to);
+    Ok(call.run(&app, Command::RestoreVolumeDefinitions { name, snapshot, to }).await)
+}
+
+async fn restore_resources(
+    State(app): State<App>,
+    Path((name, snapshot)): Path<(String, String)>,
+    Body(body): Body<Restore>,
+) -> Result<Answer, Answer> {
+    let (name, snapshot) = (ResourceName::new(&name)?, SnapshotName::new(&snapshot)?);
+    let to = ResourceName::new(&body.to_resource)?;
+    let nodes = names(body.nodes, NodeName::new)?.unwrap_or_default();
+    let renamed = body.stor_pool_rename.unwrap_or_default();
+    let pools: Result<BTreeMap<PoolName, PoolName>, Refusal> =
+        renamed.iter().map(|(from, to)| Ok((PoolName::new(from)?, PoolName::new(to)?))).collect();
+    let said = format!("{to} restored from snapshot {snapshot} of {name}");
+    let call = Call::new(Operation::Create, Kind::Snapshot, said).ok().about("RscDfn", &to);
+    let command = Command::RestoreResources { name, snapshot, to, nodes, pools: pools? };
+    Ok(call.run(&app, command).await)
+}
+
+async fn rollback() -> Answer {
+    let text = "a resource can not be rolled back to a snapshot";
+    let next = "restore the snapshot into a new resource definition";
+    Answer::refused(Kind::Snapshot, number::UNSUPPORTED, text, "it is not there yet", next)
+}
