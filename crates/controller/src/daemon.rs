@@ -108,14 +108,25 @@ pub fn run(
     });
     // Streams of events have no end of their own.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    // The thread has ended if it has failed; else its work is done when nobody has a handle any more.
-    match thread.is_finished() {
-        true => thread.join().unwrap_or(Ok(())).map_err(Error::Store),
-        false => result,
+    match result? {
+        // A transaction that is under way is whole or not there, as after a power cut.
+        End::Signal => Ok(()),
+        End::Owner => match thread.join() {
+            Ok(ended) => ended.map_err(Error::Store),
+            Err(_) => Err(Error::System(std::io::Error::other("its owner's thread panicked"))),
+        },
     }
 }
 
-async fn serve(listener: TcpListener, handle: Handle) -> Result<(), Error> {
+/// Why the API is served no longer.
+enum End {
+    /// Somebody said so.
+    Signal,
+    /// Nobody carries out commands any more.
+    Owner,
+}
+
+async fn serve(listener: TcpListener, handle: Handle) -> Result<End, Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::System)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::System)?;
     let router = linstor::router(Arc::new(handle.clone()));
@@ -127,13 +138,13 @@ async fn serve(listener: TcpListener, handle: Handle) -> Result<(), Error> {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        () = handle.ended() => return Ok(()),
+        () = handle.ended() => return Ok(End::Owner),
     }
     log::info("controller", format_args!("goes down"));
     let _ = stop.send(());
     match tokio::time::timeout(GRACE, server).await {
-        Ok(Ok(served)) => served.map_err(Error::System),
+        Ok(Ok(served)) => served.map_err(Error::System).map(|()| End::Signal),
         // Who still waits then has to ask again.
-        Ok(Err(_)) | Err(_) => Ok(()),
+        Ok(Err(_)) | Err(_) => Ok(End::Signal),
     }
 }

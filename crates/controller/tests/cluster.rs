@@ -7,6 +7,7 @@ mod simulated;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cluster::change::{Change, Object};
@@ -192,50 +193,65 @@ async fn a_failed_order_is_told_and_reported() {
     assert_eq!(reports[0].correction, "put it out");
 }
 
-/// A store whose disk is full from some time on.
-struct Full(Sqlite, Arc<std::sync::atomic::AtomicBool>);
+/// A store whose disk is full from some time on; one that is broken can not be read then either.
+struct Full {
+    store: Sqlite,
+    full: Arc<AtomicBool>,
+    broken: bool,
+}
+
+impl Full {
+    fn check(&self) -> Result<(), store::Error> {
+        if !self.full.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (file, cause) = ("store.db".into(), "no space left on device".to_owned());
+        Err(store::Error::Failed { file, doing: "writing", cause })
+    }
+}
 
 impl Store for Full {
     fn load(&mut self) -> Result<Vec<Object>, store::Error> {
-        self.0.load()
+        if self.broken {
+            self.check()?;
+        }
+        self.store.load()
     }
     fn commit(&mut self, changes: &[Change]) -> Result<(), store::Error> {
-        if self.1.load(std::sync::atomic::Ordering::Relaxed) {
-            let (file, cause) = ("store.db".into(), "no space left on device".to_owned());
-            return Err(store::Error::Failed { file, doing: "writing", cause });
-        }
-        self.0.commit(changes)
+        self.check()?;
+        self.store.commit(changes)
     }
     fn backup(&mut self, to: &Path) -> Result<(), store::Error> {
-        self.0.backup(to)
+        self.store.backup(to)
     }
     fn add_report(&mut self, report: &Report) -> Result<(), store::Error> {
-        self.0.add_report(report)
+        self.store.add_report(report)
     }
     fn next_report(&mut self) -> Result<u64, store::Error> {
-        self.0.next_report()
+        self.store.next_report()
     }
     fn reports(&mut self, filter: &ReportFilter) -> Result<Vec<Report>, store::Error> {
-        self.0.reports(filter)
+        self.store.reports(filter)
     }
     fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, store::Error> {
-        self.0.delete_reports(filter)
+        self.store.delete_reports(filter)
     }
 }
 
 #[tokio::test]
 async fn a_command_that_can_not_be_stored_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let full = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let full = Arc::new(AtomicBool::new(false));
     let store = Sqlite::open(&directory.path().join("store.db")).unwrap();
-    let (handle, agents) = with_store(Box::new(Full(store, full.clone()))).await;
+    let store = Full { store, full: full.clone(), broken: false };
+    let (handle, agents) = with_store(Box::new(store)).await;
     three_nodes(&handle).await;
     let before = handle.state().model.clone();
-    full.store(true, std::sync::atomic::Ordering::Relaxed);
+    full.store(true, Ordering::Relaxed);
     let error = handle.carry_out(spawn("one")).await.unwrap_err();
     assert!(matches!(&error, Failure::Store(text) if text.contains("no space left")), "{error}");
     assert_eq!(handle.state().model, before);
-    full.store(false, std::sync::atomic::Ordering::Relaxed);
+    full.store(false, Ordering::Relaxed);
     does(&handle, spawn("one")).await;
     assert_eq!(agents.disks().len(), 2);
 }
@@ -251,4 +267,22 @@ async fn an_old_link_says_nothing_any_more() {
     handle.heard(lost).await;
     does(&handle, spawn("one")).await;
     assert!(handle.state().observed.is_connected(&node("n1")));
+}
+
+#[tokio::test]
+async fn a_controller_that_does_not_know_what_is_stored_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let full = Arc::new(AtomicBool::new(false));
+    let store = Sqlite::open(&directory.path().join("store.db")).unwrap();
+    let store = Full { store, full: full.clone(), broken: true };
+    let (agents, _orders) = Simulated::new();
+    let (handle, thread) = start(Box::new(store), agents).unwrap();
+    three_nodes(&handle).await;
+    full.store(true, Ordering::Relaxed);
+    let definition = NewDefinition { name: Some(resource("one")), ..NewDefinition::default() };
+    let error = handle.carry_out(Command::CreateDefinition { definition }).await.unwrap_err();
+    assert_eq!(error, Failure::Stopping);
+    handle.ended().await;
+    let error = thread.join().unwrap().unwrap_err();
+    assert!(error.to_string().contains("no space left"), "{error}");
 }
