@@ -16,7 +16,8 @@ use vocab::{DiskState, GenUuid, NodeMask, Role};
 
 use crate::generation::{UNKNOWN, is_generation};
 use crate::meta::Backing;
-use crate::resource::{PeerUuids, Resource, Work};
+use crate::peer_uuids::PeerUuids;
+use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, State, VolIx};
 
 /// What the node took part in without this disk can not be told.

@@ -15,7 +15,8 @@ use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState, Role};
 use crate::compare::Decided;
 use crate::generation::{HISTORY, is_generation, weak_nodes};
 use crate::jobs::JobKind;
-use crate::resource::{Decision, PeerUuids, Resource, Volume, Work, gave_up};
+use crate::peer_uuids::{PeerUuids, gave_up};
+use crate::resource::{Decision, Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
 /// Generations that no disk is known to have, oldest first.

@@ -887,7 +887,7 @@ fn is_state<T>(result: &Result<T, Refusal>, code: StateError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resource::PeerUuids;
+    use crate::peer_uuids::PeerUuids;
     use crate::testing::attached;
     use codec::disk::MdFlags;
     use vocab::SectorRange;

@@ -31,6 +31,7 @@ mod packets;
 mod pair_metadata;
 mod parting;
 mod peer_ack;
+mod peer_uuids;
 mod peers_in_sync;
 pub mod quorum;
 pub mod rate;

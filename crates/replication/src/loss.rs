@@ -649,7 +649,7 @@ impl Resource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resource::PeerUuids;
+    use crate::peer_uuids::PeerUuids;
     use crate::testing::attached;
     use codec::disk::MdFlags;
     use vocab::options::ResourceOptions;

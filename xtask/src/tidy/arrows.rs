@@ -15,7 +15,7 @@ const PURE: &[&str] = &["vocab", "codec", "replication", "cluster"];
 
 /// Third-party crates that pure crates may use: computation only.
 const PURE_MAY_USE: &[&str] =
-    &["crc32c", "hmac", "md-5", "regex-lite", "serde", "serde_json", "sha1", "sha2"];
+    &["crc32c", "hashbrown", "hmac", "md-5", "regex-lite", "serde", "serde_json", "sha1", "sha2"];
 
 /// What a pure crate's `clippy.toml` has to disallow.
 const PURE_DISALLOWS: &[&str] = &[

@@ -1,7 +1,7 @@
 //! The primitives one by one, and against the generations kernel nodes sent in captures.
 
 use super::*;
-use crate::resource::PeerUuids;
+use crate::peer_uuids::PeerUuids;
 use DiskState::{DUnknown, Diskless, Inconsistent, Negotiating, Outdated, UpToDate};
 use codec::wire::packet::UuidFlags;
 use vocab::NodeMask;

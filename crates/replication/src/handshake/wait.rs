@@ -7,7 +7,8 @@ use vocab::{DiskState, Role};
 
 use crate::generation::is_generation;
 use crate::io::LogLevel;
-use crate::resource::{PeerUuids, Resource};
+use crate::peer_uuids::PeerUuids;
+use crate::resource::Resource;
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
