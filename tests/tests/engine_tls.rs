@@ -118,8 +118,9 @@ fn a_node_that_does_not_encrypt_gets_no_data_until_it_does() {
     cluster.reconfigure(|config| config.replace("net { }", &authority.section()));
     alpha.ok(&["adjust", "r0"]);
     cluster.wait("it is refused", |c| c.nodes[0].ok(&["why", "r0"]).contains("`tls yes`"));
-    let log = alpha.log();
-    assert!(log.contains("connection r0/bravo not made"), "the log names the connection");
+    cluster.wait("the log names the connection", |c| {
+        c.nodes[0].log().contains("connection r0/bravo not made")
+    });
     client.write(0, &pattern(2, 4096)).unwrap();
     assert!(!alpha.is_connected() && alpha.out_of_sync() > 0);
     bravo.ok(&["adjust", "r0"]);

@@ -158,7 +158,8 @@ impl SuperblockV8 {
     /// The same as a superblock of `(this node, its peer)`, still encoded as v08. AL_CLEAN says
     /// whether the activity log is applied, as in v09.
     pub fn of_pair(&self, pair: Option<(NodeId, NodeId)>) -> Superblock {
-        let mut flags = self.flags;
+        // Bits that DRBD 8 has no use for say nothing, whatever stands there.
+        let mut flags = self.flags.without(MdFlags::PRIMARY_LOST_QUORUM | MdFlags::HAVE_QUORUM);
         flags.set(MdFlags::AL_CLEAN, self.clean);
         if flags.contains(MdFlags::PRIMARY_IND) {
             flags.set(MdFlags::CRASHED_PRIMARY, true);

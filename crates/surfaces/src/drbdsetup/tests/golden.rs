@@ -94,7 +94,7 @@ fn defaults_are_marked_with_their_units() {
         "timeout         \t60; # 1/10 seconds, default\n",
         "ping-int        \t10; # seconds, default\n",
         "max-buffers     \t2048; # default\n",
-        "c-max-rate      \t102400k; # bytes/second, default\n",
+        "c-max-rate      \tauto; # bytes/second, default\n",
         "al-extents      \t1237; # default\n",
     ] {
         assert!(text.contains(line), "{line}{text}");
@@ -147,7 +147,7 @@ fn json_is_complete_with_the_types_that_callers_read() {
     assert_eq!(up["net"]["rr-conflict"], "disconnect");
     assert_eq!((&up["net"]["_name"], &up["_peer_node_id"]), (&json!("g12"), &json!(1)));
     assert_eq!(down["volumes"][0]["disk"]["bitmap"], false);
-    assert_eq!(up["volumes"][0]["disk"]["c-max-rate"], "102400k");
+    assert_eq!(up["volumes"][0]["disk"]["c-max-rate"], "auto");
     let end = json!({ "address": "10.77.0.12", "port": 7788, "family": "ipv4" });
     assert_eq!(up["paths"][0]["remote_host"], end);
 }
