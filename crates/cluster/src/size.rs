@@ -23,7 +23,7 @@ pub fn backing(definition: &Definition, volume: &VolumeDefinition) -> Bytes {
     }
     let mut size = volume.size.0;
     if definition.layers.contains(&Layer::Drbd) {
-        size += metadata(size, definition.peer_slots);
+        size += metadata_beside(size, definition.peer_slots);
     }
     if definition.layers.contains(&Layer::Luks) {
         size += LUKS;
@@ -46,6 +46,16 @@ pub fn usable(definition: &Definition, volume: &VolumeDefinition) -> Bytes {
     Bytes(size)
 }
 
+/// Bytes of internal metadata on a device that has `net` bytes beside them. They have bits for
+/// themselves, too: where the bitmap for the data alone just fits its blocks, one more is needed.
+fn metadata_beside(net: u64, peer_slots: u8) -> u64 {
+    let mut size = metadata(net, peer_slots);
+    while metadata(net + size, peer_slots) > size {
+        size = metadata(net + size, peer_slots);
+    }
+    size
+}
+
 /// Bytes of internal metadata for a device of `size` bytes: enough for all of it, which is more
 /// than for what is left of it.
 fn metadata(size: u64, peer_slots: u8) -> u64 {
@@ -53,4 +63,22 @@ fn metadata(size: u64, peer_slots: u8) -> u64 {
     let words = size.div_ceil(BLOCK).div_ceil(64);
     let bitmaps = words * 8 * u64::from(peer_slots);
     bitmaps.next_multiple_of(4 * KIB) + FIXED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_is_left_beside_the_metadata() {
+        // A volume of 1 GiB with seven peer slots, as LINSTOR makes it.
+        let gib = 1 << 30;
+        assert_eq!(gib + metadata_beside(gib, 7), 1_048_840 * KIB);
+        for slots in [1, 7, 31] {
+            for net in (1..4000).map(|n| n * 1024 * 1024).chain([2 << 30, 1 << 40]) {
+                let gross = net + metadata_beside(net, slots);
+                assert_eq!(gross - metadata(gross, slots), net, "{net} bytes, {slots} slots");
+            }
+        }
+    }
 }
