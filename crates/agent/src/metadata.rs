@@ -10,6 +10,7 @@ use std::path::Path;
 
 use cluster::plan::Begin;
 use codec::disk::{BLOCK_SIZE, Layout, MdFlags, Placement, Rules, Superblock};
+use rustix::io::Errno;
 use vocab::{Bytes, GenUuid, NodeId, Sectors};
 
 use crate::failed::Failed;
@@ -56,15 +57,31 @@ impl Device {
             .map_err(|error| broken(&self.path, "write the metadata of", &error))
     }
 
+    /// Makes a range read as zeroes. Where a file has none of its blocks that is so already, and they
+    /// are not filled with zeroes: a thin pool would have to hold them.
     fn zero(&self, from: u64, to: u64) -> io::Result<()> {
         let zeroes = vec![0; CHUNK as usize];
-        let mut at = from;
+        let mut at = self.next_data(from, to)?;
         while at < to {
             let len = CHUNK.min(to - at);
             self.file.write_all_at(&zeroes[..len as usize], at)?;
-            at += len;
+            at = self.next_data(at + len, to)?;
         }
         Ok(())
+    }
+
+    /// Where data begin at or behind a position, `to` at the most.
+    fn next_data(&self, at: u64, to: u64) -> io::Result<u64> {
+        if at >= to || !self.file.metadata()?.is_file() {
+            return Ok(at);
+        }
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => Ok(data.min(to)),
+            Err(Errno::NXIO) => Ok(to),
+            // A file system that can not tell has to be written to.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(at),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
