@@ -22,6 +22,7 @@ use crate::observed::Observed;
 use crate::redundancy;
 
 pub use config::{ConnectionConfig, ResourceConfig, VolumeConfig};
+pub use snapshot::together;
 pub use step::{Action, Backing, Begin, Guard, Step, StepId, Wait};
 
 /// The steps of one resource definition.

@@ -23,7 +23,7 @@ use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
 use cluster::objects::{Generation, Millis, NodeFlag, Provider, Uuid};
 use cluster::observed::{NodeState, ReplicaState};
-use cluster::plan::{Action, Affected, affected, plan};
+use cluster::plan::{Action, Affected, affected, plan, together};
 use cluster::props::chain;
 use linstor::controller::{
     Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State,
@@ -225,6 +225,10 @@ impl Owner {
             *turn += 1;
             // What one look changes may concern others, which are looked at again. Should that not come
             // to an end, it must not keep everybody else waiting.
+            if *turn == 1 {
+                let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
+                self.dirty.extend(together(&state.model, &name));
+            }
             match *turn > TURNS {
                 true => drop(self.due.insert((now + AGAIN, name))),
                 false => self.look(&name)?,
@@ -566,7 +570,9 @@ impl Owner {
             work.sent.push(sent);
         }
         work.waits = plan.waits.iter().map(|wait| wait.reason.clone()).collect();
-        if work.sent.is_empty() {
+        // One that waits for another's suspension has nothing to send, and is not done.
+        let snapshots = state.model.snapshots_of(name).any(|snapshot| snapshot.is_pending());
+        if work.sent.is_empty() && !snapshots {
             for id in std::mem::take(&mut work.waiting) {
                 if let Some(waiter) = self.waiters.get_mut(&id) {
                     waiter.definitions.remove(name);

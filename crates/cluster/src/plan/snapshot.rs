@@ -4,6 +4,8 @@
 //! one before, so a controller that is restarted in between goes on where the nodes are. What
 //! belongs together by its token, also of other resource definitions, goes through them together.
 
+use std::collections::BTreeSet;
+
 use super::step::Action;
 use super::{Ask, Plan};
 use crate::model::Model;
@@ -22,6 +24,18 @@ pub(super) fn plan(ask: &Ask<'_>, plan: &mut Plan) {
         }
     }
     go_on(ask, plan);
+}
+
+/// Resource definitions with a snapshot that is being made together with one of this: their plans
+/// depend on what is reported of it, too.
+pub fn together(model: &Model, name: &ResourceName) -> BTreeSet<ResourceName> {
+    let pending = |snapshot: &&SnapshotDefinition| snapshot.is_pending();
+    let tokens: BTreeSet<_> = model.snapshots_of(name).filter(pending).map(|s| s.token).collect();
+    if tokens.is_empty() {
+        return BTreeSet::new();
+    }
+    let others = model.snapshots().filter(pending).filter(|s| tokens.contains(&s.token));
+    others.map(|snapshot| snapshot.resource.clone()).filter(|other| other != name).collect()
 }
 
 /// Ends suspensions of snapshots that are made, have failed, or are gone: a step that came late may
