@@ -4,20 +4,22 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use controller::daemon;
 
 /// Where the wanted state is kept.
-const DEFAULT_DATA_DIR: &str = "/var/lib/ashlar/controller";
+pub const DEFAULT_DATA_DIR: &str = "/var/lib/ashlar/controller";
 /// LINSTOR's port.
 const DEFAULT_LISTEN: &str = "127.0.0.1:3370";
+/// Where agents connect unless something else is said.
+pub const AGENTS_PORT: u16 = 3377;
+const DEFAULT_AGENTS: &str = "[::]:3377";
 
 /// What is said below the options.
 pub const HELP: &str = "\
 LINSTOR's clients are told where it is by `linstor --controllers 127.0.0.1` or LS_CONTROLLERS. Which
-calls there are is in COMPAT.md. Agents can not connect yet: nodes stay OFFLINE, and what is wanted of
-them waits.";
+calls there are is in COMPAT.md. A node becomes a member by `ashlar node token`, here, and `ashlar node
+join` with what that prints, there; then `linstor node create` says what it is there for.";
 
 /// Arguments of `ashlar controller`.
 #[derive(clap::Args, Debug)]
@@ -28,11 +30,14 @@ pub struct Args {
     /// Where the REST API listens: an address of the loopback interface, since it asks for no password
     #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_LISTEN)]
     listen: SocketAddr,
+    /// Where agents connect, with certificates on both sides
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_AGENTS)]
+    listen_agents: SocketAddr,
 }
 
-/// Serves LINSTOR's REST API until told to shut down.
+/// Serves LINSTOR's REST API, and agents, until told to shut down.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let data = std::path::absolute(&args.data_dir)?;
-    let options = daemon::Options { data, listen: args.listen };
-    Ok(daemon::run(&options, Arc::new(daemon::Nobody), |_| {})?)
+    let options = daemon::Options { data, listen: args.listen, agents: args.listen_agents };
+    Ok(daemon::run(&options)?)
 }

@@ -72,7 +72,8 @@ fn honoured(command: &Command) -> Vec<&'static str> {
         Command::Operator(command) => command.uses(),
         Command::Engine(_) => vec!["config", "socket", "node"],
         Command::Agent(_) => vec!["socket"],
-        Command::Node(_) => vec!["node"],
+        Command::Node(agent::NodeCommand::Join { .. }) => vec!["node"],
+        Command::Node(agent::NodeCommand::Token { .. }) => Vec::new(),
         Command::Demo(_) => vec!["json"],
         Command::Controller(_)
         | Command::Face(_)
@@ -211,6 +212,7 @@ mod tests {
             "ashlar doctor r0 --node a",
             "ashlar agent --node a",
             "ashlar node join T --socket /s",
+            "ashlar node token --address h --node a",
             "ashlar controller --socket /s",
             "ashlar controller --json",
         ] {

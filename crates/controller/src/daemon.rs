@@ -1,23 +1,29 @@
-//! `ashlar controller`: the store, the owner and the REST API in one process.
+//! `ashlar controller`: the store, the owner, the REST API and the agents' link in one process.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use api::link::{Agents, Order};
+use api::token::Token;
 use cluster::name::NodeName;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
 use crate::handle::{self, Handle};
+use crate::link::authority::{self, Authority};
+use crate::link::{self, Link};
 use crate::log;
 use crate::store::{self, Sqlite};
 
 /// The store's name in its directory.
 const STORE: &str = "controller.db";
+/// The folder of the link's authority in it.
+const LINK: &str = "link";
 /// How long calls that are under way may take at the end.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -28,6 +34,8 @@ pub struct Options {
     pub data: PathBuf,
     /// Where the REST API listens.
     pub listen: SocketAddr,
+    /// Where agents connect. They and the controller prove to each other who they are.
+    pub agents: SocketAddr,
 }
 
 /// Why a controller does not start, or ends.
@@ -41,6 +49,8 @@ pub enum Error {
     Listen(SocketAddr, std::io::Error),
     /// The store can not be used, or failed for good.
     Store(store::Error),
+    /// Agents can not be listened to.
+    Link(std::io::Error),
     /// It did not start.
     Start(handle::Error),
     /// The kernel refuses threads, signals or sockets.
@@ -62,6 +72,7 @@ impl fmt::Display for Error {
                 write!(f, "the REST API can not listen on {address}: {error}; name another address")
             }
             Error::Store(error) => error.fmt(f),
+            Error::Link(error) => write!(f, "{error}"),
             Error::Start(error) => error.fmt(f),
             Error::System(error) => write!(f, "the controller can not run: {error}"),
         }
@@ -70,40 +81,62 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Agents that never connect: what is wanted of them waits.
-#[derive(Clone, Copy, Debug)]
-pub struct Nobody;
-
-impl Agents for Nobody {
-    fn send(&self, _: &NodeName, _: Order) {}
+/// A token by which a node can join the controller of that directory once within a time, whether it
+/// runs or not. `address` is where nodes reach its link, `HOST:PORT`.
+///
+/// # Errors
+/// If the directory can not be used.
+pub fn token(
+    data: &Path,
+    address: &str,
+    node: Option<NodeName>,
+    within: Duration,
+) -> std::io::Result<Token> {
+    make_directory(data)?;
+    Authority::open(&data.join(LINK), authority::VALID)?.token(address, node, within)
 }
 
-/// Runs a controller until SIGTERM or SIGINT. `connect` gets the controller and begins to listen to
-/// agents; orders go out by `agents`.
+fn make_directory(path: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// The link, once it listens: it needs the owner, and the owner it.
+#[derive(Default)]
+struct Late(OnceLock<Link>);
+
+impl Agents for Late {
+    fn send(&self, node: &NodeName, order: Order) {
+        // Nobody is connected before, and what is not sent is in the next plan again.
+        if let Some(link) = self.0.get() {
+            link.send(node, order);
+        }
+    }
+}
+
+/// Runs a controller until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// If it can not start, or its store fails for good.
-pub fn run(
-    options: &Options,
-    agents: Arc<dyn Agents>,
-    connect: impl FnOnce(Handle),
-) -> Result<(), Error> {
+pub fn run(options: &Options) -> Result<(), Error> {
     if !options.listen.ip().is_loopback() {
         return Err(Error::Open(options.listen));
     }
     let directory = |error| Error::Directory(options.data.clone(), error);
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(&options.data).map_err(directory)?;
+    make_directory(&options.data).map_err(directory)?;
     let store = Sqlite::open(&options.data.join(STORE)).map_err(Error::Store)?;
-    let (handle, thread) = handle::start(Box::new(store), agents).map_err(Error::Start)?;
+    let agents = Arc::new(Late::default());
+    let (handle, thread) = handle::start(Box::new(store), agents.clone()).map_err(Error::Start)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::System)?;
     let result = runtime.block_on(async {
         let failed = |error| Error::Listen(options.listen, error);
         let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
+        let link = listen_to_agents(options, handle.clone())?;
+        log::info("controller", format_args!("agents connect to {}", link.address()));
+        // It is set here and nowhere else.
+        let _ = agents.0.set(link);
         log::info("controller", format_args!("the REST API is on http://{address}"));
-        connect(handle.clone());
         serve(listener, handle).await
     });
     // Streams of events have no end of their own.
@@ -116,6 +149,29 @@ pub fn run(
             Err(_) => Err(Error::System(std::io::Error::other("its owner's thread panicked"))),
         },
     }
+}
+
+/// Begins to listen to agents. The link's thread hands over what it hears without waiting: agents say
+/// what has changed, so it is never more than what they have.
+fn listen_to_agents(options: &Options, handle: Handle) -> Result<Link, Error> {
+    let (sender, mut heard) = mpsc::unbounded_channel();
+    let link = link::Options {
+        listen: options.agents,
+        directory: options.data.join(LINK),
+        certificates_valid: authority::VALID,
+    };
+    let hear = move |news| {
+        // Who is going down does not listen any more.
+        let _ = sender.send(news);
+    };
+    let say = |line: &str| log::info("link", format_args!("{line}"));
+    let link = Link::listen(&link, hear, say).map_err(Error::Link)?;
+    tokio::spawn(async move {
+        while let Some(news) = heard.recv().await {
+            handle.heard(news).await;
+        }
+    });
+    Ok(link)
 }
 
 /// Why the API is served no longer.

@@ -1,12 +1,15 @@
 """What python-linstor, as it is on PyPI, does with a controller: a cluster from nothing to nothing.
 
-Called by python.rs with the address of a controller whose three agents are simulated."""
+Called with the address of a controller with agents of the nodes n1, n2 and n3, and where these are
+not simulated with the first three numbers of their addresses and the folder of their pools."""
 import sys
 import time
 
 import linstor
 from linstor import consts
 
+NETWORK = sys.argv[2] if len(sys.argv) > 2 else "10.0.0"
+POOLS = sys.argv[3] if len(sys.argv) > 3 else "/srv"
 lin = linstor.Linstor(sys.argv[1])
 lin.connect()
 
@@ -26,10 +29,10 @@ def refused(replies, number, what):
 
 
 def wait(condition, what):
-    for _ in range(200):
+    for _ in range(400):
         if condition():
             return
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise AssertionError(f"{what} does not come true")
 
 
@@ -40,17 +43,18 @@ def resources(name=None):
 
 # Nodes and pools.
 for number, name in enumerate(["n1", "n2", "n3"]):
-    ok(lin.node_create(name, consts.VAL_NODE_TYPE_STLT, f"10.0.0.{number + 1}"), "node create")
+    ok(lin.node_create(name, consts.VAL_NODE_TYPE_STLT, f"{NETWORK}.{number + 1}"), "node create")
 refused(lin.node_create("N1", consts.VAL_NODE_TYPE_STLT, "10.0.0.9"), 500, "same name")
 nodes = lin.node_list_raise().nodes
 assert sorted(node.name for node in nodes) == ["n1", "n2", "n3"]
-assert all(node.connection_status == "ONLINE" for node in nodes), nodes
+online = lambda: all(n.connection_status == "ONLINE" for n in lin.node_list_raise().nodes)
+wait(online, "nodes online")
 ok(lin.netinterface_create("n1", "data", "10.1.0.1"), "interface create")
 interfaces = [node for node in lin.node_list_raise().nodes if node.name == "n1"][0].net_interfaces
 assert sorted(interface.name for interface in interfaces) == ["data", "default"]
 ok(lin.netinterface_delete("n1", "data"), "interface delete")
 for name in ["n1", "n2", "n3"]:
-    ok(lin.storage_pool_create(name, "pool", "FILE_THIN", "/srv/pool"), "pool create")
+    ok(lin.storage_pool_create(name, "pool", "FILE_THIN", f"{POOLS}/{name}"), "pool create")
 pools = lin.storage_pool_list_raise().storage_pools
 assert len([pool for pool in pools if pool.name == "pool"]) == 3
 assert all(pool.free_space.free_capacity > 0 for pool in pools)

@@ -3,45 +3,20 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
 
+mod client;
 mod simulated;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use controller::start;
 use controller::store::Sqlite;
 use simulated::Simulated;
 
-/// The version that is the oracle.
-const CLIENT: &str = "python-linstor==1.29.0";
-
-/// A Python with the client, in a folder that later runs find again.
-fn python() -> Result<PathBuf, String> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-linstor");
-    let python = folder.join("bin/python");
-    if says(Command::new(&python).args(["-c", "import linstor"])).is_ok() {
-        return Ok(python);
-    }
-    says(Command::new("python3").args(["-m", "venv"]).arg(&folder))
-        .map_err(|error| format!("no environment of Python can be made: {error}"))?;
-    let pip = ["-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10", CLIENT];
-    says(Command::new(&python).args(pip))
-        .map_err(|error| format!("{CLIENT} can not be installed: {error}"))?;
-    Ok(python)
-}
-
-fn says(command: &mut Command) -> Result<Output, String> {
-    let output = command.output().map_err(|error| error.to_string())?;
-    match output.status.success() {
-        true => Ok(output),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn python_linstor_makes_a_cluster_and_deletes_it_again() {
-    let python = match python() {
+    let python = match client::python() {
         Ok(python) => python,
         Err(reason) => {
             println!("skipped: {reason}");

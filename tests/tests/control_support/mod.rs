@@ -105,6 +105,22 @@ pub struct Node {
 }
 
 impl Node {
+    /// A node that runs nothing yet; its folder is made.
+    pub fn new(name: &'static str, directory: PathBuf, address: Ipv4Addr) -> Node {
+        fs::create_dir(&directory).unwrap();
+        Node { name, directory, address, engine: None, agent: None }
+    }
+
+    /// Makes it a member by a token.
+    pub fn join(&self, token: &str) {
+        let state = self.directory.join("agent").display().to_string();
+        let mut process = Process::new(binary());
+        process.args(["node", "join", token, "--node", self.name, "--state-dir", &state]);
+        let output = process.output().unwrap();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && out.contains("has joined"), "{out}{err}");
+    }
+
     fn log(&self, of: &str) -> File {
         File::options().create(true).append(true).open(self.directory.join(of)).unwrap()
     }
@@ -207,7 +223,7 @@ pub struct Cluster {
 }
 
 /// A loopback network for each cluster, so that tests can run at the same time.
-fn network() -> [u8; 3] {
+pub fn network() -> [u8; 3] {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let pid = std::process::id();
     [127, 16 + (pid % 200) as u8, 100 + NEXT.fetch_add(1, Ordering::Relaxed)]
@@ -243,10 +259,8 @@ impl Cluster {
         }
         for (index, name) in names.iter().enumerate() {
             let address = Ipv4Addr::new(a, b, c, index as u8 + 1);
-            let directory = cluster.directory.path().join(name);
-            fs::create_dir(&directory).unwrap();
             fs::create_dir(cluster.pools.of(name)).unwrap();
-            let mut node = Node { name, directory, address, engine: None, agent: None };
+            let mut node = Node::new(name, cluster.directory.path().join(name), address);
             node.start_engine();
             cluster.join(&node);
             node.start_agent();
@@ -294,12 +308,7 @@ impl Cluster {
         let within = Duration::from_secs(60);
         let name = Some(super::control_support::node(node.name));
         let token = link.token(&self.address.to_string(), name, within).unwrap().to_string();
-        let state = node.directory.join("agent").display().to_string();
-        let mut process = Process::new(binary());
-        process.args(["node", "join", &token, "--node", node.name, "--state-dir", &state]);
-        let output = process.output().unwrap();
-        let (out, err) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success() && out.contains("has joined"), "{out}{err}");
+        node.join(&token);
     }
 
     fn describe(&mut self, index: usize) {

@@ -86,7 +86,7 @@ impl Authority {
         fs::create_dir_all(directory.join("tokens"))?;
         let path = directory.join("authority.pem");
         if !path.exists() {
-            replace(&path, make().map_err(io::Error::other)?.as_bytes())?;
+            make_once(&path)?;
         }
         let damaged = |why: String| {
             let text = format!(
@@ -272,15 +272,32 @@ fn millis(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Makes the authority. Of a controller that starts and a command that makes a token at the same
+/// time one makes it, and both use that.
+fn make_once(path: &Path) -> io::Result<()> {
+    let beside = path.with_extension(format!("{}.new", std::process::id()));
+    write(&beside, make().map_err(io::Error::other)?.as_bytes())?;
+    let linked = fs::hard_link(&beside, path);
+    fs::remove_file(&beside)?;
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => sync_folder(path),
+    }
+}
+
 /// Puts a file in its place as a whole, durable; only its owner reads it.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let beside = path.with_extension("new");
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    file.write_all(content)?;
-    file.sync_all()?;
+    write(&beside, content)?;
     fs::rename(&beside, path)?;
     sync_folder(path)
+}
+
+fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {
@@ -313,6 +330,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let first = authority(directory.path()).certificate().to_vec();
         assert_eq!(authority(directory.path()).certificate(), first);
+        make_once(&directory.path().join("authority.pem")).unwrap();
+        assert_eq!(authority(directory.path()).certificate(), first, "who is later uses it");
         fs::write(directory.path().join("authority.pem"), "nothing").unwrap();
         let error = Authority::open(directory.path(), VALID).err().unwrap().to_string();
         assert!(error.contains("restore it"), "{error}");

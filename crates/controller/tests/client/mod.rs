@@ -1,0 +1,30 @@
+//! python-linstor, unmodified from PyPI, for tests here and for those with real nodes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The version that is the oracle.
+const CLIENT: &str = "python-linstor==1.29.0";
+
+/// A Python with the client, in a folder that later runs find again.
+pub fn python() -> Result<PathBuf, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-linstor");
+    let python = folder.join("bin/python");
+    if says(Command::new(&python).args(["-c", "import linstor"])).is_ok() {
+        return Ok(python);
+    }
+    says(Command::new("python3").args(["-m", "venv"]).arg(&folder))
+        .map_err(|error| format!("no environment of Python can be made: {error}"))?;
+    let pip = ["-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10", CLIENT];
+    says(Command::new(&python).args(pip))
+        .map_err(|error| format!("{CLIENT} can not be installed: {error}"))?;
+    Ok(python)
+}
+
+fn says(command: &mut Command) -> Result<Output, String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(output),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
