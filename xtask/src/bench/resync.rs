@@ -151,7 +151,7 @@ fn measure(program: &Path, disks: Disks, options: &Options) -> Result<Set> {
     for round in 0..options.rounds {
         eprintln!("disks {}, round {} of {}", disks.name(), round + 1, options.rounds);
         let stream = floors::stream(folder, time / 2)?;
-        let copy = load::copy(&raw, mib)?;
+        let copy = floors::copy(&raw, mib)?;
         let resync = mib as f64 / cluster.resync(TARGET)?.as_secs_f64();
         // With and without are first by turns.
         let resync_first = round % 2 == 1;

@@ -107,26 +107,3 @@ impl Look {
         })
     }
 }
-
-/// The first file is read and the second one written at once, in requests of 1 MiB: MiB/s of the
-/// slower one.
-pub fn copy(files: &[Target; 2], mib: u64) -> Result<f64> {
-    let job = |index: usize, pattern| Job {
-        targets: &files[index..=index],
-        pattern,
-        block: "1m",
-        depth: 4,
-        jobs: 1,
-        mib,
-        seconds: None,
-        rate: None,
-    };
-    let (read, write) = std::thread::scope(|scope| {
-        let read = scope.spawn(|| job(0, "read").run());
-        let write = job(1, "write").run();
-        (read.join(), write)
-    });
-    let read = read.map_err(|_| anyhow::anyhow!("fio's thread has died"))??;
-    let slower = read.read.bandwidth.min(write?.write.bandwidth);
-    Ok(slower / f64::from(1 << 20))
-}

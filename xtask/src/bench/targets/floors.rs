@@ -1,7 +1,7 @@
-//! Floors: what this machine does without Ashlar, between two processes.
+//! Floors: what this machine does without Ashlar, between two processes or two files.
 //!
-//! The other process is this program, started with hidden arguments; it connects to a socket of
-//! ours and does one thing until the socket is closed. The two have a CPU each, as two nodes do: on
+//! Of two processes the other one is this program, started with hidden arguments; it connects to a socket
+//! of ours and does one thing until the socket is closed. The two have a CPU each, as two nodes do: on
 //! one CPU a round trip takes a tenth of the time, since no CPU has to be woken up.
 
 use std::io::{ErrorKind, Read, Write};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::bench::fio::{Job, Target};
 use crate::process::{self, Daemon};
 
 /// The hidden word after `bench`; what to do and the port follow.
@@ -60,6 +61,29 @@ pub fn round_trip(folder: &Path, time: Duration) -> Result<f64> {
 pub fn stream(folder: &Path, time: Duration) -> Result<f64> {
     let (mut stream, _peer) = other_process(Role::Read, folder)?;
     on_own_cpu(|| send(&mut stream, time))
+}
+
+/// The first file is read and the second one written at once, in requests of 1 MiB: MiB/s of the
+/// slower one.
+pub fn copy(files: &[Target; 2], mib: u64) -> Result<f64> {
+    let job = |index: usize, pattern| Job {
+        targets: &files[index..=index],
+        pattern,
+        block: "1m",
+        depth: 4,
+        jobs: 1,
+        mib,
+        seconds: None,
+        rate: None,
+    };
+    let (read, write) = std::thread::scope(|scope| {
+        let read = scope.spawn(|| job(0, "read").run());
+        let write = job(1, "write").run();
+        (read.join(), write)
+    });
+    let read = read.map_err(|_| anyhow::anyhow!("fio's thread has died"))??;
+    let slower = read.read.bandwidth.min(write?.write.bandwidth);
+    Ok(slower / f64::from(1 << 20))
 }
 
 /// The other process: `arguments` are its role and our port.

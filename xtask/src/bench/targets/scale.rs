@@ -31,23 +31,34 @@ fn more_volumes(setting: &Setting) -> Result<Vec<Check>> {
     let volumes = VOLUMES[VOLUMES.len() - 1];
     let plan = Plan { raw: 0, volumes, ..Plan::new(Disks::Ram, options) };
     let mut stand = Stand::start(setting.program, options, plan)?;
-    let mut iops: [[Vec<f64>; 4]; 2] = Default::default();
+    let mut all: [[Rates; 4]; 2] = Default::default();
     setting.rounds(|| {
-        for ((_, pattern), iops) in WAYS.iter().zip(&mut iops) {
-            for (volumes, iops) in VOLUMES.iter().zip(iops) {
-                let load = Load::random(pattern, DEPTH);
-                iops.push(stand.run(Client::Local(*volumes), load)?.iops);
+        for ((_, pattern), rates) in WAYS.iter().zip(&mut all) {
+            for (volumes, rates) in VOLUMES.iter().zip(rates) {
+                let run = stand.run(Client::Local(*volumes), Load::random(pattern, DEPTH))?;
+                rates.iops.push(run.iops);
+                rates.engines.extend(run.server_cpu_us);
+                rates.fio.push(run.client_cpu_us);
             }
         }
         Ok(())
     })?;
-    Ok(WAYS.iter().zip(iops).map(|((way, _), iops)| flat(way, iops)).collect())
+    Ok(WAYS.iter().zip(&all).map(|((way, _), rates)| flat(way, rates)).collect())
+}
+
+/// Of each round, with so many volumes.
+#[derive(Default)]
+struct Rates {
+    iops: Vec<f64>,
+    /// CPU time for each request, us.
+    engines: Vec<f64>,
+    fio: Vec<f64>,
 }
 
 /// The machine's cores are the same for all of them: flat per core is flat. One volume leaves cores
 /// idle, so the rise from one to two says nothing; what counts is that more never give less.
-fn flat(way: &str, iops: [Vec<f64>; 4]) -> Check {
-    let [one, two, four, eight] = &iops;
+fn flat(way: &str, rates: &[Rates; 4]) -> Check {
+    let [one, two, four, eight] = rates.each_ref().map(|rates| rates.iops.as_slice());
     let steps = [
         ratios(two, one),
         ratios(four, &greatest(&[one, two])),
@@ -56,8 +67,11 @@ fn flat(way: &str, iops: [Vec<f64>; 4]) -> Check {
     let parts = least(&steps.each_ref().map(Vec::as_slice));
     let what = format!("4 KiB {way}, disks ram: IOPS of 2, 4, 8 volumes by the most of fewer");
     let check = Check::new(what, Limit::AtLeast(LEAST), Unit::Part, parts);
-    VOLUMES.iter().zip(iops).fold(check, |check, (volumes, iops)| {
-        check.with(Figure::new(format!("{volumes}:"), Unit::PerSecond, iops))
+    VOLUMES.iter().zip(rates).fold(check, |check, (volumes, rates)| {
+        check
+            .with(Figure::new(format!("{volumes}:"), Unit::PerSecond, rates.iops.clone()))
+            .with(Figure::new("engines", Unit::Us, rates.engines.clone()))
+            .with(Figure::new("fio", Unit::Us, rates.fio.clone()))
     })
 }
 
@@ -90,13 +104,17 @@ fn idle_volumes(setting: &Setting) -> Result<Check> {
 mod tests {
     use super::*;
 
+    fn rates(iops: [f64; 4]) -> [Rates; 4] {
+        iops.map(|iops| Rates { iops: vec![iops], ..Rates::default() })
+    }
+
     #[test]
     fn more_volumes_that_give_less_are_not_flat() {
-        let check = flat("write", [vec![100.0], vec![200.0], vec![210.0], vec![188.0]]);
+        let check = flat("write", &rates([100.0, 200.0, 210.0, 188.0]));
         assert_eq!(check.holds, Some(false));
-        let check = flat("write", [vec![100.0], vec![200.0], vec![210.0], vec![190.0]]);
+        let check = flat("write", &rates([100.0, 200.0, 210.0, 190.0]));
         assert_eq!(check.holds, Some(true));
-        let check = flat("write", [vec![100.0], vec![80.0], vec![210.0], vec![210.0]]);
+        let check = flat("write", &rates([100.0, 80.0, 210.0, 210.0]));
         assert_eq!((check.holds, check.measured), (Some(false), Some(0.8)));
     }
 }

@@ -197,6 +197,12 @@ impl Stand {
         Ok(all.into_iter().take(used).collect())
     }
 
+    /// Two of the raw files.
+    pub fn raw_pair(&self) -> Result<[Target; 2]> {
+        let pair = self.raw.get(..2).and_then(|pair| <[Target; 2]>::try_from(pair.to_vec()).ok());
+        pair.context("there are less than two raw files")
+    }
+
     /// The engines.
     pub fn cluster(&mut self) -> &mut Cluster {
         &mut self.cluster
