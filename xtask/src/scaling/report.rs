@@ -215,18 +215,20 @@ fn faster(disk: Disk) -> Disk {
 }
 
 /// Rows of `cargo xtask bench` with disks in memory, of another sitting on the same machine, nothing
-/// else running: writes, diskless, depth, requests a second (medians of three).
-const TABLE: [(bool, bool, u32, f64); 10] = [
-    (false, false, 1, 13_395.0),
-    (false, false, 64, 201_075.0),
-    (true, false, 1, 10_531.0),
-    (true, false, 32, 56_497.0),
-    (true, false, 64, 62_201.0),
-    (false, true, 1, 9_245.0),
-    (false, true, 64, 117_085.0),
-    (true, true, 1, 7_944.0),
-    (true, true, 32, 45_397.0),
-    (true, true, 64, 50_901.0),
+/// else running: writes, diskless, depth, requests a second (medians of five).
+const TABLE: [(bool, bool, u32, f64); 12] = [
+    (false, false, 1, 17_611.0),
+    (false, false, 32, 261_066.0),
+    (false, false, 64, 267_227.0),
+    (true, false, 1, 7_994.0),
+    (true, false, 32, 71_902.0),
+    (true, false, 64, 90_718.0),
+    (false, true, 1, 16_344.0),
+    (false, true, 32, 123_396.0),
+    (false, true, 64, 136_572.0),
+    (true, true, 1, 7_057.0),
+    (true, true, 32, 67_307.0),
+    (true, true, 64, 78_623.0),
 ];
 
 /// What was measured of a load on one machine, and what is simulated.
