@@ -836,8 +836,14 @@ impl Resource {
         }
     }
 
-    /// An own connect transaction failed (wire §4.2 "Outcome at the initiator").
-    pub(crate) fn connect_failed(&mut self, job: u64, peer: PeerIx, refusal: Refusal) {
+    /// An own connect transaction failed; it had so many attempts (wire §4.2 "Outcome at the initiator").
+    pub(crate) fn connect_failed(
+        &mut self,
+        job: u64,
+        peer: PeerIx,
+        refusal: Refusal,
+        attempts: u32,
+    ) {
         let code = match refusal.code {
             RefusalCode::State(code) => code,
             RefusalCode::Config(_) => StateError::HandshakeDisconnect,
@@ -848,7 +854,10 @@ impl Resource {
         let again = |ms: u64| now + std::time::Duration::from_millis(ms);
         match code {
             StateError::Timeout | StateError::ConcurrentStChg | StateError::InTransientState => {
-                let jitter = self.rng.below(50);
+                // Nodes that all connect at once meet each other: whoever did so often lets others
+                // go first.
+                let spread = 50u64 << attempts.saturating_sub(3).min(5);
+                let jitter = self.rng.below(spread);
                 self.retry_job(job, again(25 + jitter));
             }
             StateError::HandshakeRetry | StateError::PrimaryReader => {

@@ -339,7 +339,7 @@ impl Resource {
         let attempts = job.attempts;
         let kind = job.kind.clone();
         if let JobKind::Connect(peer) = kind {
-            return self.connect_failed(id, peer, refusal);
+            return self.connect_failed(id, peer, refusal, attempts);
         }
         let code = match refusal.code {
             RefusalCode::State(code) => code,

@@ -511,6 +511,26 @@ fn thirty_two_nodes_write_and_resync() {
     }
 }
 
+/// Each connection is a transaction of all who are connected already, and they all begin at once.
+#[test]
+fn sixteen_nodes_become_a_full_mesh() {
+    for seed in 0..2 {
+        let broken = broken_rule(Plan::quiet(16, 0), seed, |w| {
+            w.wait("all are connected to all", |w| {
+                (0..16).all(|a| (0..a).all(|b| w.connected(a, b)))
+            });
+            w.granted(15, AdminCommand::NewCurrentUuid { volume: V0, clear_bitmap: true });
+            w.wait("all are UpToDate", |w| (0..16).all(|n| w.disk(n) == DiskState::UpToDate));
+            let opener = w.open(0);
+            w.write(0, 8);
+            w.expect("all have it", |w| (1..16).all(|n| equal(w, n, 0)));
+            w.close(0, opener);
+            w.wait_secondary(0);
+        });
+        assert_eq!(broken, None, "seed {seed}");
+    }
+}
+
 /// A client has lost the data of one volume, and so waits with a write to the other one, which a disk
 /// that is away may lack. Demoted by force it gives the write up: that disk counts as behind first.
 #[test]
