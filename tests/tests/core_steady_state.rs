@@ -318,6 +318,9 @@ impl Pair {
             Output::AdminDone { result, .. } => result.unwrap(),
             Output::CloseLink { .. } => panic!("nobody leaves"),
             Output::DiskReleased { .. } => panic!("no disk fails"),
+            Output::MeasureDisk { .. } | Output::MoveMetadata { .. } => {
+                panic!("nobody resizes: {output:?}")
+            }
             Output::StateChanged | Output::SizeChanged { .. } | Output::Log(..) => {}
         }
     }

@@ -78,7 +78,7 @@ impl Drop for LoopDevice {
 struct Fixture {
     cluster: Cluster,
     minors: Vec<u32>,
-    _disks: Vec<LoopDevice>,
+    disks: Vec<LoopDevice>,
     tools: tempfile::TempDir,
 }
 
@@ -109,7 +109,17 @@ impl Fixture {
         for node in &mut cluster.nodes {
             node.start();
         }
-        Some(Fixture { cluster, minors, _disks: disks, tools: tools() })
+        Some(Fixture { cluster, minors, disks, tools: tools() })
+    }
+
+    /// Gives both devices so many more bytes.
+    fn grow(&self, more: u64) {
+        for (node, disk) in self.disks.iter().enumerate() {
+            let file = fs::File::options().write(true).open(self.cluster.disk(node, 0)).unwrap();
+            file.set_len(file.metadata().unwrap().len() + more).unwrap();
+            let status = Command::new("losetup").args(["--set-capacity", &disk.0]).status();
+            assert!(status.unwrap().success());
+        }
     }
 
     /// Runs a tool on a node.
@@ -219,7 +229,8 @@ fn drbdadm_takes_a_resource_through_its_life() {
     f.adm(0, "suspend-io r0");
     assert!(f.adm(0, "status r0").starts_with("r0 role:Primary suspended:user\n"));
     f.adm(0, "resume-io r0");
-    assert!(f.refused(0, "resize r0", 10).contains("Failure: (162) "));
+    // There is no more room, which is no error.
+    f.adm(0, "resize r0");
 
     client.close();
     f.adm(0, "secondary r0");
@@ -239,6 +250,33 @@ fn drbdadm_takes_a_resource_through_its_life() {
     assert!(f.cluster.nodes[0].status().is_null());
     assert!(f.refused(0, "cstate r0", 10).contains("r0: Failure: (158) "));
     f.adm(1, "down r0");
+    f.cluster.assert_equal(0, &[0, 1]);
+}
+
+#[test]
+fn a_volume_grows_with_its_devices_under_its_users() {
+    let Some(f) = Fixture::new("") else { return };
+    f.up();
+    let socket = f.cluster.nodes[0].export();
+    let mut client = Client::open(&socket, "r0/0").unwrap();
+    let old = client.size;
+    client.write(old - 4096, &pattern(1, 4096)).unwrap();
+    f.grow(32 << 20);
+    f.adm(0, "resize r0");
+    client.close();
+    let mut client = Client::open(&socket, "r0/0").unwrap();
+    assert!(client.size > old + (31 << 20), "{old} {}", client.size);
+    let size = client.size;
+    client.write(size - 4096, &pattern(2, 4096)).unwrap();
+    f.cluster.wait("what is new is resynced", |_| f.dstate(1) == "UpToDate/UpToDate");
+    f.adm(1, "check-resize r0");
+    client.close();
+    for node in [0, 1] {
+        f.adm(node, "down r0");
+        // The original tool finds the metadata where they are now, and what they say of the size.
+        let dump = f.adm(node, "dump-md r0");
+        assert!(dump.contains(&format!("la-size-sect {};", size / 512)), "{dump}");
+    }
     f.cluster.assert_equal(0, &[0, 1]);
 }
 

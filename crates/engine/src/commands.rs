@@ -16,7 +16,7 @@ use replication::auth;
 use replication::config as core;
 use replication::io::AdminCommand;
 use vocab::options::{DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
-use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, StateError, VolumeNr};
+use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sectors, StateError, VolumeNr};
 
 use crate::digest::Algorithm;
 use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
@@ -68,6 +68,13 @@ impl Engine {
             Request::DiskOptions { minor, options } => self.disk_options(minor, options).map(done),
             Request::Detach { minor, force, diskless } => {
                 self.detach(minor, force, diskless).map(done)
+            }
+            Request::Resize { minor, size, assume_peer_has_space, assume_clean } => {
+                let (entry, volume) = self.minor(minor)?;
+                let size = size.map(|end| Sectors(end.0));
+                let command =
+                    AdminCommand::Resize { volume, size, assume_peer_has_space, assume_clean };
+                self.command(&entry, command).map(done)
             }
             Request::Connect { resource, peer, discard_my_data } => {
                 self.connect(&resource, peer, discard_my_data).map(done)

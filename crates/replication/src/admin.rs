@@ -10,6 +10,7 @@ use vocab::{
 use crate::activity_log::ActivityLog;
 use crate::io::{AdminCommand, Output};
 use crate::jobs::JobKind;
+use crate::resize::ResizeWish;
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -73,6 +74,12 @@ impl Resource {
                 }
                 self.prepare_verify(peer, vol, start, stop)?;
                 self.want(JobKind::Verify { vol, peer }, Some(id));
+                Ok(Answer::Later)
+            }
+            AdminCommand::Resize { volume, size, assume_peer_has_space, assume_clean } => {
+                let vol = self.known_volume(volume)?;
+                let wish = ResizeWish { size, assume_peer_has_space, assume_clean };
+                self.want(JobKind::Resize { vol, wish }, Some(id));
                 Ok(Answer::Later)
             }
             AdminCommand::PauseSync { peer, volume, pause } => {
@@ -213,6 +220,7 @@ impl Resource {
         if discard_my_data && self.st.role == Role::Primary {
             return Err(ConfigError::DiscardImpossible.into());
         }
+        self.forget_measures();
         self.peers[peer].discard_my_data = discard_my_data;
         self.peers[peer].hs.then = crate::handshake::AfterLoss::Reconnect;
         self.change_hard(|st| st.peers[peer].conn = ConnState::Unconnected);

@@ -6,7 +6,7 @@ use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::{DiskOptions, Quorum};
 use vocab::{
     ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState,
-    Role, SectorRange, VolumeNr,
+    Role, SectorRange, Sectors, VolumeNr,
 };
 
 use crate::activity_log::ActivityLog;
@@ -16,7 +16,7 @@ use crate::compare::{Decided, Start};
 use crate::generation::{BitmapUuid, Generations};
 use crate::io::{AttachImage, LogLevel, Output};
 use crate::jobs::JobKind;
-use crate::meta::Backing;
+use crate::meta::{Backing, is_half_moved};
 use crate::pair_metadata::check_log;
 use crate::resource::{Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
@@ -74,7 +74,13 @@ impl Resource {
             peer.devs[vol].together &= same;
         }
         let lost_quorum = backing.sb.flags.contains(MdFlags::PRIMARY_LOST_QUORUM);
-        let size = backing.bitmap.size();
+        let size = self.size_of_attached(vol, &backing);
+        if size != backing.bitmap.size() {
+            // The others have gone on to that without this disk: it lacks what is new.
+            backing.bitmap.resize(size, true);
+            backing.sb.effective_size = size;
+        }
+        let grows = self.vols[vol].size.0 != 0 && size > self.vols[vol].size;
         let restored = backing.sb.members;
         let volume = &mut self.vols[vol];
         // A running Primary that takes its disk back has not crashed.
@@ -89,11 +95,14 @@ impl Resource {
         volume.intentional_diskless = false;
         if volume.size.0 == 0 {
             // Users see a size from here on, so it is the one this disk has agreed to.
-            volume.size = size;
+            (volume.size, volume.told_size) = (size, size);
             backing.sb.effective_size = size;
             self.out.push_back(Output::SizeChanged { volume: nr, size });
         }
         volume.backing = Some(Box::new(backing));
+        if grows {
+            self.set_volume_size(vol, size, true);
+        }
         // Its bits are about all that it may have missed, of which the writes that were received
         // before it was given up know nothing.
         self.outrun_unacked(vol, SectorRange::new(0, size.0), NodeMask::ALL);
@@ -160,8 +169,11 @@ impl Resource {
             }
         }
         let area: Vec<u8> = image.activity_log.iter().flat_map(|b| b.iter().copied()).collect();
+        let half_moved = is_half_moved(&sb);
         // A clean log is in the bitmap; a crash may have torn it while it was initialised.
-        if sb.flags.contains(MdFlags::PRIMARY_IND) && !sb.flags.contains(MdFlags::AL_CLEAN) {
+        let unclean =
+            sb.flags.contains(MdFlags::PRIMARY_IND) && !sb.flags.contains(MdFlags::AL_CLEAN);
+        if unclean && !half_moved {
             check_log(&sb, &area)?;
             let hot = al_format::recover(sb.al, &area, sb.al_nr_extents)
                 .map_err(|e| Refusal::config(ConfigError::MetaUnclean, e.to_string()))?;
@@ -176,8 +188,10 @@ impl Resource {
                 }
             }
         }
-        // A kernel Primary that was told to keep no log, and crashed: nobody knows what it wrote.
-        if sb.flags.contains(MdFlags::AL_DISABLED.with(MdFlags::CRASHED_PRIMARY)) {
+        // A kernel Primary that was told to keep no log, and crashed: nobody knows what it wrote. Or
+        // neither log nor bitmap are where the superblock says.
+        let no_log = MdFlags::AL_DISABLED.with(MdFlags::CRASHED_PRIMARY);
+        if sb.flags.contains(no_log) || half_moved {
             for slot in 0..bitmap.slots() {
                 bitmap.set_all(slot);
             }
@@ -266,7 +280,29 @@ impl Resource {
                 if consistent { ConfigError::ImplicitShrink } else { ConfigError::DiskTooSmall };
             return Err(Refusal::config(code, detail));
         }
+        let (has, smallest) = (backing.bitmap.size(), self.smallest_disk(vol, None));
+        let larger = size.0 != 0 && self.size_of_attached(vol, backing) > size;
+        if larger && smallest != 0 && has.0 > smallest {
+            let detail = format!(
+                "its data has {} sectors, the volume has {}, and another disk no more than \
+                 {smallest}; give that one more room, and run resize there",
+                has.0, size.0
+            );
+            return Err(Refusal::config(ConfigError::ImplicitShrink, detail));
+        }
         Ok(())
+    }
+
+    /// The size that a volume has with this disk. Without data a disk takes whatever size there is;
+    /// others agreed to theirs, and never shrink by themselves (invariant 48).
+    fn size_of_attached(&self, vol: VolIx, backing: &Backing) -> Sectors {
+        let (has, size) = (backing.bitmap.size(), self.vols[vol].size);
+        let keeps = backing.md_consistent() && !backing.gens.current().is_just_created();
+        match size.0 {
+            0 => has,
+            _ if keeps => size.max(has),
+            _ => size,
+        }
     }
 
     /// No peer that could have a disk is connected: the metadata alone says what this one is.
@@ -534,6 +570,8 @@ impl Resource {
             return Ok(());
         }
         let real = self.real_peer_disk(peer, vol, word);
+        // It may know of a size that this node has missed.
+        self.settle_size(vol);
         self.change_hard(|st| {
             st.peers[peer].role = role;
             st.peers[peer].devs[vol].disk = DiskState::Negotiating;
@@ -615,7 +653,7 @@ mod tests {
     use crate::testing::attach_image;
     use codec::disk::{MdParams, Placement};
     use vocab::options::ResourceOptions;
-    use vocab::{Bytes, Dagtag, Instant, Minor, Sectors};
+    use vocab::{Bytes, Dagtag, Instant, Minor};
 
     #[test]
     fn a_new_disk_gives_the_volume_its_size_and_records_it() {

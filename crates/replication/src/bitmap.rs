@@ -283,13 +283,10 @@ impl Bitmap {
         self.fill(slot, start..end, true)
     }
 
-    /// Follows a new size of the volume. New blocks are set in every slot or clear, as told. The
+    /// Follows a new size of the volume. New blocks are set in every slot or clear, as told. Where a
+    /// bit is on disk does not change with the size, so blocks may be under way to the disk. The
     /// caller must write the whole bitmap if its place changed too: [`Bitmap::mark_all`].
-    ///
-    /// # Panics
-    /// If a block is being written: the caller waits for those first.
     pub fn resize(&mut self, size: Sectors, set_new: bool) {
-        assert!(self.writing.is_empty(), "bitmap blocks are being written");
         let old = std::mem::replace(&mut self.size, size);
         let bits = layout::bits_for(size.0, self.bytes_per_bit);
         let slots = self.slots.len() as u32;
@@ -384,7 +381,8 @@ impl Bitmap {
     /// If the block was not handed out.
     pub fn block_written(&mut self, block: u64, ok: bool) {
         assert!(self.writing.remove(&block), "bitmap block {block} was not being written");
-        if !ok {
+        // The volume may have shrunk meanwhile.
+        if !ok && block < self.blocks() {
             self.must.fill(block..block + 1, true);
         }
     }

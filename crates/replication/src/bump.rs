@@ -311,6 +311,7 @@ impl Resource {
                 flags: UuidFlags::default(),
                 dirty_bits: 0,
                 disk: self.st.vols[vol].disk,
+                size: self.vols[vol].size,
             };
             self.peers[peer].devs[vol].sent_uuids = Some(sent);
             return self.send(peer, Packet::CurrentUuid(nr, exposed, weak));
@@ -374,6 +375,7 @@ impl Resource {
             flags: flags.without(UuidFlags::INCONSISTENT),
             dirty_bits: uuids.dirty_bits,
             disk,
+            size: self.vols[vol].size,
         };
         if flags.has(UuidFlags::GOT_STABLE) {
             self.peers[peer].devs[vol].asked = uuids.current;

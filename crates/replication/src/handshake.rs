@@ -4,13 +4,13 @@
 mod wait;
 
 use codec::wire::{
-    self, CF_DISCARD_MY_DATA, Features, Packet, QueueLimits, Sizes, StateWord, SyncParam,
-    SyncParamForm, UuidFlags, feature,
+    self, CF_DISCARD_MY_DATA, Features, Packet, StateWord, SyncParam, SyncParamForm, UuidFlags,
+    feature,
 };
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
 use vocab::{
     ConnState, Dagtag, DiskState, GenUuid, Instant, NodeId, NodeMask, Refusal, RefusalCode,
-    ReplState, Role, Sectors, StateError, VolumeNr,
+    ReplState, Role, StateError, VolumeNr,
 };
 
 use crate::auth::Proof;
@@ -397,143 +397,6 @@ impl Resource {
         }
     }
 
-    /// This node's sizes (wire §4.2 "P_SIZES").
-    pub(crate) fn sizes(&self, vol: VolIx) -> Sizes {
-        let volume = &self.vols[vol];
-        let limits = volume.backing.as_ref().map(|b| b.limits);
-        let logical = limits.map_or(512, |l| l.logical_block_size);
-        let discard = u8::from(limits.is_none_or(|l| l.discard_zeroes));
-        Sizes {
-            d_size: Sectors(self.smallest_disk(vol, None)),
-            u_size: Sectors(0),
-            c_size: volume.size,
-            max_bio_size: 1 << 20,
-            queue_order_type: 0,
-            dds_flags: 0,
-            limits: Some(QueueLimits {
-                physical_block_size: limits.map_or(512, |l| l.physical_block_size),
-                logical_block_size: logical,
-                alignment_offset: 0,
-                io_min: logical,
-                io_opt: 0,
-                discard_enabled: discard,
-                discard_zeroes_data: discard,
-                write_same_capable: 0,
-                bm_block_shift: 0,
-            }),
-        }
-    }
-
-    /// P_SIZES.
-    pub(crate) fn peer_sizes(
-        &mut self,
-        peer: PeerIx,
-        nr: VolumeNr,
-        sizes: Sizes,
-    ) -> Result<(), &'static str> {
-        let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
-        if sizes.d_size.0 != 0 && sizes.c_size > sizes.d_size {
-            return Err("the peer's size is larger than its capacity");
-        }
-        self.peers[peer].devs[vol].sizes = Some(sizes);
-        if self.st.is_connected(peer) {
-            if self.size_conflict(peer, vol).is_some() {
-                return Err("the peer's size does not fit the data that is here");
-            }
-            self.settle_size(vol);
-        }
-        Ok(())
-    }
-
-    /// A peer's size that this node can not live with (semantics §10).
-    fn size_conflict(&self, peer: PeerIx, vol: VolIx) -> Option<String> {
-        let sizes = self.peers[peer].devs[vol].sizes.as_ref()?;
-        let volume = &self.vols[vol];
-        let new = self.agreed_size(vol, Some(peer));
-        let name = &self.peers[peer].name;
-        let nr = volume.nr;
-        if let Some(backing) = &volume.backing {
-            // A disk that nothing was ever written to takes whatever size is left to it.
-            let uuids = self.peers[peer].devs[vol].uuids.as_ref();
-            let fresh = uuids.is_some_and(|u| u.current.is_just_created());
-            if sizes.c_size.0 > backing.capacity.0 && !fresh {
-                return Some(format!(
-                    "volume {nr}: the peer {name} has {} sectors, this disk only {}",
-                    sizes.c_size.0, backing.capacity.0
-                ));
-            }
-            let disk = self.st.vols[vol].disk;
-            let there = |disk| disk >= DiskState::Outdated && disk != DiskState::DUnknown;
-            let consistent = there(disk)
-                || (disk == DiskState::Negotiating && backing.md_consistent())
-                || self.st.connected().any(|p| there(self.st.peers[p].devs[vol].disk));
-            if consistent && volume.size.0 != 0 && new < volume.size {
-                return Some(format!(
-                    "volume {nr}: connecting to {name} would shrink it from {} to {} sectors",
-                    volume.size.0, new.0
-                ));
-            }
-        } else if self.st.role == Role::Primary
-            && volume.size.0 != 0
-            && sizes.c_size.0 != 0
-            && sizes.c_size < volume.size
-        {
-            return Some(format!("volume {nr}: {name} is smaller than what this Primary uses"));
-        }
-        None
-    }
-
-    /// Sizes of the peers that count: who was refused, or has gone, does not.
-    fn sizes_of(&self, vol: VolIx, also: Option<PeerIx>) -> impl Iterator<Item = &Sizes> {
-        let counts = move |p: &PeerIx| self.st.is_connected(*p) || Some(*p) == also;
-        let peers = (0..self.peers.len()).filter(counts);
-        peers.filter_map(move |p| self.peers[p].devs[vol].sizes.as_ref())
-    }
-
-    /// What the smallest disk can offer; 0 if none is known.
-    fn smallest_disk(&self, vol: VolIx, also: Option<PeerIx>) -> u64 {
-        let own = self.vols[vol].backing.as_ref().map(|b| b.capacity.0);
-        let peers = self.sizes_of(vol, also).map(|s| s.d_size.0);
-        own.into_iter().chain(peers).filter(|s| *s != 0).min().unwrap_or(0)
-    }
-
-    /// The size that all these disks can offer; fixed once data exists, until a resize.
-    fn agreed_size(&self, vol: VolIx, also: Option<PeerIx>) -> Sectors {
-        let smallest = self.smallest_disk(vol, also);
-        let current = self.sizes_of(vol, also).map(|s| s.c_size.0).filter(|s| *s != 0).min();
-        let volume = &self.vols[vol];
-        let agreed = volume.backing.as_ref().map_or(0, |b| b.sb.effective_size.0);
-        match (agreed, current) {
-            (0, None) => Sectors(smallest),
-            (0, Some(c)) => Sectors(c.min(smallest.max(c))),
-            (a, _) => Sectors(a.min(smallest)),
-        }
-    }
-
-    /// Adopts the agreed size; a disk without data yet takes the peers'.
-    pub(crate) fn settle_size(&mut self, vol: VolIx) {
-        let size = self.agreed_size(vol, None);
-        let volume = &mut self.vols[vol];
-        if size.0 == 0 || volume.size == size {
-            return;
-        }
-        volume.size = size;
-        if let Some(backing) = &mut volume.backing {
-            if backing.bitmap.size() != size {
-                backing.bitmap.resize(size, true);
-            }
-            backing.sb.effective_size = size;
-        }
-        let nr = volume.nr;
-        self.md_changed_now(vol);
-        self.out.push_back(Output::SizeChanged { volume: nr, size });
-        // Whoever is connected to this node only hears of it from here.
-        let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol)));
-        for peer in (0..self.peers.len()).filter(|p| self.st.is_connected(*p)).collect::<Vec<_>>() {
-            self.send(peer, sizes.clone());
-        }
-    }
-
     /// P_STATE while exchanging: the last packet of a volume's set.
     pub(crate) fn handshake_state(&mut self, peer: PeerIx, nr: VolumeNr, word: StateWord) {
         let Some(vol) = self.vol_ix(nr) else { return };
@@ -554,6 +417,9 @@ impl Resource {
 
     /// What the volume starts with on this connection.
     fn decide_volume(&mut self, peer: PeerIx, vol: VolIx) -> Decided {
+        if self.measures_first(peer, vol) || self.grows_first(peer, vol) {
+            return Decided::Retry;
+        }
         if let Some(why) = self.size_conflict(peer, vol) {
             return Decided::Refuse(why);
         }
@@ -569,7 +435,13 @@ impl Resource {
             (true, true) if self.has_to_wait(peer, vol, word, peer_disk) => Decided::Retry,
             (true, true) => match self.compare(peer, vol, true) {
                 Decided::Start(start) if start.repl == ReplState::Established => {
-                    self.decide_equal(peer, vol, start)
+                    match self.decide_grown(peer, vol, word, peer_disk) {
+                        None => self.decide_equal(peer, vol, start),
+                        Some(Ok(repl)) => {
+                            Decided::Start(Start { repl, clear_bits: false, ..start })
+                        }
+                        Some(Err(why)) => Decided::Refuse(why),
+                    }
                 }
                 decided => decided,
             },
@@ -623,7 +495,9 @@ impl Resource {
                 None => return HandshakeResult::Pending,
                 Some(Decided::Refuse(why)) => return HandshakeResult::Refuse(why.clone()),
                 Some(Decided::Retry) => retry = true,
-                Some(Decided::Start(_)) => retry |= self.sent_changed(peer, vol),
+                Some(Decided::Start(_)) => {
+                    retry |= self.sent_changed(peer, vol) || self.sent_other_size(peer, vol);
+                }
             }
         }
         if retry { HandshakeResult::Retry } else { HandshakeResult::Go }
@@ -682,6 +556,8 @@ impl Resource {
             })
             .collect();
         for (vol, start) in starts.iter().enumerate() {
+            // Bitmaps are exchanged at the size that both have from here on.
+            self.grow_to_peer(peer, vol);
             self.prepare_start(peer, vol, start);
         }
         let words: Vec<StateWord> =

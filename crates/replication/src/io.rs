@@ -75,6 +75,13 @@ pub enum Input {
         /// What came of it.
         result: Result<(), DiskError>,
     },
+    /// What a disk in use offers now, in answer to [`Output::MeasureDisk`].
+    DiskMeasured {
+        /// The volume.
+        volume: VolumeNr,
+        /// What was found, or why the device could not be looked at.
+        result: Result<DiskMeasure, String>,
+    },
     /// A user of the volume opens it.
     Open {
         /// The volume.
@@ -279,6 +286,28 @@ pub struct AttachImage {
     pub boot: u64,
 }
 
+/// What a disk in use offers after its device may have changed its size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiskMeasure {
+    /// Size of the data area, once the metadata is where it belongs.
+    pub capacity: Sectors,
+    /// The end of the device has moved, and its metadata with it.
+    pub moved: Option<MovedMetadata>,
+}
+
+/// Where metadata belongs on a device that has changed its size (metadata §2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MovedMetadata {
+    /// For the superblock.
+    pub md_size: Sectors,
+    /// For the superblock.
+    pub al_offset: i32,
+    /// For the superblock.
+    pub bm_offset: i32,
+    /// Where the metadata is until then. What of that becomes room for data has zeroes written to it.
+    pub left: SectorRange,
+}
+
 /// Properties of a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiskLimits {
@@ -334,6 +363,17 @@ pub enum AdminCommand {
     Secondary {
         /// Fail I/O of openers instead of refusing.
         force: bool,
+    },
+    /// Change the size of a volume, on all nodes.
+    Resize {
+        /// The volume.
+        volume: VolumeNr,
+        /// The new size; as much as all disks offer if `None`.
+        size: Option<Sectors>,
+        /// Nodes with a disk that are not connected have as much room.
+        assume_peer_has_space: bool,
+        /// What the volume grows by is equal on all nodes, and is not resynced.
+        assume_clean: bool,
     },
     /// Throw this node's data away and resync it.
     Invalidate {
@@ -449,6 +489,17 @@ pub enum Output {
         /// The write.
         write: MetaWrite,
     },
+    /// Look at the size of the devices of a disk: answered by one [`Input::DiskMeasured`].
+    MeasureDisk {
+        /// The volume whose disk is meant.
+        volume: VolumeNr,
+    },
+    /// From here on metadata is written where it belongs by what was found last. No metadata write
+    /// is under way. What is there until the next superblock is written means nothing.
+    MoveMetadata {
+        /// The volume whose disk is meant.
+        volume: VolumeNr,
+    },
     /// The disk is no longer used, or was not taken by a refused attach: release it once running
     /// operations have ended.
     DiskReleased {
@@ -484,7 +535,7 @@ pub enum Output {
     },
     /// States that users see have changed; [`crate::Resource::status`] has the new ones.
     StateChanged,
-    /// The size of a volume has changed.
+    /// The size of a volume has changed, and the metadata of its disk says so.
     SizeChanged {
         /// The volume.
         volume: VolumeNr,

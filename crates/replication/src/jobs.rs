@@ -11,6 +11,7 @@ use vocab::{
 };
 
 use crate::io::{DiskError, DiskOp, LogLevel, OpenError, Output};
+use crate::resize::ResizeWish;
 use crate::resource::{Link, Op, PingRound, Pings, Resource, Work};
 use crate::state::{PeerIx, VolIx, VolState};
 use crate::twopc::apply_own_change;
@@ -27,7 +28,7 @@ pub(crate) struct Job {
     attempts: u32,
     not_before: Instant,
     deadline: Instant,
-    step: u32,
+    pub step: u32,
 }
 
 impl Job {
@@ -65,6 +66,10 @@ pub(crate) enum JobKind {
         vol: VolIx,
         peer: PeerIx,
     },
+    Resize {
+        vol: VolIx,
+        wish: ResizeWish,
+    },
     /// Resync from the peer by the bits there are.
     CatchUp {
         vol: VolIx,
@@ -90,7 +95,7 @@ pub(crate) enum JobKind {
 }
 
 /// What starting a job led to.
-enum Start {
+pub(crate) enum Start {
     /// A transaction runs, or a continuation will come.
     Running,
     /// Try again then.
@@ -198,7 +203,7 @@ impl Resource {
         }
     }
 
-    fn job_mut(&mut self, id: u64) -> Option<&mut Job> {
+    pub(crate) fn job_mut(&mut self, id: u64) -> Option<&mut Job> {
         self.twopc.jobs.iter_mut().find(|j| j.id == id)
     }
 
@@ -219,6 +224,7 @@ impl Resource {
                 self.start_pair(id, Operation::InvalidateRemote, peer, vol)
             }
             JobKind::Verify { vol, peer } => self.start_pair(id, Operation::Verify, peer, vol),
+            JobKind::Resize { vol, wish } => self.start_resize(id, vol, wish),
             JobKind::CatchUp { vol, peer } => self.start_catch_up(id, peer, vol),
             JobKind::Vouch { vol, generation } if !self.vouches(vol, generation) => {
                 Start::Done(Ok(()))
@@ -302,6 +308,12 @@ impl Resource {
                 job.not_before = Instant(0);
                 self.vols[vol].intentional_diskless |= intentional;
             }
+            // Answered once it is on record.
+            JobKind::Resize { vol, .. } => {
+                job.step = RECORDING;
+                self.hold_job(id);
+                self.persist(vol, Work::Job(id));
+            }
             // Answered once the link is closed.
             JobKind::Disconnect(_) => job.not_before = Instant(0),
             JobKind::Vouch { vol, generation } => {
@@ -374,7 +386,7 @@ impl Resource {
     }
 
     /// Fails, or waits for better times until the job's deadline.
-    fn wait_or_fail(&mut self, id: u64, refusal: Refusal) -> Start {
+    pub(crate) fn wait_or_fail(&mut self, id: u64, refusal: Refusal) -> Start {
         let now = self.now;
         match self.job_mut(id) {
             Some(job) if now < job.deadline => Start::At(now + POLL),
@@ -879,6 +891,10 @@ const NEGOTIATING: u32 = 2;
 const DETACHING: u32 = 3;
 /// The metadata of a detaching disk is being written.
 const RELEASING: u32 = 4;
+/// The device of a disk is being looked at.
+pub(crate) const MEASURING: u32 = 5;
+/// A new size is being recorded.
+pub(crate) const RECORDING: u32 = 6;
 
 fn is_state<T>(result: &Result<T, Refusal>, code: StateError) -> bool {
     matches!(result, Err(r) if r.code == RefusalCode::State(code))

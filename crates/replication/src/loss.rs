@@ -634,7 +634,10 @@ impl Resource {
             Op::Write(seq) => self.log.get(seq).is_some_and(|w| w.vol == vol),
             Op::Read(key) => self.reads.get(key).is_some_and(|r| r.vol == vol),
             Op::PeerWrite(key) => self.peer_writes.get(key).is_some_and(|w| w.vol == vol),
-            Op::EpochFlush(_, v) | Op::ConfirmFlush(_, v) | Op::DemotionFlush(v) => v == vol,
+            Op::EpochFlush(_, v)
+            | Op::ConfirmFlush(_, v)
+            | Op::DemotionFlush(v)
+            | Op::ZeroLeft(v) => v == vol,
             Op::PeerRead(key) => self.peer_reads.get(key).is_some_and(|r| r.vol == vol),
             Op::Serve(key) => self.serves.get(key).is_some_and(|s| s.vol == vol),
             Op::ResyncWrite(_, v, _) | Op::ResyncFlush(_, v) | Op::VerifyDigest(_, v, _) => {

@@ -4,6 +4,8 @@
 //! pass each other on the way to the disk. What needs the metadata to be durable hands over a
 //! piece of [`Work`] that is queued once a write that started later has completed.
 
+mod moving;
+
 use std::collections::VecDeque;
 
 use codec::disk::{MdFlags, PeerFlags, Superblock};
@@ -21,8 +23,11 @@ use crate::io::{DiskError, DiskLimits, LogLevel, MetaBlock, MetaPlace, MetaWrite
 use crate::parting::Parting;
 use crate::peers_in_sync::Claim;
 use crate::request::WaitingOn;
+use crate::resize::Measure;
 use crate::resource::{Op, Resource, Work};
 use crate::state::VolIx;
+use moving::Moving;
+pub(crate) use moving::is_half_moved;
 use vocab::options::OnIoError;
 
 /// An attached disk.
@@ -44,6 +49,7 @@ pub(crate) struct Backing {
     pub limits: DiskLimits,
     /// What the device offers for data.
     pub capacity: Sectors,
+    pub measure: Measure,
     /// Some node is or was Primary and the activity log matters (metadata §5.2).
     pub primary_ind: bool,
     /// The last completed superblock write said PRIMARY_IND.
@@ -52,6 +58,9 @@ pub(crate) struct Backing {
     held_writes: u32,
     /// What this resync target takes part in is not on record yet: its writes wait.
     unbound: u32,
+    /// The size of the volume is not on record yet: its writes wait. None is ever beyond what the
+    /// metadata knows.
+    unrecorded_size: u32,
     /// The generation before those that writes wait for: the one that is durable.
     durable_before: Option<GenUuid>,
     /// At attach, the metadata said that this node alone held quorum.
@@ -83,6 +92,7 @@ struct MetaQueue {
     log_blocks: u32,
     /// When the next activity log transaction is to start.
     gather: Gather,
+    moving: Moving,
 }
 
 /// The activity log of a disk that was just attached.
@@ -173,10 +183,12 @@ impl Backing {
             told_writing: 0,
             limits,
             capacity,
+            measure: Measure::default(),
             primary_ind,
             primary_ind_durable: primary_ind,
             held_writes: 0,
             unbound: 0,
+            unrecorded_size: 0,
             durable_before: None,
             restore_quorum,
             negotiating: None,
@@ -240,7 +252,20 @@ impl Backing {
 
     /// After a crash now, the activity log would be applied: writes may start.
     pub(crate) const fn may_write(&self) -> bool {
-        self.primary_ind_durable && self.held_writes == 0 && self.unbound == 0
+        self.primary_ind_durable
+            && self.held_writes == 0
+            && self.unbound == 0
+            && self.unrecorded_size == 0
+    }
+
+    /// Writes wait until the size of the volume is on record.
+    pub(crate) const fn hold_for_size(&mut self) {
+        self.unrecorded_size += 1;
+    }
+
+    /// The inverse of [`Self::hold_for_size`].
+    pub(crate) const fn release_for_size(&mut self) {
+        self.unrecorded_size = self.unrecorded_size.saturating_sub(1);
     }
 
     /// Writes wait until it is on record what this resync target takes part in.
@@ -349,6 +374,10 @@ impl Resource {
         if backing.meta.lazy_at.is_some_and(|at| at <= now) {
             backing.meta.bitmap = true;
         }
+        if self.move_on(vol) {
+            return;
+        }
+        let Some(backing) = &mut self.vols[vol].backing else { return };
         let meta = &mut backing.meta;
         let sync_due = meta.sync_at.is_some_and(|at| at <= now);
         meta.bitmap |= meta.log == Log::Replayed;
@@ -358,14 +387,15 @@ impl Resource {
             // The first write under a Primary: the indication comes before everything.
             backing.primary_ind = true;
             self.write_superblock(vol);
-        } else if self.write_activity_log(vol) {
+        } else if self.al_is_due(vol) && self.write_activity_log(vol) {
         } else if self.vols[vol].backing.as_ref().is_some_and(|b| b.meta.bitmap) {
             self.start_meta(vol, None, None, false, Vec::new());
         }
     }
 
     fn write_superblock(&mut self, vol: VolIx) {
-        let content = Box::new(self.superblock(vol));
+        let mut content = Box::new(self.superblock(vol));
+        self.mark_moving(vol, &mut content);
         self.recording(vol, &content);
         let block = MetaBlock { place: MetaPlace::Superblock, bytes: content.encode() };
         self.vols[vol].stats.sb_writes += 1;
@@ -374,12 +404,8 @@ impl Resource {
         self.start_meta(vol, Some(block), Some(written), false, Vec::new());
     }
 
-    /// Starts the activity log transaction that writes wait for; false if there is none, or if it
-    /// waits for more of them.
+    /// Starts the activity log transaction that writes wait for; false if there is none.
     fn write_activity_log(&mut self, vol: VolIx) -> bool {
-        if !self.al_is_due(vol) {
-            return false;
-        }
         let backing = self.vols[vol].backing.as_mut().expect("checked by the caller");
         let Some(transaction) = backing.al.start_transaction() else { return false };
         backing.meta.gather.started(self.now);
@@ -437,7 +463,7 @@ impl Resource {
             plain.push(MetaBlock { place: MetaPlace::Bitmap(*index), bytes });
         }
         volume.stats.bm_writes += plain.len() as u64;
-        if backing.meta.log == Log::Clean {
+        if backing.meta.log == Log::Clean || backing.meta.moving == Moving::Fill {
             for index in 0..backing.meta.log_blocks {
                 let bytes = codec::disk::activity_log::empty_block();
                 plain.push(MetaBlock { place: MetaPlace::ActivityLog(index), bytes });
@@ -483,6 +509,7 @@ impl Resource {
                 self.retry_al(vol);
             }
             self.recorded(vol, adrift);
+            self.moved_on(vol);
         }
         if done.al {
             let volume = &mut self.vols[vol];
@@ -631,6 +658,7 @@ impl Resource {
         for (_, work) in backing.meta.waiters {
             self.work.push_back(work);
         }
+        self.work.extend(backing.measure.waiting);
         let queued = std::mem::take(&mut self.vols[vol].al_queued);
         self.vols[vol].al_wait.extend(queued);
         self.forget_al(vol);

@@ -137,9 +137,9 @@ impl Resource {
                 Ok(())
             }
             // Transactions.
-            Packet::TwoPcPrepare(nr, request) => self.twopc_prepare(peer, nr, request),
-            Packet::TwoPcPrepRsz(nr, request) => self.refuse_resize(peer, nr, request),
-            Packet::TwoPcCommit(_, request) => self.twopc_commit(peer, request),
+            Packet::TwoPcPrepare(nr, request) => self.twopc_prepare(peer, nr, request, None),
+            Packet::TwoPcPrepRsz(nr, request) => self.prepare_resize(peer, nr, request),
+            Packet::TwoPcCommit(_, request) => self.twopc_commit(request),
             Packet::TwoPcAbort(_, request) => self.twopc_abort(peer, request),
             Packet::TwoPcYes(_, reply) => {
                 self.twopc_reply(peer, reply, Answer::Yes);
@@ -213,28 +213,6 @@ impl Resource {
             return Err("csums-alg differs between the nodes");
         }
         self.peers[peer].peer_verify_alg = Some(alg);
-        Ok(())
-    }
-
-    fn refuse_resize(
-        &mut self,
-        peer: PeerIx,
-        nr: Option<VolumeNr>,
-        request: codec::wire::TwoPc,
-    ) -> Result<(), &'static str> {
-        let reply = codec::wire::TwoPcReply {
-            tid: request.tid,
-            initiator: request.initiator,
-            reachable_nodes: vocab::NodeMask::EMPTY,
-            primary_nodes: vocab::NodeMask::EMPTY,
-            weak_nodes: vocab::NodeMask::EMPTY,
-        };
-        let text = format!(
-            "{}: {} asked to resize, which this version does not do",
-            self.name, self.peers[peer].name
-        );
-        self.log(LogLevel::Warn, text);
-        self.send(peer, Packet::TwoPcNo(nr, reply));
         Ok(())
     }
 
@@ -450,6 +428,7 @@ impl Resource {
                 }
             }
             Op::ResyncFlush(peer, vol) => self.resync_flushed(peer, vol, plain),
+            Op::ZeroLeft(vol) => self.left_zeroed(vol, plain),
             Op::VerifyDigest(peer, vol, id) => self.verify_digest(peer, vol, id, result),
             Op::Meta(_) => debug_assert!(false, "not a disk operation"),
         }

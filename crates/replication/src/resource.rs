@@ -98,6 +98,8 @@ pub(crate) struct Volume {
     pub backing: Option<Box<Backing>>,
     /// Effective size; 0 until known.
     pub size: Sectors,
+    /// The size that users have been told.
+    pub told_size: Sectors,
     /// Generation that users of this node have seen; survives the loss of the disk. Changed by
     /// `expose` alone.
     pub exposed: GenUuid,
@@ -431,6 +433,8 @@ pub(crate) struct SentUuids {
     pub dirty_bits: u64,
     /// What the disk was then.
     pub disk: DiskState,
+    /// The size of the volume then.
+    pub size: Sectors,
 }
 
 /// What an operation in flight belongs to.
@@ -454,6 +458,8 @@ pub(crate) enum Op {
     ResyncWrite(PeerIx, VolIx, u64),
     /// Flush before a demotion.
     DemotionFlush(VolIx),
+    /// Zeroes where metadata was.
+    ZeroLeft(VolIx),
     /// Flush before a resync is declared finished.
     ResyncFlush(PeerIx, VolIx),
     /// Digest of the own copy of a verified block.
@@ -500,6 +506,8 @@ pub(crate) enum Work {
     Answer(u64),
     /// A forgotten peer is off the disks before that one.
     Forgotten(u64, VolIx),
+    /// A new size of the volume is on disk.
+    Resized(VolIx, Sectors),
     /// A cluster-wide change goes on (transaction id of the job).
     Job(u64),
     /// What this node is to have on record before it answers in that transaction, is.
@@ -589,6 +597,7 @@ impl Resource {
             Input::Packet { peer, packet, payload } => self.packet(peer, packet, payload),
             Input::DiskDone { op, result } => self.disk_done(op, result),
             Input::MetaDone { op, result } => self.meta_done(op, result),
+            Input::DiskMeasured { volume, result } => self.disk_measured(volume, result),
             Input::Open { volume, opener, write } => self.open(volume, opener, write),
             Input::Close { volume, opener } => self.close(volume, opener),
             Input::Request(request) => self.user_request(request),
@@ -642,6 +651,7 @@ impl Resource {
             Work::ResyncRecorded(peer, vol) => self.resync_recorded(peer, vol),
             Work::Answer(id) => self.admin_ok(id),
             Work::Forgotten(id, next) => self.record_forgotten(id, next),
+            Work::Resized(vol, size) => self.resized(vol, size),
             Work::Job(id) => self.job_continue(id),
             Work::Answerable(tid) => self.transaction_recorded(tid),
             Work::BitmapReady(peer, vol) => self.bitmap_ready(peer, vol),
@@ -667,6 +677,7 @@ impl Resource {
             disk_opts: config.disk,
             backing: None,
             size: Sectors(0),
+            told_size: Sectors(0),
             exposed: GenUuid::NONE,
             users_left: Vec::new(),
             proposals: Proposals::default(),

@@ -59,7 +59,7 @@ impl Resource {
             open: Some(!volume.openers.is_empty()),
             backing_dev: None,
             quorum: state.quorum,
-            size: kib(volume.size.0),
+            size: kib(volume.told_size.0),
             read: kib(volume.stats.read_sectors),
             written: kib(volume.stats.written_sectors),
             al_writes: volume.backing.as_ref().map_or(0, |b| b.al.stats().writes),

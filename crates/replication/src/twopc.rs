@@ -10,6 +10,7 @@ mod check;
 #[cfg(test)]
 mod kernel_tests;
 mod record;
+mod resize;
 #[cfg(test)]
 mod tests;
 
@@ -18,12 +19,14 @@ use codec::wire::{
     TWOPC_PRI_INCAPABLE, TwoPc, TwoPcReply, feature,
 };
 use vocab::{
-    ConfigError, ConnState, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, Role,
+    ConfigError, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, Role, Sectors,
     StateError, VolumeNr,
 };
 
 pub(crate) use apply::{apply_own_change, apply_remote};
 use check::is_resync;
+
+use resize::Resizing;
 
 use crate::handshake::HandshakeResult;
 use crate::jobs::Job;
@@ -70,6 +73,8 @@ pub(crate) struct Held {
     target_reachable: NodeMask,
     primary: NodeMask,
     weak: NodeMask,
+    /// It is about the size of a volume.
+    resize: Option<Resizing>,
     pub deadline: Instant,
 }
 
@@ -81,35 +86,27 @@ struct CommitInfo {
     primary_incapable: bool,
 }
 
-impl Resource {
-    /// Starts a transaction of this node. The caller has checked the change locally.
-    pub(crate) fn start_twopc(
-        &mut self,
-        job: u64,
-        op: Operation,
+impl Held {
+    /// A transaction nobody has heard of yet.
+    fn new(
+        tid: u32,
+        initiator: NodeId,
         target: Option<NodeId>,
         vol: Option<VolIx>,
-    ) {
-        debug_assert!(self.twopc.held.is_none(), "only one transaction is held");
-        #[expect(clippy::cast_possible_truncation, reason = "any non-zero number will do")]
-        let tid = (self.rng.next() as u32).max(1);
-        let connected = self.st.connected_mask();
-        let mut children = connected;
-        if matches!(op, Operation::Connect(_)) {
-            children = children.or(target.map_or(NodeMask::EMPTY, NodeId::mask));
-        }
-        let nodes_to_reach = children.with(self.me).complement();
-        let held = Held {
+        op: Operation,
+        deadline: Instant,
+    ) -> Held {
+        Held {
             tid,
-            initiator: self.me,
+            initiator,
             target,
             vol,
             op,
-            job: Some(job),
+            job: None,
             parents: Vec::new(),
-            children,
-            waiting: children,
-            nodes_to_reach,
+            children: NodeMask::EMPTY,
+            waiting: NodeMask::EMPTY,
+            nodes_to_reach: NodeMask::EMPTY,
             lost_primaries: NodeMask::EMPTY,
             outdates: false,
             recording: 0,
@@ -121,7 +118,48 @@ impl Resource {
             target_reachable: NodeMask::EMPTY,
             primary: NodeMask::EMPTY,
             weak: NodeMask::EMPTY,
-            deadline: self.now + self.opts.twopc_timeout,
+            resize: None,
+            deadline,
+        }
+    }
+}
+
+impl Resource {
+    /// Starts a transaction of this node. The caller has checked the change locally.
+    pub(crate) fn start_twopc(
+        &mut self,
+        job: u64,
+        op: Operation,
+        target: Option<NodeId>,
+        vol: Option<VolIx>,
+    ) {
+        self.begin_twopc(job, op, target, vol, None);
+    }
+
+    fn begin_twopc(
+        &mut self,
+        job: u64,
+        op: Operation,
+        target: Option<NodeId>,
+        vol: Option<VolIx>,
+        resize: Option<Resizing>,
+    ) {
+        debug_assert!(self.twopc.held.is_none(), "only one transaction is held");
+        #[expect(clippy::cast_possible_truncation, reason = "any non-zero number will do")]
+        let tid = (self.rng.next() as u32).max(1);
+        let connected = self.st.connected_mask();
+        let mut children = connected;
+        if matches!(op, Operation::Connect(_)) {
+            children = children.or(target.map_or(NodeMask::EMPTY, NodeId::mask));
+        }
+        let deadline = self.now + self.opts.twopc_timeout;
+        let held = Held {
+            job: Some(job),
+            children,
+            waiting: children,
+            nodes_to_reach: children.with(self.me).complement(),
+            resize,
+            ..Held::new(tid, self.me, target, vol, op, deadline)
         };
         self.forward(&held, PrepareOrEnd::Prepare);
         self.twopc.held = Some(held);
@@ -149,6 +187,10 @@ impl Resource {
                 word28: held.op.request().word28(),
             };
             match what {
+                PrepareOrEnd::Prepare if held.resize.is_some() => {
+                    self.send(peer, Packet::TwoPcPrepRsz(nr, held.resize_request(twopc)));
+                    self.ping(peer);
+                }
                 PrepareOrEnd::Prepare => {
                     self.send(peer, Packet::TwoPcPrepare(nr, twopc));
                     self.ping(peer);
@@ -158,6 +200,13 @@ impl Resource {
                         twopc.flags |= TWOPC_END_UNKNOWN;
                     }
                     self.send(peer, Packet::TwoPcAbort(nr, twopc));
+                }
+                PrepareOrEnd::Resized(size, diskful_primaries) => {
+                    let (flags, word20, word28) = (0, diskful_primaries.0, size.0);
+                    self.send(
+                        peer,
+                        Packet::TwoPcCommit(nr, TwoPc { flags, word20, word28, ..twopc }),
+                    );
                 }
                 PrepareOrEnd::Commit(info) => {
                     twopc.word20 = info.primary.0;
@@ -181,6 +230,7 @@ impl Resource {
         peer: PeerIx,
         nr: Option<VolumeNr>,
         request: TwoPc,
+        resize: Option<Resizing>,
     ) -> Result<(), &'static str> {
         let (initiator, target) = parties(&request)?;
         if initiator == self.me {
@@ -207,33 +257,20 @@ impl Resource {
             Some(vol) => vol,
             None => None,
         };
-        let Some(op) = Operation::of(ReqState::from_word28(request.word28)) else {
+        let op = match resize {
+            Some(_) => Some(Operation::Resize),
+            None => Operation::of(ReqState::from_word28(request.word28)),
+        };
+        let Some(op) = op else {
             self.reply_to(peer, nr, &request, Answer::No, ReplyMasks::default());
             return Ok(());
         };
+        let deadline = self.now + self.opts.twopc_timeout;
         let mut held = Held {
-            tid: request.tid,
-            initiator,
-            target,
-            vol,
-            op,
-            job: None,
             parents: vec![peer],
-            children: NodeMask::EMPTY,
-            waiting: NodeMask::EMPTY,
             nodes_to_reach: request.nodes_to_reach,
-            lost_primaries: NodeMask::EMPTY,
-            outdates: false,
-            recording: 0,
-            retry: false,
-            no: false,
-            replied: false,
-            answer: Answer::Retry,
-            reachable: NodeMask::EMPTY,
-            target_reachable: NodeMask::EMPTY,
-            primary: NodeMask::EMPTY,
-            weak: NodeMask::EMPTY,
-            deadline: self.now + self.opts.twopc_timeout,
+            resize,
+            ..Held::new(request.tid, initiator, target, vol, op, deadline)
         };
         match self.validate_remote(&held) {
             Ok(()) => {}
@@ -261,6 +298,7 @@ impl Resource {
         self.forward(&held, PrepareOrEnd::Prepare);
         self.twopc.held = Some(held);
         self.record_before_answer();
+        self.measure_before_answer();
         self.twopc_progress();
         Ok(())
     }
@@ -300,6 +338,9 @@ impl Resource {
     /// Would this node agree (semantics §2.3 step 3, §1.9, §2.6)?
     fn validate_remote(&mut self, held: &Held) -> Result<(), Refusal> {
         let initiator = self.peer_ix(held.initiator).filter(|p| self.st.is_connected(*p));
+        if let (Some(resize), Some(vol)) = (&held.resize, held.vol) {
+            return self.may_take_part(vol, resize.user_size);
+        }
         if let Operation::Connect(_) = held.op {
             if held.target == Some(self.me) {
                 self.connect_wanted(held.initiator)?;
@@ -377,7 +418,10 @@ impl Resource {
                     held.reachable = held.reachable.or(reply.reachable_nodes);
                 }
                 held.primary = held.primary.or(reply.primary_nodes);
-                held.weak = held.weak.or(reply.weak_nodes);
+                match &mut held.resize {
+                    Some(resize) => resize.take_room(reply.weak_nodes),
+                    None => held.weak = held.weak.or(reply.weak_nodes),
+                }
             }
             Answer::No => held.no = true,
             Answer::Retry => held.retry = true,
@@ -432,7 +476,10 @@ impl Resource {
         let handshake = self.handshake_of(held);
         if held.retry || handshake == Some(HandshakeResult::Retry) {
             Answer::Retry
-        } else if held.no || matches!(handshake, Some(HandshakeResult::Refuse(_))) {
+        } else if held.no
+            || self.has_left_metadata(held)
+            || matches!(handshake, Some(HandshakeResult::Refuse(_)))
+        {
             Answer::No
         } else {
             Answer::Yes
@@ -443,6 +490,9 @@ impl Resource {
     fn reply_masks(&self) -> ReplyMasks {
         let held = self.twopc.held.as_ref().expect("asked about a held transaction");
         let mut reachable = self.st.connected_mask().with(self.me);
+        if held.resize.is_some() {
+            return self.resize_masks(held);
+        }
         if held.target == Some(self.me) {
             match held.op {
                 Operation::Connect(_) => reachable.insert(held.initiator),
@@ -456,32 +506,6 @@ impl Resource {
             primary: own.primary.or(held.primary),
             weak: own.weak.or(held.weak),
         }
-    }
-
-    /// This node's contribution to the Primary masks: weak are those that a Primary with good
-    /// data can not reach directly (semantics §2.1).
-    fn own_primary(&self, direct: NodeMask) -> ReplyMasks {
-        let mut masks = ReplyMasks::default();
-        if self.st.role == Role::Primary {
-            masks.primary.insert(self.me);
-            // One without quorum does not write: it makes nobody's data old.
-            let mut after = self.st.clone();
-            for (p, state) in after.peers.iter_mut().enumerate() {
-                let connected = direct.contains(state.node);
-                let meets = connected && state.conn != ConnState::Connected;
-                state.conn = if connected { ConnState::Connected } else { ConnState::Connecting };
-                for (v, dev) in state.devs.iter_mut().enumerate().filter(|_| meets) {
-                    let word = self.peers[p].devs[v].last_word.unwrap_or_default();
-                    dev.disk = self.real_peer_disk(p, v, word);
-                }
-            }
-            let capable = (0..self.vols.len())
-                .all(|v| self.has_data(&self.st, v) && self.quorum_of(&after, v).enforced);
-            if capable {
-                masks.weak = direct.complement();
-            }
-        }
-        masks
     }
 
     fn reply_to(
@@ -522,6 +546,9 @@ impl Resource {
     /// All answers to an own transaction are in.
     fn decide_own(&mut self) {
         let held = self.twopc.held.as_ref().expect("an own transaction is held");
+        if held.resize.is_some() {
+            return self.decide_resize();
+        }
         let result = match self.own_answer() {
             Answer::Retry => Err(match self.handshake_of(held) {
                 Some(HandshakeResult::Retry) => StateError::HandshakeRetry.into(),
@@ -673,11 +700,7 @@ impl Resource {
     }
 
     /// P_TWOPC_COMMIT.
-    pub(crate) fn twopc_commit(
-        &mut self,
-        peer: PeerIx,
-        request: TwoPc,
-    ) -> Result<(), &'static str> {
+    pub(crate) fn twopc_commit(&mut self, request: TwoPc) -> Result<(), &'static str> {
         let (initiator, _) = parties(&request)?;
         let known =
             self.twopc.held.as_ref().is_some_and(|h| {
@@ -687,8 +710,10 @@ impl Resource {
             // Executed once; a node that dropped it learns the outcome from states later.
             return Ok(());
         }
-        let _ = peer;
         let held = self.twopc.held.take().expect("looked at above");
+        if held.resize.is_some() {
+            return self.commit_resize(&held, request);
+        }
         let has_reachable = request.flags & TWOPC_HAS_REACHABLE != 0;
         let info = CommitInfo {
             primary: NodeMask(request.word20),
@@ -869,6 +894,9 @@ impl Resource {
         for vol in 0..self.vols.len() {
             self.resyncs_progress(vol);
         }
+        if let (Some(_), Some(vol)) = (&held.resize, held.vol) {
+            self.settle_size(vol);
+        }
         if matches!(held.op, Operation::Connect(_)) && held.target == Some(self.me) {
             if let Some(peer) = self.peer_ix(held.initiator) {
                 self.handshake_aborted(peer);
@@ -933,6 +961,8 @@ enum PrepareOrEnd {
     /// Who asked is lost, and may have committed.
     Unknown,
     Commit(CommitInfo),
+    /// COMMIT of a resize: to that size, with those Primaries that have a disk.
+    Resized(Sectors, NodeMask),
 }
 
 /// Answer of a participant.

@@ -1,5 +1,6 @@
 //! Backing devices: block devices and regular files, read and written past the page cache.
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -116,7 +117,7 @@ pub struct DiskInfo {
 pub struct DiskFile {
     fd: Fd,
     path: PathBuf,
-    info: DiskInfo,
+    info: Cell<DiskInfo>,
 }
 
 impl DiskFile {
@@ -128,9 +129,9 @@ impl DiskFile {
         open(path, options).map_err(|cause| OpenError { path: path.to_owned(), cause })
     }
 
-    /// The properties found when it was opened.
+    /// The properties found when it was opened, with the size found last.
     pub fn info(&self) -> DiskInfo {
-        self.info
+        self.info.get()
     }
 
     /// The path it was opened by.
@@ -143,14 +144,16 @@ impl DiskFile {
     ///
     /// # Errors
     /// The error number; the known size stays.
-    pub fn refresh_size(&mut self) -> Result<Bytes, Errno> {
-        let raw = if self.info.block_device {
+    pub fn refresh_size(&self) -> Result<Bytes, Errno> {
+        let info = self.info();
+        let raw = if info.block_device {
             block_u64(&self.fd, BLKGETSIZE64)?
         } else {
             stat_size(&self.fd)?
         };
-        self.info.size = whole_blocks(raw, self.info.logical_block_size);
-        Ok(self.info.size)
+        let size = whole_blocks(raw, info.logical_block_size);
+        self.info.set(DiskInfo { size, ..info });
+        Ok(size)
     }
 
     /// Reads `buf.len()` bytes from `sector` on. All of them, or an error.
@@ -222,8 +225,8 @@ impl DiskFile {
         let len = range.len.bytes().0;
         match self.check(range.start.0, len) {
             Err(errno) => ring.fail(token, errno, Payload::None),
-            Ok(_) if !self.info.can_discard => ring.fail(token, Errno::EOPNOTSUPP, Payload::None),
-            Ok(offset) if self.info.block_device => {
+            Ok(_) if !self.info().can_discard => ring.fail(token, Errno::EOPNOTSUPP, Payload::None),
+            Ok(offset) if self.info().block_device => {
                 ring.discard_blocks(token, &self.fd, offset, len)
             }
             Ok(offset) => ring.fallocate(token, &self.fd, PUNCH_HOLE, offset, len),
@@ -251,17 +254,18 @@ impl DiskFile {
     fn check(&self, sector: u64, len: u64) -> Result<u64, Errno> {
         let offset = sector.checked_mul(vocab::SECTOR_SIZE).ok_or(Errno::EINVAL)?;
         let end = offset.checked_add(len).ok_or(Errno::EINVAL)?;
-        let block = u64::from(self.info.logical_block_size);
+        let info = self.info();
+        let block = u64::from(info.logical_block_size);
         if len == 0 || !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
             return Err(Errno::EINVAL);
         }
-        if end > self.info.size.0 { Err(Errno::ENOSPC) } else { Ok(offset) }
+        if end > info.size.0 { Err(Errno::ENOSPC) } else { Ok(offset) }
     }
 }
 
 impl fmt::Debug for DiskFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DiskFile({}, {:?})", self.path.display(), self.info)
+        write!(f, "DiskFile({}, {:?})", self.path.display(), self.info())
     }
 }
 
@@ -346,7 +350,7 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
         volatile_cache: queue_text(dev, "write_cache").is_none_or(|text| text != "write through"),
         rotational: queue("rotational") > 0,
     };
-    Ok(DiskFile { fd, path: path.to_owned(), info })
+    Ok(DiskFile { fd, path: path.to_owned(), info: Cell::new(info) })
 }
 
 fn whole_blocks(size: u64, block: u32) -> Bytes {

@@ -15,6 +15,7 @@ use crate::disk::{Disk, Job};
 use crate::history::{History, NEVER, Stamp, Value, Write, WriteIx};
 use crate::node::{Origin, Pending};
 use crate::plan::{Plan, node_id};
+use crate::sizes;
 use crate::view::PeerView;
 use crate::world::World;
 
@@ -419,8 +420,18 @@ impl World {
     }
 
     fn difference_at_all(&self, a: usize, b: usize, volume: usize) -> Option<u64> {
+        let end = self.compared(a, b, volume);
         let (a, b) = (self.nodes[a].drive(volume)?, self.nodes[b].drive(volume)?);
-        a.disk.first_difference(&b.disk, 0)
+        a.disk.first_difference_before(&b.disk, 0, end)
+    }
+
+    /// Sectors that two disks have both agreed to; beyond them they have nothing in common.
+    fn compared(&self, a: usize, b: usize, volume: usize) -> u64 {
+        let of = |node: usize| {
+            let drive = self.nodes[node].drive(volume);
+            drive.and_then(|drive| sizes::agreed(&drive.disk, node)).unwrap_or(self.plan.sectors)
+        };
+        of(a).min(of(b))
     }
 
     // ---- what goes to disks ----
@@ -461,6 +472,16 @@ impl World {
                      {durable} is durable"
                 );
                 return self.violate("16", message);
+            }
+        }
+        if let Ok(superblock) = blank::superblock(stable, node) {
+            let size = superblock.effective_size;
+            if range.end() > size.0 {
+                let message = format!(
+                    "n{node} writes {range} of v{volume}, and its metadata knows of {} sectors",
+                    size.0
+                );
+                return self.violate("48", message);
             }
         }
         match origin {
@@ -523,7 +544,9 @@ impl World {
         let Some(drive) = self.nodes[node].drive(volume) else { return };
         let Ok(old) = blank::superblock(drive.disk.superblock(), node) else { return };
         let outdated = old.flags.contains(MdFlags::CONSISTENT);
-        if outdated && superblock.effective_size < old.effective_size {
+        let named = self.sizes.shrinks_to[volume];
+        let shrinks = superblock.effective_size < old.effective_size;
+        if outdated && shrinks && superblock.effective_size.0 < named {
             let message = format!(
                 "n{node} v{volume} shrinks from {} to {} sectors",
                 old.effective_size.0, superblock.effective_size.0
@@ -664,9 +687,9 @@ impl World {
     fn difference(&self, a: usize, b: usize, volume: usize) -> Option<u64> {
         let disks = (self.nodes[a].drive(volume)?, self.nodes[b].drive(volume)?);
         let history = &self.histories[volume];
-        let mut from = 0;
+        let (mut from, end) = (0, self.compared(a, b, volume));
         loop {
-            let sector = disks.0.disk.first_difference(&disks.1.disk, from)?;
+            let sector = disks.0.disk.first_difference_before(&disks.1.disk, from, end)?;
             let known = self.counts(a, b, volume, sector) || self.counts(b, a, volume, sector);
             if !history.unsettled(sector) && !known {
                 return Some(sector);
@@ -695,7 +718,9 @@ impl World {
         }
         let mut hot = BTreeSet::new();
         let flags = superblock.flags;
-        if flags.contains(MdFlags::PRIMARY_IND) && !flags.contains(MdFlags::AL_CLEAN) {
+        let unclean = flags.contains(MdFlags::PRIMARY_IND) && !flags.contains(MdFlags::AL_CLEAN);
+        // While metadata moves there is no log, and every slot says that all is out of sync.
+        if unclean && !flags.contains(MdFlags::AL_DISABLED) {
             let area: Vec<u8> =
                 drive.disk.activity_log().iter().flat_map(|b| b.iter().copied()).collect();
             match activity_log::recover(superblock.al, &area, superblock.al_nr_extents) {
@@ -718,8 +743,8 @@ impl World {
             let slot = superblock.peer(node_id(other));
             let Some(index) = slot.bitmap_index else { continue };
             let active = &self.checks.known[other].active[volume].extents;
-            let mut from = 0;
-            while let Some(sector) = drive.disk.first_difference(&theirs.disk, from) {
+            let (mut from, end) = (0, self.compared(node, other, volume));
+            while let Some(sector) = drive.disk.first_difference_before(&theirs.disk, from, end) {
                 from = (sector / BIT + 1) * BIT;
                 let extent = (sector / EXTENT) as u32;
                 let known = hot.contains(&extent)
@@ -814,7 +839,8 @@ impl World {
                     continue;
                 };
                 let reference = self.nodes[other].drive(volume).expect("it was looked at before");
-                if let Some(sector) = drive.disk.first_difference(&reference.disk, 0) {
+                let end = self.compared(node, other, volume);
+                if let Some(sector) = drive.disk.first_difference_before(&reference.disk, 0, end) {
                     let message = format!(
                         "in the end n{node} and n{other} differ in sector {sector} of v{volume}"
                     );

@@ -206,14 +206,20 @@ impl World {
         let (volume, writes) = (self.clients.clients[ix].volume, self.clients.clients[ix].writes);
         let rng = &mut self.clients.rng;
         let hot = *rng.pick(&self.plan.workload.hot);
-        let start = (hot + rng.below(12)).min(self.plan.sectors - 1);
+        let mut sectors = self.plan.sectors;
+        let mut start = (hot + rng.below(12)).min(sectors - 1);
+        let told = self.sizes.told[node][volume];
+        if told > sectors && rng.one_in(3) {
+            start = sectors + rng.below(told - sectors);
+            sectors = told;
+        }
         let len = match rng.below(20) {
             0 => rng.range(1, 512),
             1..4 => 8 * rng.range(1, 16),
             4..8 => rng.range(1, 16),
             _ => 8,
         };
-        let range = SectorRange::new(start, len.min(self.plan.sectors - start));
+        let range = SectorRange::new(start, len.min(sectors - start));
         let kind = if writes { rng.weighted(&[60, 25, 6, 3, 3]) } else { 1 };
         let fua = rng.one_in(8);
         let unmap = rng.one_in(2);

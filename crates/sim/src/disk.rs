@@ -184,10 +184,23 @@ impl Default for Behaviour {
     }
 }
 
+/// Metadata that a device's new end has left behind.
+#[derive(Clone, Debug)]
+struct LeftMeta {
+    placed: u64,
+    superblock: Block,
+    activity_log: Vec<Block>,
+    bitmap: BTreeMap<u64, Block>,
+}
+
 /// A disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     sectors: u64,
+    /// The size by which the metadata is where it is.
+    placed: u64,
+    /// It is on its way to another place, and no superblock is there yet.
+    left: Option<Box<LeftMeta>>,
     /// What a read returns.
     now: Area,
     /// What a power loss leaves at least; `None` if the disk has no volatile cache.
@@ -209,6 +222,8 @@ impl Disk {
         let now = Area::new(sectors, al_blocks);
         Disk {
             sectors,
+            placed: sectors,
+            left: None,
             stable: volatile_cache.then(|| now.clone()),
             now,
             cache: VecDeque::new(),
@@ -240,6 +255,57 @@ impl Disk {
             if let Some(stable) = &mut self.stable {
                 stable.set(sector, tag);
             }
+        }
+    }
+
+    /// Gives the device more room, as an operator does while it is in use. What is there is that tag,
+    /// another one in each sector.
+    pub fn grow(&mut self, sectors: u64, tag: Tag) {
+        let old = self.sectors;
+        self.sectors = sectors.max(old);
+        for area in std::iter::once(&mut self.now).chain(&mut self.stable) {
+            area.index.resize(self.sectors.div_ceil(BLOCK) as usize, 0);
+        }
+        for sector in old..self.sectors {
+            self.fill(SectorRange::new(sector, 1), tag + sector);
+        }
+    }
+
+    /// The end has moved since the metadata was placed.
+    pub fn is_displaced(&self) -> bool {
+        self.placed != self.sectors
+    }
+
+    /// Metadata goes to the new end from here on. What is there is an older log, and a bitmap that
+    /// says that all is well.
+    pub fn move_metadata(&mut self) {
+        let placed = std::mem::replace(&mut self.placed, self.sectors);
+        let from = self.stable.as_mut().unwrap_or(&mut self.now);
+        self.left = Some(Box::new(LeftMeta {
+            placed,
+            superblock: from.superblock.clone(),
+            activity_log: from.activity_log.clone(),
+            bitmap: from.bitmap.clone(),
+        }));
+        self.cache.retain(|(_, write)| matches!(write, Written::Data(..)));
+        for area in std::iter::once(&mut self.now).chain(&mut self.stable) {
+            area.superblock.fill(0);
+            area.bitmap.clear();
+        }
+    }
+
+    /// Nobody uses the disk. If no superblock has got to the new end, an operator finds the metadata
+    /// where it was (`drbdmeta check-resize`).
+    pub fn find_metadata(&mut self) {
+        let Some(left) = self.left.take() else { return };
+        if self.now.superblock.iter().any(|byte| *byte != 0) {
+            return;
+        }
+        self.placed = left.placed;
+        for area in std::iter::once(&mut self.now).chain(&mut self.stable) {
+            area.superblock.clone_from(&left.superblock);
+            area.activity_log.clone_from(&left.activity_log);
+            area.bitmap.clone_from(&left.bitmap);
         }
     }
 
@@ -309,7 +375,12 @@ impl Disk {
 
     /// First sector from `from` on whose content differs from that of `other`.
     pub fn first_difference(&self, other: &Disk, from: u64) -> Option<u64> {
-        let sectors = self.sectors.min(other.sectors);
+        self.first_difference_before(other, from, u64::MAX)
+    }
+
+    /// The same, of the sectors before `end`.
+    pub fn first_difference_before(&self, other: &Disk, from: u64, end: u64) -> Option<u64> {
+        let sectors = self.sectors.min(other.sectors).min(end);
         for block in from / BLOCK..sectors.div_ceil(BLOCK) {
             let (a, b) = (self.now.index[block as usize], other.now.index[block as usize]);
             if a == 0 && b == 0 {

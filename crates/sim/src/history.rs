@@ -13,6 +13,7 @@
 use vocab::SectorRange;
 
 use crate::content::{Tag, ZERO};
+use crate::plan::Plan;
 
 /// A point in the order of all events the clients see.
 pub type Stamp = u64;
@@ -80,6 +81,23 @@ impl History {
             soft: Vec::new(),
             reads: Vec::new(),
         }
+    }
+
+    /// The volume of a plan. What it may grow by has any content.
+    pub fn of_plan(plan: &Plan) -> History {
+        let most = plan.most_sectors();
+        let mut history = History::new(most);
+        if most > plan.sectors {
+            history.add(Write {
+                range: SectorRange::new(plan.sectors, most - plan.sectors),
+                value: Value::Undefined,
+                began: 0,
+                ended: 0,
+                acked: true,
+                firm: true,
+            });
+        }
+        history
     }
 
     /// Declares the content of a sector before the first write.

@@ -184,6 +184,11 @@ impl World {
                     self.queue.at(at, Event::Net(event));
                 }
             }
+            Fault::Resize => {
+                let (node, volume) = (self.random_node(), self.random_volume());
+                let chance = self.injector.rng.below(1 << 16);
+                self.resize_somewhere(node, volume, chance);
+            }
             Fault::Damage => {
                 let (a, b) = self.random_pair();
                 self.net.damage(a, b);

@@ -22,6 +22,7 @@ mod queue;
 pub mod rng;
 pub mod run;
 pub mod scenario;
+mod sizes;
 pub mod trace;
 pub mod view;
 pub mod watch;

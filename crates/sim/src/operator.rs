@@ -275,6 +275,7 @@ impl World {
         if !self.operator.rounds.is_multiple_of(8) {
             return;
         }
+        self.level_disks();
         for node in 0..self.nodes.len() {
             if !self.nodes[node].up() {
                 self.boot(node);
@@ -431,6 +432,10 @@ impl World {
                 for (peer, p) in view.peers.iter().enumerate() {
                     let Some(p) = p else { continue };
                     let Some(theirs) = &views[peer] else { continue };
+                    if v.sectors != theirs.volumes[volume].sectors {
+                        let (mine, other) = (v.sectors, theirs.volumes[volume].sectors);
+                        return Some(format!("n{node} has {mine} sectors, n{peer} {other}"));
+                    }
                     let d = &p.devices[volume];
                     if p.conn != ConnState::Connected || d.repl != ReplState::Established {
                         return Some(format!("n{node} to n{peer} is {} {}", p.conn, d.repl));

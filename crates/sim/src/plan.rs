@@ -73,11 +73,13 @@ pub enum Fault {
     ForceSecondary,
     /// Data are damaged on the way; only with digests that show it.
     Damage,
+    /// Disks are given more room, most of them, and an operator resizes a volume.
+    Resize,
 }
 
 impl Fault {
     /// Every kind.
-    pub const ALL: [Fault; 21] = [
+    pub const ALL: [Fault; 22] = [
         Fault::Kill,
         Fault::PowerLoss,
         Fault::Cut,
@@ -99,6 +101,7 @@ impl Fault {
         Fault::SuspendIo,
         Fault::ForceSecondary,
         Fault::Damage,
+        Fault::Resize,
     ];
 
     /// Its name in the report.
@@ -125,6 +128,7 @@ impl Fault {
             Fault::SuspendIo => "suspend-io",
             Fault::ForceSecondary => "force-secondary",
             Fault::Damage => "damage",
+            Fault::Resize => "resize",
         }
     }
 }
@@ -244,6 +248,8 @@ pub struct Plan {
     pub fault_pause: u64,
     /// Percentage of the faults that wait for a [`Moment`].
     pub aimed: u64,
+    /// Volumes may become larger than that.
+    pub may_grow: bool,
 }
 
 impl Plan {
@@ -289,6 +295,7 @@ impl Plan {
             fault_time: 0,
             fault_pause: SECOND,
             aimed: 0,
+            may_grow: false,
         }
     }
 
@@ -449,7 +456,8 @@ impl Plan {
                 continue;
             }
             let chance = if rare { 10 } else { 30 };
-            if !matches!(fault, Fault::Invalidate | Fault::Damage) && rng.percent(chance) {
+            let later = matches!(fault, Fault::Invalidate | Fault::Damage | Fault::Resize);
+            if !later && rng.percent(chance) {
                 self.faults.push((fault, rng.range(1, 10)));
             }
         }
@@ -467,10 +475,19 @@ impl Plan {
             self.net.data_integrity_alg = "crc32c".to_owned();
             self.faults.push((Fault::Damage, 5));
         }
+        if self.fault_pause.is_multiple_of(6) {
+            self.faults.push((Fault::Resize, 8));
+            self.may_grow = true;
+        }
         if self.fault_pause.is_multiple_of(16) {
             self.net.cram_hmac_alg = "sha256".to_owned();
             self.net.shared_secret = Secret::from("between nodes");
         }
+    }
+
+    /// As large as a volume may become.
+    pub fn most_sectors(&self) -> u64 {
+        if self.may_grow { self.sectors + 4 * 8192 + 24 } else { self.sectors }
     }
 
     /// Another node may be promoted when the Primary is lost, and every acknowledged write must

@@ -17,7 +17,7 @@
 
 use codec::wire::Packet;
 use replication::io::{AdminCommand, Input, IoError, OpenError};
-use vocab::{ConnState, DiskState, Refusal, Role, SectorRange, VolumeNr};
+use vocab::{ConnState, DiskState, Refusal, Role, SectorRange, Sectors, VolumeNr};
 
 use crate::client::Op;
 use crate::net::Pace;
@@ -124,6 +124,41 @@ impl World {
         for drive in self.nodes[node].drives.iter_mut().flatten() {
             drive.disk = crate::blank::disk(&plan, node);
         }
+    }
+
+    /// Gives the disks of volume 0 on these nodes so many sectors more than the plan says.
+    pub fn give_room<const N: usize>(&mut self, nodes: [usize; N], more: u64) {
+        let sectors = self.plan.sectors + more;
+        assert!(sectors <= self.plan.most_sectors(), "the histories end there");
+        nodes.into_iter().for_each(|node| self.grow_disk(node, 0, sectors));
+    }
+
+    /// What a resize of volume 0 to all the room there is comes to.
+    pub fn try_resize(&mut self, node: usize, assume_peer_has_space: bool) -> Result<(), Refusal> {
+        let (volume, size, assume_clean) = (VolumeNr(0), None, false);
+        let command = AdminCommand::Resize { volume, size, assume_peer_has_space, assume_clean };
+        self.ask(node, command)
+    }
+
+    /// Resizes volume 0 to all the room there is.
+    pub fn resize(&mut self, node: usize) {
+        if let Err(refusal) = self.try_resize(node, false) {
+            self.violate("wait", self.describe(&format!("n{node} does not resize: {refusal}")));
+        }
+    }
+
+    /// Shrinks or grows volume 0 to a size.
+    pub fn resize_to(&mut self, node: usize, sectors: u64) -> Result<(), Refusal> {
+        self.sizes.shrinks_to[0] = sectors;
+        let (assume_peer_has_space, assume_clean) = (false, false);
+        let (volume, size) = (VolumeNr(0), Some(Sectors(sectors)));
+        let command = AdminCommand::Resize { volume, size, assume_peer_has_space, assume_clean };
+        self.ask(node, command)
+    }
+
+    /// What users of volume 0 have been told of its size.
+    pub fn told_size(&self, node: usize) -> u64 {
+        self.sizes.told[node][0]
     }
 
     /// Gives a wish to a node that must be granted.

@@ -27,6 +27,7 @@ use crate::operator::Operator;
 use crate::plan::{Fault, Moment, Plan, node_id};
 use crate::queue::Queue;
 use crate::rng::Rng;
+use crate::sizes::Sizes;
 use crate::trace::Trace;
 use crate::{blank, trace};
 
@@ -124,6 +125,8 @@ pub(crate) enum Event {
     Net(NetEvent),
     /// A disk operation ends.
     Disk { node: usize, incarnation: u32, volume: usize, slot: usize },
+    /// A disk in use has been looked at.
+    Measured { node: usize, incarnation: u32, volume: VolumeNr },
     /// A node's timer.
     Timer { node: usize, incarnation: u32, at: u64 },
     /// A client acts.
@@ -176,6 +179,7 @@ pub struct World {
     pub(crate) injector: Injector,
     pub(crate) operator: Operator,
     pub(crate) checks: Checks,
+    pub(crate) sizes: Sizes,
     /// What a scenario counts.
     pub(crate) taps: Vec<Tap>,
     pub(crate) trace: Trace,
@@ -213,12 +217,13 @@ impl World {
                 openers: BTreeMap::new(),
             });
         }
-        let histories = (0..plan.volumes).map(|_| History::new(plan.sectors)).collect();
+        let histories = (0..plan.volumes).map(|_| History::of_plan(&plan)).collect();
         let mut world = World {
             clients: Clients::new(&plan, rng.fork()),
             injector: Injector::new(rng.fork()),
             operator: Operator::default(),
             checks: Checks::new(&plan),
+            sizes: Sizes::new(&plan),
             plan,
             nodes,
             net,
@@ -317,6 +322,9 @@ impl World {
                 }
             }
             Event::Operator => self.operator_event(),
+            Event::Measured { node, incarnation, volume } => {
+                self.measured_event(node, incarnation, volume);
+            }
         }
         self.look_at_watched();
     }
@@ -339,7 +347,9 @@ impl World {
     /// The time until which the event has to wait because its node does not run.
     fn pause_of(&self, event: &Event) -> Option<u64> {
         let node = match event {
-            Event::Disk { node, .. } | Event::Timer { node, .. } => *node,
+            Event::Disk { node, .. } | Event::Timer { node, .. } | Event::Measured { node, .. } => {
+                *node
+            }
             Event::Net(NetEvent::Arrive { pair, end, .. } | NetEvent::Down { pair, end, .. })
             | Event::Net(NetEvent::Up { pair, end, .. }) => self.net.nodes_of(*pair)[*end],
             _ => return None,
@@ -393,6 +403,7 @@ impl World {
             return None;
         }
         drive.claim = Claim::Held;
+        drive.disk.find_metadata();
         self.checks.attached(node, volume);
         let image = Box::new(drive.disk.image());
         let command = AdminCommand::Attach { volume: VolumeNr(volume as u16), image };
@@ -440,6 +451,8 @@ impl World {
             } else {
                 drive.disk.kill(&mut self.rng);
             }
+            drive.disk.find_metadata();
+            self.sizes.told[node][volume] = 0;
             self.doubt(node, volume, power);
         }
         let now = self.stamp;
@@ -561,7 +574,14 @@ impl World {
                 self.answers.insert(id, result);
             }
             Output::StateChanged => self.checks.state_changed(node),
-            Output::SizeChanged { .. } | Output::Log(..) => {}
+            Output::MeasureDisk { volume } => self.queue_measure(node, volume),
+            Output::MoveMetadata { volume } => {
+                if let Some(drive) = self.nodes[node].drives[volume.0 as usize].as_mut() {
+                    drive.disk.move_metadata();
+                }
+            }
+            Output::SizeChanged { volume, size } => self.size_changed(node, volume, size),
+            Output::Log(..) => {}
         }
     }
 
@@ -702,7 +722,9 @@ impl World {
             }
         };
         if let Job::Read(range) | Job::Discard(range) | Job::Write { range, .. } = &job {
-            if !range.fits(vocab::Sectors(self.plan.sectors)) || range.len.0 == 0 {
+            let drive = self.nodes[node].drives[volume.0 as usize].as_ref();
+            let sectors = drive.map_or(0, |drive| drive.disk.sectors());
+            if !range.fits(vocab::Sectors(sectors)) || range.len.0 == 0 {
                 self.violate("driver", format!("n{node} asks the disk for {range}"));
                 return;
             }

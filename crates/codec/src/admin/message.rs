@@ -144,6 +144,18 @@ pub enum Request {
         force: bool,
         diskless: bool,
     },
+    /// Changes the size of a volume on all nodes, to what all disks have room for, or so that it
+    /// ends at that sector. It shrinks only to a size that is named.
+    Resize {
+        #[serde(with = "fields::minor")]
+        minor: Minor,
+        #[serde(with = "fields::maybe_sector")]
+        size: Option<Sector>,
+        /// Nodes with a disk that are not connected have as much room.
+        assume_peer_has_space: bool,
+        /// What the volume grows by is equal on all nodes, and is not resynced.
+        assume_clean: bool,
+    },
     /// Starts connecting; answers at once.
     Connect {
         resource: String,

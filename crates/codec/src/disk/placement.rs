@@ -263,6 +263,17 @@ impl Layout {
         }
     }
 
+    /// Where metadata with these parameters, that is placed so, belongs once its device has `device`
+    /// bytes. Nothing moves as long as the superblock stays where it is.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub fn resized(&self, device: Bytes, params: &MdParams) -> Result<Layout, PlacementError> {
+        let new = Self::compute(self.placement, device, params)?;
+        let stays = self.placement == Placement::Internal && new.superblock == self.superblock;
+        Ok(if stays { *self } else { new })
+    }
+
     fn internal(device: Bytes, params: &MdParams, al: u64) -> Result<Layout, PlacementError> {
         let whole = device.sectors_floor().0;
         let bm_bytes = bitmap::area_bytes(whole, params.max_peers, params.bm_bytes_per_bit);

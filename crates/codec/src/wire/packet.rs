@@ -357,6 +357,10 @@ pub const TWOPC_PRI_INCAPABLE: u32 = 0x2000_0000;
 /// `TwoPc::flags` of an ABORT between nodes that agree on [`feature::BITS_OF_EQUALS`]: the sender
 /// passed on the PREPARE, has answered, and lost those who asked. They may have committed.
 pub const TWOPC_END_UNKNOWN: u32 = 0x1000_0000;
+/// dds_flags of P_TWOPC_PREP_RSZ: nodes with a disk that are not connected have as much room.
+pub const DDS_ASSUME_PEER_HAS_SPACE: u16 = 1;
+/// dds_flags of P_TWOPC_PREP_RSZ: what the volume grows by is equal everywhere, and not resynced.
+pub const DDS_NO_RESYNC: u16 = 2;
 /// `TwoPc::flags`: marks the layout of feature 2PC_V2.
 pub const TWOPC_V2: u32 = 0x8000_0000;
 

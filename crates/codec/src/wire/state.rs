@@ -296,10 +296,13 @@ pub enum Operation {
     Verify,
     /// Take a volume out of the connection.
     RemoveVolume,
+    /// Change the size of a volume. It is no change of states: P_TWOPC_PREP_RSZ asks for it, and no
+    /// request means it.
+    Resize,
 }
 
 impl Operation {
-    /// Every operation there is.
+    /// Every operation that a request can mean.
     pub const ALL: &'static [Operation] = &[
         Operation::Empty,
         Operation::Promote { force: false },
@@ -326,11 +329,11 @@ impl Operation {
         Operation::ALL.iter().copied().find(|op| op.request() == request)
     }
 
-    /// The request that means this operation.
+    /// The request that means this operation; of [`Operation::Resize`] there is none.
     pub const fn request(self) -> ReqState {
         const NONE: ReqState = ReqState { mask: StateWord(0), val: StateWord(0) };
         match self {
-            Operation::Empty => NONE,
+            Operation::Empty | Operation::Resize => NONE,
             Operation::Promote { force: false } => NONE.set_role(Role::Primary),
             Operation::Promote { force: true } => {
                 NONE.set_role(Role::Primary).set_disk(DiskState::UpToDate)

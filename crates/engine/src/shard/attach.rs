@@ -4,6 +4,7 @@
 //! pieces, for a bitmap can be large; blocks of zeroes are dropped at once, so only what differs
 //! between nodes takes memory. What the metadata means is for the core to decide.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -304,6 +305,8 @@ impl AttachJob {
             discard_zeroes: info.can_discard && !info.block_device,
             max_io: BUF_MAX as u32,
         };
+        let superblock = self.image.superblock.as_ref().expect("read first");
+        let params = Superblock::decode_any(superblock, None).expect("decoded before").params();
         let image = AttachImage {
             capacity,
             superblock: self.image.superblock.expect("read first"),
@@ -313,9 +316,11 @@ impl AttachJob {
             volatile_cache: info.volatile_cache,
             boot: boot(),
         };
-        Ok((Rc::new(Disk { data, meta: self.meta, layout, limits }), image))
+        let (layout, next_layout) = (Cell::new(layout), Cell::new(None));
+        Ok((Rc::new(Disk { data, meta: self.meta, layout, next_layout, params, limits }), image))
     }
 }
+
 /// Names this start of the machine: the first digits of the kernel's random number for it. 0 if
 /// there is none.
 fn boot() -> u64 {

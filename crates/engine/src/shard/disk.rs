@@ -4,15 +4,17 @@
 //! holds what it needs of the disk, so a disk that the core gives up meanwhile stays open until
 //! the jobs on it have ended.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use codec::disk::{BLOCK_SIZE, Layout};
+use codec::disk::{BLOCK_SIZE, Layout, MdParams};
 use replication::io::{
-    DiskData, DiskError, DiskLimits, DiskOp, MetaBlock, MetaPlace, MetaWrite, OpId,
+    DiskData, DiskError, DiskLimits, DiskMeasure, DiskOp, MetaBlock, MetaPlace, MetaWrite,
+    MovedMetadata, OpId,
 };
 use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Payload};
-use vocab::{SECTOR_SIZE, Sector, VolumeNr};
+use vocab::{SECTOR_SIZE, Sector, SectorRange, VolumeNr};
 
 use super::attach::AttachJob;
 use super::io::Io;
@@ -29,7 +31,10 @@ pub(crate) struct Disk {
     pub(crate) data: DiskFile,
     /// The metadata device; `None` if it is the data device.
     pub(crate) meta: Option<DiskFile>,
-    pub(crate) layout: Layout,
+    pub(crate) layout: Cell<Layout>,
+    /// Where the metadata goes once the core says so.
+    pub(crate) next_layout: Cell<Option<Layout>>,
+    pub(crate) params: MdParams,
     pub(crate) limits: DiskLimits,
 }
 
@@ -40,10 +45,48 @@ impl Disk {
     }
 
     fn place(&self, place: MetaPlace) -> u64 {
+        let layout = self.layout.get();
         match place {
-            MetaPlace::Superblock => self.layout.superblock,
-            MetaPlace::ActivityLog(index) => self.layout.al_block(index),
-            MetaPlace::Bitmap(index) => self.layout.bitmap_block(index),
+            MetaPlace::Superblock => layout.superblock,
+            MetaPlace::ActivityLog(index) => layout.al_block(index),
+            MetaPlace::Bitmap(index) => layout.bitmap_block(index),
+        }
+    }
+
+    /// What the devices offer now (metadata §2). Where metadata is on a device with another end, it
+    /// stays until [`Disk::move_metadata`].
+    pub(crate) fn measure(&self) -> Result<DiskMeasure, String> {
+        let size = |device: &DiskFile| {
+            let failed =
+                |e| format!("the size of {} can not be found: {e}", device.path().display());
+            device.refresh_size().map_err(failed)
+        };
+        let data = size(&self.data)?;
+        let device = self.meta.as_ref().map_or(Ok(data), size)?;
+        let old = self.layout.get();
+        let new = old.resized(device, &self.params).map_err(|e| {
+            format!("{} has no room for its metadata any more: {e}", self.meta().path().display())
+        })?;
+        let capacity = new.usable_on(data.sectors_floor());
+        if new.superblock == old.superblock {
+            self.layout.set(new);
+            return Ok(DiskMeasure { capacity, moved: None });
+        }
+        self.next_layout.set(Some(new));
+        let (from, to) = (old.start() / SECTOR_SIZE, old.superblock + BLOCK_SIZE as u64);
+        let moved = MovedMetadata {
+            md_size: new.md_size,
+            al_offset: new.al_offset,
+            bm_offset: new.bm_offset,
+            left: SectorRange::new(from, to / SECTOR_SIZE - from),
+        };
+        Ok(DiskMeasure { capacity, moved: Some(moved) })
+    }
+
+    /// From here on metadata goes where it belongs by the last [`Disk::measure`].
+    pub(crate) fn move_metadata(&self) {
+        if let Some(next) = self.next_layout.take() {
+            self.layout.set(next);
         }
     }
 }
@@ -64,6 +107,8 @@ pub(crate) enum Finished {
     Meta(Owner, Result<(), DiskError>),
     /// A disk to be attached was read, or not.
     Attach(Box<AttachJob>),
+    /// A disk in use was looked at. Tell the core, as `DiskMeasured`.
+    Measured(u16, VolumeNr, Result<DiskMeasure, String>),
 }
 
 /// Jobs on disks, by token.

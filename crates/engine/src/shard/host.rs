@@ -226,6 +226,9 @@ impl Host {
                 self.feed(io, volumes, Input::MetaDone { op: owner.op, result });
             }
             Finished::Attach(job) => self.attach_read(io, volumes, *job),
+            Finished::Measured(_, volume, result) => {
+                self.feed(io, volumes, Input::DiskMeasured { volume, result });
+            }
         }
     }
 
@@ -379,6 +382,16 @@ impl Host {
                 match self.disk_of(volume) {
                     Some(disk) => disk::start_meta(io, owner, &disk, write),
                     None => io.jobs.finished.push(Finished::Meta(owner, Err(DiskError::Io))),
+                }
+            }
+            Output::MeasureDisk { volume } => {
+                let gone = || Err("the disk is gone".to_owned());
+                let result = self.disk_of(volume).map_or_else(gone, |disk| disk.measure());
+                io.jobs.finished.push(Finished::Measured(self.id, volume, result));
+            }
+            Output::MoveMetadata { volume } => {
+                if let Some(disk) = self.disk_of(volume) {
+                    disk.move_metadata();
                 }
             }
             Output::DiskReleased { volume } => {

@@ -183,6 +183,7 @@ impl Shard {
         let resource = match &finished {
             Finished::Disk(owner, _) | Finished::Meta(owner, _) => owner.resource,
             Finished::Attach(job) => job.resource,
+            Finished::Measured(resource, ..) => *resource,
         };
         self.with(resource, |host, io, volumes| host.finished(io, volumes, finished));
     }

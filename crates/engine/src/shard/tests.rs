@@ -1,5 +1,6 @@
 //! What a shard does with a resource, seen from its inputs and its sockets.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -28,7 +29,8 @@ fn disk(folder: &tempfile::TempDir) -> Rc<Disk> {
         max_io: 1 << 20,
     };
     let data = DiskFile::open(&path, DiskOptions::default()).unwrap();
-    Rc::new(Disk { data, meta: None, layout, limits })
+    let (layout, next_layout) = (Cell::new(layout), Cell::new(None));
+    Rc::new(Disk { data, meta: None, layout, next_layout, params, limits })
 }
 
 /// Carries an operation out.

@@ -303,7 +303,7 @@ impl Resource {
             Some(Operation::Attach | Operation::ResyncAsTarget | Operation::ResyncAsSource) => {
                 self.leave_legacy(peer, "has to compare the disks anew; connecting again");
             }
-            Some(Operation::Detach | Operation::RemoveVolume) | None => {
+            Some(Operation::Detach | Operation::RemoveVolume | Operation::Resize) | None => {
                 self.say_to_core(peer, Packet::TwoPcNo(nr, reply));
             }
         }

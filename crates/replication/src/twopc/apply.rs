@@ -61,7 +61,8 @@ pub(crate) fn apply_own_change(
         Operation::ResyncAsSource => set_repl(st, target, vol, ReplState::WFBitMapS),
         Operation::Verify => set_repl(st, target, vol, ReplState::VerifyS),
         Operation::RemoveVolume => set_repl(st, target, vol, ReplState::Off),
-        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) => {}
+        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) | Operation::Resize => {
+        }
     }
 }
 
@@ -124,7 +125,8 @@ pub(crate) fn apply_remote(
                 }
             }
         }
-        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) => {}
+        Operation::Empty | Operation::Connect(_) | Operation::Disconnect(_) | Operation::Resize => {
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 //! before it agrees, both before it is committed.
 
 use codec::wire::Operation;
-use vocab::{DiskState, Refusal, ReplState, Role, StateError};
+use vocab::{ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError};
 
-use super::Held;
+use super::{Held, ReplyMasks};
 use crate::generation::is_generation;
 use crate::resource::{Pings, Resource};
 use crate::state::{PeerIx, VolIx};
@@ -24,6 +24,32 @@ impl Resource {
             }
         }
         Err(StateError::InTransientState.into())
+    }
+
+    /// This node's contribution to the Primary masks: weak are those that a Primary with good
+    /// data can not reach directly (semantics §2.1).
+    pub(super) fn own_primary(&self, direct: NodeMask) -> ReplyMasks {
+        let mut masks = ReplyMasks::default();
+        if self.st.role == Role::Primary {
+            masks.primary.insert(self.me);
+            // One without quorum does not write: it makes nobody's data old.
+            let mut after = self.st.clone();
+            for (p, state) in after.peers.iter_mut().enumerate() {
+                let connected = direct.contains(state.node);
+                let meets = connected && state.conn != ConnState::Connected;
+                state.conn = if connected { ConnState::Connected } else { ConnState::Connecting };
+                for (v, dev) in state.devs.iter_mut().enumerate().filter(|_| meets) {
+                    let word = self.peers[p].devs[v].last_word.unwrap_or_default();
+                    dev.disk = self.real_peer_disk(p, v, word);
+                }
+            }
+            let capable = (0..self.vols.len())
+                .all(|v| self.has_data(&self.st, v) && self.quorum_of(&after, v).enforced);
+            if capable {
+                masks.weak = direct.complement();
+            }
+        }
+        masks
     }
 
     /// Both disks take part, and nothing else runs between them.

@@ -6,10 +6,12 @@ use codec::wire::{
     TwoPcReply, UuidFlags, Uuids110, feature,
 };
 use vocab::options::ResourceOptions;
-use vocab::{ConnState, DiskState, GenUuid, Instant, NodeId, NodeMask, ReplState, Role, VolumeNr};
+use vocab::{
+    ConnState, DiskState, GenUuid, Instant, NodeId, NodeMask, ReplState, Role, Sectors, VolumeNr,
+};
 
 use crate::Resource;
-use crate::io::{AdminCommand, Input, LinkLoss, Output};
+use crate::io::{AdminCommand, DiskMeasure, Input, LinkLoss, Output};
 use crate::testing::attached;
 
 const NR: VolumeNr = VolumeNr(0);
@@ -27,6 +29,10 @@ fn both() -> NodeMask {
 struct Node {
     resource: Resource,
     now: Instant,
+    /// What its disk is found to have room for.
+    room: Sectors,
+    /// What users have been told of the size last.
+    told: Option<Sectors>,
 }
 
 impl Node {
@@ -42,6 +48,11 @@ impl Node {
                     Output::MetaWrite { op, .. } => {
                         inputs.push(Input::MetaDone { op, result: Ok(()) });
                     }
+                    Output::MeasureDisk { volume } => {
+                        let result = Ok(DiskMeasure { capacity: self.room, moved: None });
+                        inputs.push(Input::DiskMeasured { volume, result });
+                    }
+                    Output::SizeChanged { size, .. } => self.told = Some(size),
                     _ => {}
                 }
             }
@@ -56,7 +67,8 @@ impl Node {
     /// Connected to a peer whose disk was just created, too.
     fn connected() -> Node {
         let resource = attached(ResourceOptions::default(), |_| {});
-        let mut node = Node { resource, now: Instant(3) };
+        let room = resource.vols[0].size;
+        let mut node = Node { resource, now: Instant(3), room, told: None };
         let command = AdminCommand::Connect { peer: id(1), discard_my_data: false };
         node.input(Input::Admin { id: 2, command });
         let sent = node.input(Input::LinkUp {
@@ -227,4 +239,68 @@ fn state_of_target() -> StateWord {
         .with_peer_role(Role::Primary)
         .with_repl_state(ReplState::WFBitMapT)
         .with_pdsk(DiskState::UpToDate)
+}
+
+/// Its packets are those of the captured resize, with other numbers.
+#[test]
+fn resize_that_it_asks_for_is_agreed_to_and_carried_out() {
+    let mut node = Node::connected();
+    let old = node.resource.vols[0].size;
+    node.room = Sectors(old.0 + 8192);
+    let (tid, new) = (0xdecc_9fbb, Sectors(old.0 + 512));
+    let prepare = TwoPc {
+        tid,
+        flags: 0,
+        v2: true,
+        initiator: 1,
+        target: -1,
+        nodes_to_reach: both().complement(),
+        word20: new.0,
+        word28: 0,
+    };
+    let sent = node.receives(Packet::TwoPcPrepRsz(Some(NR), prepare));
+    let yes = TwoPcReply {
+        tid,
+        initiator: 1,
+        reachable_nodes: both(),
+        primary_nodes: NodeMask::EMPTY,
+        weak_nodes: NodeMask(node.room.0),
+    };
+    assert_eq!(sent, [Packet::TwoPcYes(Some(NR), yes)]);
+    assert_eq!(node.resource.vols[0].size, old, "nothing has changed yet");
+    let commit = TwoPc { word20: id(1).mask().0, word28: new.0, ..prepare };
+    let sent = node.receives(Packet::TwoPcCommit(Some(NR), commit));
+    assert!(!sent.iter().any(|p| matches!(p, Packet::Sizes(..))), "both know: {sent:?}");
+    assert_eq!((node.resource.vols[0].size, node.told), (new, Some(new)));
+    let backing = node.resource.vols[0].backing.as_ref().unwrap();
+    assert_eq!((backing.sb.effective_size, backing.bitmap.size()), (new, new));
+}
+
+#[test]
+fn resize_that_it_is_asked_for_has_its_layout() {
+    let mut node = Node::connected();
+    let old = node.resource.vols[0].size;
+    node.room = Sectors(old.0 + 8192);
+    let command = AdminCommand::Resize {
+        volume: NR,
+        size: None,
+        assume_peer_has_space: true,
+        assume_clean: false,
+    };
+    let sent = node.input(Input::Admin { id: 3, command });
+    let Some(Packet::TwoPcPrepRsz(Some(NR), asked)) = sent.first() else { panic!("{sent:?}") };
+    let (flags, word20, word28) = (asked.flags, asked.word20, asked.word28);
+    assert_eq!((flags, word20, word28, asked.target), (0, 0, 1 << 48, -1));
+    let room = Sectors(old.0 + 4096);
+    let yes = TwoPcReply {
+        tid: asked.tid,
+        initiator: 0,
+        reachable_nodes: both(),
+        primary_nodes: NodeMask::EMPTY,
+        weak_nodes: NodeMask(room.0),
+    };
+    let sent = node.receives(Packet::TwoPcYes(Some(NR), yes));
+    let Some(Packet::TwoPcCommit(Some(NR), commit)) = sent.first() else { panic!("{sent:?}") };
+    assert_eq!((commit.flags, commit.word20, commit.word28), (0, 0, room.0));
+    assert_eq!(node.told, Some(room));
 }

@@ -125,9 +125,10 @@ fn what_is_not_a_disk_is_refused_with_the_reason() {
 #[test]
 fn a_grown_file_is_noticed() {
     let file = file(1 << 20);
-    let mut disk = DiskFile::open(file.path(), DiskOptions::default()).unwrap();
+    let disk = DiskFile::open(file.path(), DiskOptions::default()).unwrap();
     file.as_file().set_len((2 << 20) + 100).unwrap();
     assert_eq!(disk.refresh_size().unwrap(), Bytes(2 << 20));
+    assert_eq!(disk.info().size, Bytes(2 << 20));
 }
 
 #[test]

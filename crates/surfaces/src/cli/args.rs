@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use codec::admin::{Face, Listen, MapOptions};
-use vocab::NodeId;
+use vocab::options::{Kind, Unit};
+use vocab::{NodeId, Sector};
 
 use super::objects::Object;
 use super::top::Sort;
@@ -249,6 +250,24 @@ pub enum Command {
         #[arg(long, value_name = "SECTOR")]
         stop: Option<u64>,
     },
+    /// Change the size of volumes, on all nodes
+    ///
+    /// Give every backing device its new size first. One node is told, and all follow. A volume
+    /// becomes as large as all disks have room for, and shrinks only to a size that is named, while
+    /// no node is Primary.
+    Resize {
+        #[command(flatten)]
+        objects: Objects,
+        /// The new size, such as 10G [default: what all disks have room for]
+        #[arg(long, value_name = "SIZE", value_parser = sectors)]
+        size: Option<Sector>,
+        /// What the volume grows by is equal on all nodes: do not resync it
+        #[arg(long)]
+        assume_clean: bool,
+        /// Nodes with a disk that are not connected have as much room
+        #[arg(long)]
+        assume_peer_has_space: bool,
+    },
     /// Pause resyncs
     PauseSync {
         #[command(flatten)]
@@ -486,6 +505,7 @@ impl Command {
             | Command::Primary { .. }
             | Command::Secondary { .. }
             | Command::Verify { .. }
+            | Command::Resize { .. }
             | Command::PauseSync { .. }
             | Command::ResumeSync { .. }
             | Command::SuspendIo { .. }
@@ -542,6 +562,12 @@ impl Command {
 fn node_id(text: &str) -> Result<NodeId, String> {
     let id = text.parse().ok().and_then(NodeId::new);
     id.ok_or_else(|| "give a number from 0 to 31".to_owned())
+}
+
+fn sectors(text: &str) -> Result<Sector, String> {
+    let kind = Kind::Number { min: 1, max: 1 << 41, unit: Unit::Sectors };
+    let size = kind.number(text).map(Sector);
+    size.ok_or_else(|| "give a number with K, M or G, or of sectors with s, up to 1 PiB".to_owned())
 }
 
 fn listen(text: &str) -> Result<Listen, String> {

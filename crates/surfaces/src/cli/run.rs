@@ -400,6 +400,7 @@ fn describe(command: &Command) -> (&'static str, &Objects, bool) {
             ("invalidate-remote", objects, dry_run.dry_run)
         }
         Command::Verify { objects, .. } => ("verify", objects, false),
+        Command::Resize { objects, .. } => ("resize", objects, false),
         Command::PauseSync { objects } => ("pause-sync", objects, false),
         Command::ResumeSync { objects } => ("resume-sync", objects, false),
         Command::SuspendIo { objects } => ("suspend-io", objects, false),
@@ -508,6 +509,14 @@ fn requests(
             volumes(&|v| Request::NewCurrentUuid { minor: v.minor, clear_bitmap: *clear_bitmap })
         }
         Command::Outdate { .. } => volumes(&|v| Request::Outdate { minor: v.minor }),
+        Command::Resize { size, assume_clean, assume_peer_has_space, .. } => {
+            volumes(&|v| Request::Resize {
+                minor: v.minor,
+                size: *size,
+                assume_peer_has_space: *assume_peer_has_space,
+                assume_clean: *assume_clean,
+            })
+        }
         _ => unreachable!("the other commands have functions of their own"),
     }
 }

@@ -55,7 +55,8 @@ impl Session<'_> {
             }
             Verb::NetOptions => self.net_options(),
             Verb::PeerDeviceOptions => self.peer_device_options(),
-            Verb::Resize | Verb::RenameResource => Err(self.not_supported()),
+            Verb::Resize => self.resize(),
+            Verb::RenameResource => Err(self.not_supported()),
             verb => {
                 let request = self.simple(verb)?;
                 self.order(request)
@@ -114,13 +115,7 @@ impl Session<'_> {
     }
 
     fn not_supported(&self) -> Stop {
-        let detail = match self.parsed.command.verb {
-            Verb::Resize => {
-                "a volume can not change its size while it is attached; the engine takes the size \
-                 that the disk has when it is attached"
-            }
-            _ => "a resource keeps its name; take it down and create it under the other one",
-        };
+        let detail = "a resource keeps its name; take it down and create it under the other one";
         self.parsed.refusal(ConfigError::InvalidRequest, detail)
     }
 
@@ -302,6 +297,28 @@ impl Session<'_> {
         let options = self.parsed.apply(device.options)?;
         let (resource, peer) = (config.name, peer.node_id);
         self.order(Request::PeerDeviceOptions { resource, peer, volume: nr, options })
+    }
+
+    /// Changes the size of a volume.
+    fn resize(&mut self) -> Result<(), Stop> {
+        let p = &self.parsed;
+        if let Some(name) =
+            ["al-stripes", "al-stripe-size-kB"].iter().find(|n| p.amount(n).is_some())
+        {
+            let detail = format!(
+                "--{name}: the activity log keeps the layout that create-md gave it; leave the option \
+                 out"
+            );
+            return Err(p.refusal(ConfigError::InvalidRequest, detail));
+        }
+        let request = Request::Resize {
+            minor: p.minor(0)?,
+            size: p.amount("size").filter(|size| *size != 0).map(Sector),
+            assume_peer_has_space: p.flag("assume-peer-has-space"),
+            assume_clean: p.flag("assume-clean"),
+        };
+        let _lock = self.machine.places.lock(p.minor(0)?)?;
+        self.order(request)
     }
 
     /// Notes where the metadata of a disk is (drbdsetup contract §3.6).

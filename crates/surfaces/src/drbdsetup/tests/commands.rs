@@ -179,6 +179,13 @@ fn commands_of_drbdadm_become_requests() {
         with(peer("verify"), json!({ "volume": 0, "start": 2048, "stop": 4096 })),
     );
     check("pause-sync r0 1 0", with(peer("pause-sync"), json!({ "volume": 0 })));
+    let resize = json!({ "command": "resize", "minor": 1000, "size": null,
+        "assume-peer-has-space": false, "assume-clean": false });
+    check("resize 1000", resize.clone());
+    let larger = json!({ "size": 2097152, "assume-clean": true });
+    check("resize 1000 --size=1G --assume-clean", with(resize.clone(), larger));
+    let space = json!({ "assume-peer-has-space": true });
+    check("resize --size 0 1000 --assume-peer-has-space", with(resize, space));
     check("forget-peer r0 4", json!({ "command": "forget-peer", "resource": "r0", "peer": 4 }));
     check(
         "new-current-uuid --clear-bitmap 1000",
@@ -276,7 +283,7 @@ fn refusals_have_the_form_and_the_status_of_the_original() {
         ("dstate 7", 10, "7: Failure: (127) No such minor"),
         ("role r9", 10, "r9: Failure: (158) No such resource"),
         ("cstate r0 9", 10, "r0: Failure: (162) "),
-        ("resize 1000", 10, "1000: Failure: (162) "),
+        ("resize 1000 --al-stripes 2", 10, "1000: Failure: (162) "),
         ("rename-resource r0 r1", 10, "r0: Failure: (162) "),
         ("status r9", 10, "r9: Failure: (158) No such resource"),
     ] {
