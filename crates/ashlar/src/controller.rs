@@ -18,8 +18,8 @@ const DEFAULT_AGENTS: &str = "[::]:3377";
 /// What is said below the options.
 pub const HELP: &str = "\
 LINSTOR's clients are told where it is by `linstor --controllers 127.0.0.1` or LS_CONTROLLERS. Which
-calls there are is in COMPAT.md. A node becomes a member by `ashlar node token`, here, and `ashlar node
-join` with what that prints, there; then `linstor node create` says what it is there for.";
+calls there are is in COMPAT.md. A node becomes a member by `ashlar node create --invite`, here, and
+`ashlar node join` with what that prints, there.";
 
 /// Arguments of `ashlar controller`.
 #[derive(clap::Args, Debug)]

@@ -18,10 +18,13 @@ pub fn exit_status() -> String {
 pub fn write_manual(command: Command, directory: &Path) -> anyhow::Result<()> {
     let pages = || format!("writing manual pages to {}", directory.display());
     fs::create_dir_all(directory).with_context(pages)?;
-    let command = command
-        .disable_help_subcommand(true)
-        .mut_subcommands(|sub| sub.after_long_help(exit_status()));
+    let command = command.disable_help_subcommand(true).mut_subcommands(with_exit_status);
     clap_mangen::generate_to(command, directory).with_context(pages)
+}
+
+/// Exit statuses at the end of every page, of commands below commands, too.
+fn with_exit_status(command: Command) -> Command {
+    command.after_long_help(exit_status()).mut_subcommands(with_exit_status)
 }
 
 /// Prints the completion script of a shell.

@@ -1,9 +1,10 @@
 //! The binary: one program for the operator's commands and for the engine they talk to.
 //!
-//! - The operator's commands are those of `surfaces::cli`.
+//! - The operator's commands are those of `surfaces::cli`, those about a control plane of
+//!   `surfaces::cli::cluster`.
 //! - Started by the name `drbdsetup`, it is that program: `surfaces::drbdsetup`.
 //! - `engine`: the data plane's daemon. `face`: what it starts for some block devices. `agent` and `controller`: the daemons of
-//!   the control plane, and `node`, how a node joins it. `demo`: a cluster on this machine, to see it work.
+//!   the control plane. `node`: how nodes join it, and commands about them. `demo`: a cluster on this machine, to see it work.
 //! - `man`, `completions`: files made from the command line's declaration.
 
 mod agent;
@@ -12,8 +13,10 @@ mod demo;
 mod docs;
 mod engine;
 mod face;
+mod node;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,6 +24,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use surfaces::cli::cluster::Look;
 use surfaces::{cli, drbdsetup};
 
 /// Replicated block storage in user space, compatible with DRBD
@@ -38,6 +42,10 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Operator(cli::Command),
+    /// Nodes of a control plane: bring them in, look at them, empty them
+    Node(node::Args),
+    #[command(flatten)]
+    Cluster(cli::cluster::Command),
     /// Run the engine in the foreground
     Engine(engine::Args),
     /// Serve a mapped volume as a file; the engine starts it where a device needs it
@@ -45,9 +53,6 @@ enum Command {
     Face(face::Args),
     /// Run the agent of a control plane in the foreground
     Agent(agent::Args),
-    /// Make this node a member of a control plane
-    #[command(subcommand)]
-    Node(agent::NodeCommand),
     /// Run the controller of a cluster, with LINSTOR's REST API, in the foreground
     #[command(after_long_help = controller::HELP)]
     Controller(controller::Args),
@@ -72,8 +77,8 @@ fn honoured(command: &Command) -> Vec<&'static str> {
         Command::Operator(command) => command.uses(),
         Command::Engine(_) => vec!["config", "socket", "node"],
         Command::Agent(_) => vec!["socket"],
-        Command::Node(agent::NodeCommand::Join { .. }) => vec!["node"],
-        Command::Node(agent::NodeCommand::Token { .. }) => Vec::new(),
+        Command::Node(args) => args.uses(),
+        Command::Cluster(command) => command.uses(),
         Command::Demo(_) => vec!["json"],
         Command::Controller(_)
         | Command::Face(_)
@@ -98,6 +103,17 @@ fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> 
             return Err(declared.error(ErrorKind::ArgumentConflict, text));
         }
     }
+    if let (Command::Node(args), Some(own)) = (&cli.command, matches.subcommand_matches("node")) {
+        let asking = cli::cluster::Controllers::augment_args(clap::Command::new("asking"));
+        let given = |id: &str| own.value_source(id) == Some(ValueSource::CommandLine);
+        let mut options = asking.get_arguments().map(|a| a.get_id().as_str());
+        if let Some(option) = options.find(|id| !args.asks_a_controller() && given(id)) {
+            let option = option.replace('_', "-");
+            let text =
+                format!("this command of `ashlar node` does not use --{option}; leave it out");
+            return Err(declared.error(ErrorKind::ArgumentConflict, text));
+        }
+    }
     if let (Command::Operator(command), true) = (&cli.command, cli.common.json) {
         if let Some(text) = command.without_effect_on_json() {
             let text = format!("{text}; leave it out, or --json");
@@ -113,11 +129,12 @@ fn main() -> ExitCode {
     }
     let Cli { common, command } = parse(std::env::args_os()).unwrap_or_else(|e| e.exit());
     let result = match &command {
-        Command::Operator(command) => return operator(command, &common),
+        Command::Operator(_) | Command::Node(_) | Command::Cluster(_) => {
+            return operator(&command, &common);
+        }
         Command::Engine(args) => engine::run(args, &common),
         Command::Face(args) => face::run(args),
         Command::Agent(args) => agent::run(args, &common),
-        Command::Node(command) => agent::node(command, &common),
         Command::Controller(args) => controller::run(args),
         Command::Demo(args) => return demo::run(args, common.json),
         Command::Man { directory } => docs::write_manual(Cli::command(), directory),
@@ -155,16 +172,68 @@ fn as_drbdsetup(mut words: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     Some(ExitCode::from(status))
 }
 
-fn operator(command: &cli::Command, common: &cli::Common) -> ExitCode {
+/// Why a command of an operator did not succeed.
+#[derive(Debug)]
+enum Failure {
+    /// As its surface says.
+    Surface(cli::Error),
+    /// Something else: what failed, then why.
+    Other(anyhow::Error),
+}
+
+impl From<cli::Error> for Failure {
+    fn from(e: cli::Error) -> Failure {
+        Failure::Surface(e)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(e: anyhow::Error) -> Failure {
+        Failure::Other(e)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Surface(e) => e.fmt(f),
+            Failure::Other(e) => write!(f, "{e:#}"),
+        }
+    }
+}
+
+/// Carries out one of the commands that ask something and print.
+fn carry_out(
+    command: &Command,
+    common: &cli::Common,
+    look: Look,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<(), Failure> {
+    match command {
+        Command::Operator(command) => Ok(cli::run(command, common, out, err)?),
+        Command::Cluster(command) => Ok(cli::cluster::run(command, common, look, out, err)?),
+        Command::Node(args) => node::run(args, common, look, out, err),
+        other => Err(anyhow::anyhow!("{other:?} is not a command that asks and prints").into()),
+    }
+}
+
+fn operator(command: &Command, common: &cli::Common) -> ExitCode {
     let (mut out, mut err) = (io::stdout().lock(), io::stderr());
-    let result = cli::run(command, common, &mut out, &mut err);
-    match result.and_then(|()| out.flush().map_err(cli::Error::Output)) {
+    let result = carry_out(command, common, Look::of_stdout(), &mut out, &mut err);
+    let flushed = |()| out.flush().map_err(|e| Failure::Surface(cli::Error::Output(e)));
+    match result.and_then(flushed) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
-        Err(cli::Error::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(e) => {
-            let _ = writeln!(err, "ashlar: {e}");
-            ExitCode::from(e.status())
+        Err(Failure::Surface(cli::Error::Output(e))) if e.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            let _ = writeln!(err, "ashlar: {failure}");
+            ExitCode::from(match failure {
+                Failure::Surface(e) => e.status(),
+                Failure::Other(_) => 20,
+            })
         }
     }
 }
@@ -182,7 +251,15 @@ mod tests {
     fn every_command_gets_a_manual_page_with_exit_statuses() {
         let directory = tempfile::tempdir().unwrap();
         docs::write_manual(Cli::command(), directory.path()).unwrap();
-        for page in ["ashlar.1", "ashlar-status.1", "ashlar-create-md.1", "ashlar-engine.1"] {
+        for page in [
+            "ashlar.1",
+            "ashlar-status.1",
+            "ashlar-create-md.1",
+            "ashlar-engine.1",
+            "ashlar-node-drain.1",
+            "ashlar-resource-group-spawn.1",
+            "ashlar-volume-why.1",
+        ] {
             let text = std::fs::read_to_string(directory.path().join(page)).expect(page);
             assert!(text.contains("Exit status"), "{page}");
         }
@@ -215,6 +292,14 @@ mod tests {
             "ashlar node token --address h --node a",
             "ashlar controller --socket /s",
             "ashlar controller --json",
+            "ashlar node join T --controllers c",
+            "ashlar node --ca /f token --address h",
+            "ashlar node join T --json",
+            "ashlar node drain a --json",
+            "ashlar node create a=10.0.0.1 --json",
+            "ashlar volume list --socket /s",
+            "ashlar group spawn g v 1G --json",
+            "ashlar snapshot list --node a",
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains("leave it out"), "{error}");
@@ -241,6 +326,12 @@ mod tests {
             "ashlar doctor r0 --serve",
             "ashlar exports --json",
             "ashlar export r0 --json",
+            "ashlar node list --json --controllers c",
+            "ashlar node --controllers c drain a --timeout 600",
+            "ashlar node create a=10.0.0.1 b=10.0.0.2 --invite 10.0.0.9",
+            "ashlar volume list --json --timeout 5 --ca /f",
+            "ashlar resource-group spawn g v 1G --token-file /f",
+            "ashlar pool list --json",
         ] {
             parse(line).expect(line);
         }

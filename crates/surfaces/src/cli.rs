@@ -3,11 +3,13 @@
 //! - `args`: the command line; `objects`: how it names things; `load`: the configuration files.
 //! - `client`: the control socket; `run`: what each command asks for; `top`: the live view.
 //! - `doctor`: measurements, one step after the other, and what follows from them.
+//! - [`cluster`]: the commands about a control plane, over its REST API.
 //! - Pure, and tested against recorded output: [`status`], [`events`], [`why`] turn the engine's
 //!   answers into text, [`plan`] turns configuration and state into commands.
 
 mod args;
 mod client;
+pub mod cluster;
 mod doctor;
 mod error;
 pub mod events;

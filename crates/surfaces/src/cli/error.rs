@@ -7,17 +7,19 @@ use codec::admin::{Failure, FailureKind};
 use codec::config;
 use vocab::{ConfigError, Refusal, RefusalCode, StateError};
 
+use super::cluster::Entry;
+
 /// Exit statuses, as the manual states them. Where drbdsetup has one for the case, it is the same.
 pub const EXIT_STATUS: &str = "\
 0  done, or nothing to do
 2  wrong usage of the command line
 3  the configuration can not be read or is wrong; nothing was done
-4  the engine can not be reached
-5  no answer within --timeout; the command may still complete
-10 refused: a configuration rule, or no such object
+4  the engine, or every controller, can not be reached
+5  no answer, or not done, within --timeout; the command may still complete
+10 refused: a configuration rule, a rule of the control plane, or no such object
 11 refused: a state-change rule
 17 refused: UpToDate data can not be reached
-20 failed: a device, a file or the control socket";
+20 failed: a device, a file, the control socket, or a node that could not follow";
 
 /// Why a command ended without success.
 #[derive(Debug)]
@@ -78,6 +80,41 @@ pub enum Error {
         /// What came.
         why: String,
     },
+    /// No controller answers.
+    NoController {
+        /// What was asked.
+        what: String,
+        /// The controllers, and why each did not.
+        tried: Vec<(String, String)>,
+    },
+    /// The controller refused; nothing has changed.
+    Denied {
+        /// What was asked.
+        what: String,
+        /// Its answer.
+        entries: Vec<Entry>,
+    },
+    /// The controller took it on, and something went wrong.
+    Troubled {
+        /// What was asked.
+        what: String,
+        /// Its answer.
+        entries: Vec<Entry>,
+    },
+    /// The controller took it on, and it is not done in time.
+    Unfinished {
+        /// What was asked.
+        what: String,
+        /// What is not done.
+        left: String,
+    },
+    /// It is not known what came of it, or what an answer means.
+    Unclear {
+        /// What was asked.
+        what: String,
+        /// Why.
+        why: String,
+    },
     /// The output can not be written.
     Output(std::io::Error),
     /// Several objects failed; each was reported already.
@@ -89,10 +126,11 @@ impl Error {
     pub fn status(&self) -> u8 {
         match self {
             Error::Config(_) | Error::File { .. } => 3,
-            Error::Unreachable { .. } => 4,
-            Error::NoAnswer { .. } => 5,
+            Error::Unreachable { .. } | Error::NoController { .. } => 4,
+            Error::NoAnswer { .. } | Error::Unfinished { .. } => 5,
             Error::Failed { failure, .. } if failure.kind == FailureKind::Timeout => 5,
-            Error::Object { .. } => 10,
+            Error::Object { .. } | Error::Denied { .. } => 10,
+            Error::Troubled { .. } | Error::Unclear { .. } => 20,
             Error::Refused { refusal, .. } => match refusal.code {
                 RefusalCode::Config(_) => 10,
                 RefusalCode::State(StateError::NoUpToDateDisk) => 17,
@@ -139,6 +177,32 @@ impl fmt::Display for Error {
             }
             Error::Protocol { what, why } => {
                 write!(f, "{what}: {why}; use command line and engine of one release")
+            }
+            Error::NoController { what, tried } => {
+                write!(f, "{what}: no controller answers")?;
+                for (url, why) in tried {
+                    write!(f, "\n  {url}: {why}")?;
+                }
+                f.write_str(
+                    "\n  next: start it with `ashlar controller`, or say where it is with \
+                     --controllers or ASHLAR_CONTROLLERS",
+                )
+            }
+            Error::Denied { what, entries } => {
+                write!(f, "{what}: refused")?;
+                entries.iter().try_for_each(|entry| write!(f, ": {entry}"))
+            }
+            Error::Troubled { what, entries } => {
+                write!(f, "{what}: not all of it could be done")?;
+                entries.iter().try_for_each(|entry| write!(f, "\n{entry}"))
+            }
+            Error::Unfinished { what, left } => write!(
+                f,
+                "{what}: not done in time: {left}; it goes on, look with `ashlar volume why`, or \
+                 give a longer --timeout"
+            ),
+            Error::Unclear { what, why } => {
+                write!(f, "{what}: {why}; look with `ashlar volume list` or `ashlar node list`")
             }
             Error::Output(e) => write!(f, "can not write the output: {e}"),
             Error::Several(_) => f.write_str("not everything could be done, see above"),

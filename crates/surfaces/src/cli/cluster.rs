@@ -1,0 +1,237 @@
+//! The commands about a control plane: they ask the controller over its REST API, and print.
+//!
+//! - `args`: the command line. `http`: who is asked; `answer`: what answers to changes come to.
+//! - `view`: what the controller says of its objects. `wait`: following what takes long; `table`:
+//!   listings.
+//! - `nodes`, `pools`, `groups`, `volumes`, `snapshots`, `properties`: the commands themselves.
+//!   `why`: what a volume waits for.
+
+mod answer;
+mod args;
+mod groups;
+mod http;
+mod nodes;
+mod pools;
+mod properties;
+mod snapshots;
+mod table;
+#[cfg(test)]
+mod tests;
+mod view;
+mod volumes;
+mod wait;
+mod why;
+
+use std::io::Write;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::args::Common;
+use super::error::Error;
+use answer::Done;
+use http::{Change, Http};
+use view::Resource;
+use wait::{Bar, Follow, Progress};
+
+pub use answer::Entry;
+pub use args::{
+    Command, Controllers, DEFAULT_CONTROLLER, NewNode, NodeCommand, PoolCommand, new_node, size,
+};
+pub use table::Look;
+
+/// Notes that say what every such command does: as many replicas as wanted are there, a quorum was
+/// set, a tie-breaker made, something is being deleted, a quorum was taken away.
+const ROUTINE: [u16; 5] = [1006, 10_002, 10_003, 10_004, 10_005];
+
+/// Runs a command; results go to `out`, remarks to `err`. Errors are returned, not printed, except
+/// that a command on several objects goes on after one and reports each.
+///
+/// # Errors
+/// See [`Error`]; [`Error::status`] is the exit status.
+pub fn run(
+    command: &Command,
+    common: &Common,
+    look: Look,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<(), Error> {
+    let at = match command {
+        Command::StoragePool { at, .. }
+        | Command::ResourceGroup { at, .. }
+        | Command::Volume { at, .. }
+        | Command::Snapshot { at, .. }
+        | Command::Property { at, .. }
+        | Command::ErrorReport { at, .. } => at,
+    };
+    let mut session = Session::new(at, common, look, out, err)?;
+    session.dry_run = command.is_dry_run();
+    let result = session.command(command);
+    session.end(result)
+}
+
+/// Runs a command about nodes.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_node(
+    command: &NodeCommand,
+    at: &Controllers,
+    common: &Common,
+    look: Look,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<(), Error> {
+    let mut session = Session::new(at, common, look, out, err)?;
+    session.dry_run = command.is_dry_run();
+    let result = nodes::run(&mut session, command);
+    session.end(result)
+}
+
+/// Creates nodes.
+///
+/// # Errors
+/// As [`run`].
+pub fn create_nodes(
+    nodes: &[NewNode],
+    at: &Controllers,
+    common: &Common,
+    err: &mut dyn Write,
+) -> Result<(), Error> {
+    let mut nowhere = std::io::sink();
+    nodes::create(&mut Session::new(at, common, Look::PLAIN, &mut nowhere, err)?, nodes)
+}
+
+/// A command at work.
+struct Session<'a> {
+    json: bool,
+    /// Nothing is changed: it is only asked what would happen.
+    dry_run: bool,
+    /// What a dry run would do, where that is printed as JSON.
+    planned: Vec<Value>,
+    look: Look,
+    http: Http,
+    out: &'a mut dyn Write,
+    err: &'a mut dyn Write,
+}
+
+impl<'a> Session<'a> {
+    fn new(
+        at: &Controllers,
+        common: &Common,
+        look: Look,
+        out: &'a mut dyn Write,
+        err: &'a mut dyn Write,
+    ) -> Result<Session<'a>, Error> {
+        let http = Http::new(at, common.timeout)?;
+        let (json, dry_run, planned) = (common.json, false, Vec::new());
+        Ok(Session { json, dry_run, planned, look, http, out, err })
+    }
+
+    fn command(&mut self, command: &Command) -> Result<(), Error> {
+        match command {
+            Command::StoragePool { command, .. } => pools::run(self, command),
+            Command::ResourceGroup { command, .. } => groups::run(self, command),
+            Command::Volume { command, .. } => volumes::run(self, command),
+            Command::Snapshot { command, .. } => snapshots::run(self, command),
+            Command::Property { command, .. } => properties::run(self, command),
+            Command::ErrorReport { command, .. } => properties::reports(self, command),
+        }
+    }
+
+    /// Prints what was gathered.
+    fn end(&mut self, result: Result<(), Error>) -> Result<(), Error> {
+        if self.dry_run && self.json {
+            table::as_json(self.out, &self.planned)?;
+        }
+        result
+    }
+
+    fn get<T: DeserializeOwned>(&self, what: &str, path: &str) -> Result<T, Error> {
+        self.http.get(what, path)
+    }
+
+    /// Lists rows.
+    fn list<R: table::Row>(&mut self, rows: &[R]) -> Result<(), Error> {
+        table::list(self.out, self.look, self.json, rows)
+    }
+
+    /// Has something changed, and waits as `follow` says until that has come true.
+    fn change(
+        &mut self,
+        what: &str,
+        change: &Change,
+        follow: Option<Follow<'_>>,
+    ) -> Result<Done, Error> {
+        if self.dry_run {
+            return self.foretell(what, change);
+        }
+        let bar = Bar::new(self.look, what);
+        let done = wait::carry_out(&self.http, &bar, what, change, follow)?;
+        drop(bar);
+        for note in done.notes.iter().filter(|note| !ROUTINE.contains(&note.number())) {
+            writeln!(self.err, "{what}: {note}")?;
+        }
+        if let Some(follow) = follow {
+            let bar = Bar::new(self.look, what);
+            wait::until_done(&self.http, &bar, what, follow)?;
+        } else {
+            for waits in &done.waits {
+                writeln!(self.err, "{what}: waits: {waits}")?;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Says what a change would lead to.
+    fn foretell(&mut self, what: &str, change: &Change) -> Result<Done, Error> {
+        let done = self.http.foretold(what, change)?;
+        for note in done.notes {
+            match note.dry_run {
+                Some(plan) if self.json => self.planned.push(plan),
+                Some(_) => {
+                    writeln!(self.out, "{what}: {}", note.message)?;
+                    for line in note.details.lines() {
+                        writeln!(self.out, "  {line}")?;
+                    }
+                }
+                None if ROUTINE.contains(&note.number()) => {}
+                None => writeln!(self.err, "{what}: {note}")?,
+            }
+        }
+        Ok(Done::default())
+    }
+
+    /// Does `each` for every item; goes on after a failure, reports it, and fails at the end with
+    /// the first one's status.
+    fn all<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        mut each: impl FnMut(&mut Self, T) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut first = None;
+        for item in items {
+            match each(self, item) {
+                Ok(()) => {}
+                // The next item can not do better.
+                Err(e @ (Error::NoController { .. } | Error::Output(_))) => return Err(e),
+                Err(e) => {
+                    writeln!(self.err, "ashlar: {e}")?;
+                    first.get_or_insert(e.status());
+                }
+            }
+        }
+        first.map_or(Ok(()), |status| Err(Error::Several(status)))
+    }
+}
+
+/// The resources of a volume.
+fn resources_of(http: &Http, name: &str) -> Result<Vec<Resource>, Error> {
+    let names = [name.to_owned()];
+    http.get(name, &format!("/v1/view/resources{}", http::query("resources", &names)))
+}
+
+/// Waits until a volume is as it is wanted.
+fn settled(name: &str) -> impl Fn(&Http) -> Result<Progress, Error> + Sync + '_ {
+    move |http| Ok(view::settled(&resources_of(http, name)?, false))
+}

@@ -1,0 +1,258 @@
+//! The operator's commands against a real controller with real nodes: from three bare nodes to a
+//! volume in five commands, and what can be done with it until nothing is left.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
+mod control_support;
+mod engine_support;
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use control_support::{Node, PATIENCE, network};
+use engine_support::{binary, text};
+use serde_json::Value;
+
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+
+/// The controller's process, and how it is asked.
+struct Controller {
+    process: Child,
+    url: String,
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Controller {
+    fn start(data: &Path, address: Ipv4Addr) -> Controller {
+        let log = std::fs::File::create(data.with_extension("log")).unwrap();
+        // Free on every address of the loopback interface.
+        let listener = TcpListener::bind((address, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let mut process = Command::new(binary());
+        process.arg("controller").arg("--data-dir").arg(data);
+        process.arg("--listen").arg(format!("{address}:{port}"));
+        process.arg("--listen-agents").arg(format!("{address}:3377"));
+        process.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        let process = process.spawn().unwrap();
+        let begun = Instant::now();
+        while TcpStream::connect((address, port)).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "the controller does not serve");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Controller { process, url: format!("http://{address}:{port}") }
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let mut command = Command::new("timeout");
+        command.arg("100").arg(binary()).args(words);
+        command.env("ASHLAR_CONTROLLERS", &self.url).output().unwrap()
+    }
+
+    /// A command that must succeed.
+    fn ok(&self, line: &str) -> String {
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = self.run(&words);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{line}: {}\n{out}{err}", output.status);
+        out
+    }
+
+    /// A command that must fail like this; what it says.
+    fn fails(&self, line: &str, status: i32) -> String {
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = self.run(&words);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{line}: {err}");
+        err
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.ok(&format!("{line} --json"))).unwrap()
+    }
+
+    fn wait(&self, what: &str, condition: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !condition() {
+            assert!(begun.elapsed() < PATIENCE, "{what} does not come true");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Nodes with a replica.
+    fn replicas(&self, volume: &str) -> Vec<String> {
+        let rows = self.json(&format!("volume list {volume}"));
+        let names = rows[0]["replicas"].as_array().unwrap().iter();
+        names.map(|name| name.as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// Three bare nodes, with a folder for their pools.
+struct Bare {
+    controller: Controller,
+    directory: tempfile::TempDir,
+    own: Ipv4Addr,
+    data: PathBuf,
+    network: [u8; 3],
+}
+
+impl Bare {
+    fn new() -> Bare {
+        let directory = tempfile::Builder::new().prefix("ashlar").tempdir().unwrap();
+        let network = network();
+        let [a, b, c] = network;
+        let (own, data) = (Ipv4Addr::new(a, b, c, 250), directory.path().join("controller"));
+        let controller = Controller::start(&data, own);
+        Bare { controller, directory, own, data, network }
+    }
+
+    fn pool(&self, node: &str) -> PathBuf {
+        self.directory.path().join(format!("pool-{node}"))
+    }
+
+    /// The first two of the five commands.
+    fn join(&self) -> Vec<Node> {
+        let [a, b, c] = self.network;
+        let new: Vec<String> =
+            (1..).zip(NODES).map(|(last, name)| format!("{name}={a}.{b}.{c}.{last}")).collect();
+        let (own, data) = (self.own, self.data.display());
+        let create = format!("node create {} --invite {own} --data-dir {data}", new.join(" "));
+        let invited = self.controller.ok(&create);
+        let mut nodes = Vec::new();
+        for ((last, name), line) in (1..).zip(NODES).zip(invited.lines()) {
+            std::fs::create_dir(self.pool(name)).unwrap();
+            let folder = self.directory.path().join(name);
+            let mut node = Node::new(name, folder, Ipv4Addr::new(a, b, c, last));
+            node.start_engine();
+            let command = line.strip_prefix(&format!("{name}: ashlar ")).unwrap();
+            let mut words: Vec<&str> = command.split(' ').collect();
+            let state = node.directory.join("agent").display().to_string();
+            words.extend(["--state-dir", &state]);
+            let output = Command::new(binary()).args(words).output().unwrap();
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            node.start_agent();
+            nodes.push(node);
+        }
+        nodes
+    }
+}
+
+#[test]
+fn five_commands_lead_from_bare_nodes_to_a_volume_and_others_to_nothing() {
+    let bare = Bare::new();
+    let controller = &bare.controller;
+    let mut nodes = bare.join();
+    let online = || {
+        let all = controller.json("node list");
+        all.as_array().unwrap().iter().all(|node| node["state"] == "online")
+    };
+    controller.wait("all nodes are online", online);
+    for name in NODES {
+        let folder = bare.pool(name).display().to_string();
+        controller.ok(&format!("storage-pool create disks file {folder} --on {name}"));
+    }
+    let pools = controller.json("pool list");
+    assert_eq!(pools.as_array().unwrap().len(), 3, "{pools}");
+    controller.ok("resource-group create db --place 2 --pool disks");
+    let out = controller.ok("resource-group spawn db vol1 32M");
+    assert!(out.starts_with("volume vol1: 32 MiB, UpToDate on "), "{out}");
+    let two = controller.replicas("vol1");
+    assert_eq!(two.len(), 2, "{two:?}");
+    let third = NODES.into_iter().find(|name| !two.iter().any(|node| node == name)).unwrap();
+
+    // Looking.
+    assert!(controller.ok("volume why vol1").contains("Everything is as it should be"));
+    let info = controller.json("volume info vol1");
+    assert_eq!(info.as_array().unwrap().len(), 3, "two replicas and a tie-breaker: {info}");
+    assert!(controller.ok("node info n1").contains("address default"));
+    let groups = controller.json("group list");
+    let db = groups.as_array().unwrap().iter().find(|group| group["group"] == "db").unwrap();
+    assert_eq!((&db["place"], &db["volumes"]), (&2.into(), &1.into()), "{groups}");
+    assert!(controller.json("group capacity db")["largest_volume_kib"].as_u64().unwrap() > 0);
+
+    // Refused, with the reason and the next step.
+    let said = controller.fails("group spawn db vol1 32M", 10);
+    assert!(said.contains("vol1") && said.contains("next:"), "{said}");
+    let said = controller.fails("group spawn db vol2 32M --place 3 --among n1", 10);
+    assert!(said.contains("can not be placed") && said.contains("n2"), "{said}");
+    controller.fails("volume why nothing", 10);
+    controller.fails("volume delete nothing", 10);
+    controller.fails("group modify db", 10);
+    controller.fails("property set group/db Nonsense=1", 10);
+    let closed = TcpListener::bind((bare.own, 0)).unwrap().local_addr().unwrap();
+    controller.fails(&format!("volume list --controllers {closed}"), 4);
+    controller.fails("volume create vol2 32", 2);
+    controller.fails("volume list --token-file /nonexistent/token", 3);
+
+    // Replicas come, move and go.
+    controller.ok("volume place vol1 --more 1");
+    assert_eq!(controller.replicas("vol1").len(), 3);
+    controller.ok(&format!("volume toggle-disk vol1 {third} --diskless"));
+    assert_eq!(controller.replicas("vol1").len(), 2);
+    controller.ok(&format!("volume migrate vol1 {} {third}", two[0]));
+    let moved = controller.replicas("vol1");
+    assert!(moved.iter().any(|n| n == third) && !moved.contains(&two[0]), "{moved:?}");
+    controller.ok("volume resize vol1 48M");
+    assert_eq!(controller.json("volume list vol1")[0]["size_kib"], 48 << 10);
+    controller.fails("volume resize vol1 32M", 10);
+
+    // Properties.
+    controller.ok("property set volume/vol1 Aux/who=me DrbdOptions/Net/ping-int=7");
+    let props = controller.json("property list volume/vol1");
+    assert_eq!(props["Aux/who"], "me", "{props}");
+    controller.ok("property unset volume/vol1 Aux/who");
+    assert!(controller.json("property list volume/vol1").get("Aux/who").is_none());
+    controller.ok("property set controller DrbdOptions/Net/ping-int=1");
+    assert_eq!(controller.json("property list controller")["DrbdOptions/Net/ping-int"], "1");
+
+    // A snapshot of files that do not share blocks is refused.
+    controller.fails("snapshot create vol1 snap", 10);
+    assert_eq!(controller.json("snapshot list"), Value::Array(Vec::new()));
+
+    // A node is emptied, and taken back.
+    controller.ok("volume create vol2 16M --group db");
+    let from = controller.replicas("vol2")[0].clone();
+    controller.ok(&format!("node drain {from}"));
+    let empty = controller.json(&format!("node info {from}"));
+    assert_eq!(empty["volumes"], Value::Array(Vec::new()), "{empty}");
+    assert_eq!(empty["node"]["state"], "draining", "{empty}");
+    controller.ok(&format!("node restore {from}"));
+
+    // A node that is away is named, and what waits for it is not done in time.
+    let index = NODES.iter().position(|name| *name == moved[0]).unwrap();
+    let away = moved[0].clone();
+    nodes[index].kill_agent();
+    controller.wait("the node is offline", || {
+        controller.json(&format!("node info {away}"))["node"]["state"] == "offline"
+    });
+    let concerned = controller.replicas("vol1").contains(&away);
+    let why = controller.ok("volume why vol1");
+    assert_eq!(why.contains(&format!("node {away}: it is offline")), concerned, "{why}");
+    let said = controller.fails("group delete db", 10);
+    assert!(said.contains("next:"), "{said}");
+    nodes[index].start_agent();
+    controller.wait("all nodes are online", online);
+
+    // Everything goes.
+    controller.ok("volume delete vol1 vol2");
+    assert_eq!(controller.json("volume list"), Value::Array(Vec::new()));
+    controller.ok("group delete db");
+    controller.ok("storage-pool delete disks --on n1,n2,n3");
+    for name in NODES {
+        controller.ok(&format!("node delete {name}"));
+        let left: Vec<_> = std::fs::read_dir(bare.pool(name)).unwrap().collect();
+        assert!(left.is_empty(), "left on {name}: {left:?}");
+    }
+    assert_eq!(controller.json("node list"), Value::Array(Vec::new()));
+    for node in &nodes {
+        assert_eq!(node.ok(&["status", "--json"]).trim(), "[]", "{}", node.name);
+    }
+}
