@@ -3,11 +3,13 @@
 //! - `story`: what happens, step by step; `screen`, `summary`: how it is told.
 //! - `cluster`: engine processes on 127.0.0.1 to 127.0.0.4, driven by the operator's commands;
 //!   `relay`: the network between them; `leftovers`: what has to be cleaned up.
+//! - `control`: `--cluster`, the same for a control plane: a controller, agents, twenty volumes.
 //! - `workload`: the application, with `nbd` as its disk; `block`: what it writes; `ledger`: what
 //!   it was promised; `replicas`: the last look at the disks. `random`: the seed's choices.
 
 mod block;
 mod cluster;
+mod control;
 mod ledger;
 mod leftovers;
 mod nbd;
@@ -28,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
+use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use cluster::Places;
@@ -41,6 +44,10 @@ type NodeNr = u8;
 /// Smallest and largest disk, in bytes.
 const SIZES: std::ops::RangeInclusive<u64> = 16 << 20..=64 << 30;
 
+/// Size of a disk, and of a volume of the control plane, if none is given.
+const DISK_SIZE: u64 = 256 << 20;
+const CLUSTER_SIZE: u64 = 32 << 20;
+
 /// The run ended with lost or stale data, or with replicas that differ.
 const EXIT_BAD: u8 = 1;
 /// The run could not be done.
@@ -51,15 +58,18 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// Arguments of `ashlar demo`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Leave the cluster running and print how to use it
+    /// Show a control plane: nodes join, volumes are spawned, a node is drained, another one lost
+    #[arg(long)]
+    cluster: bool,
+    /// Leave the cluster running and print how to use it; with --cluster until Ctrl-C
     #[arg(long)]
     keep: bool,
     /// Where the disks live [default: the folder for temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Size of each disk, such as 64M or 1G
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
-    size: u64,
+    /// Size of each disk, such as 64M or 1G [default: 256M, with --cluster 32M for each volume]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
     /// Repeat the run of this seed [default: a new one, printed]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
@@ -70,8 +80,10 @@ pub struct Args {
 
 /// The end of the help text.
 pub const HELP: &str = "\
-Everything happens on 127.0.0.1 to 127.0.0.4 and in a temporary folder, and nothing of it remains,
-except with --keep, and except for the logs of a run that failed.
+Everything happens on addresses of the loopback interface (127.0.0.1 to 127.0.0.4, with --cluster four of
+another network of 127.0.0.0/8) and in a temporary folder, and nothing of it remains, except with --keep,
+and except for the logs of a run that failed. With --cluster, snapshots need files that share blocks: where
+the folder has none, root gets an XFS for the time of the run, and others go without that step.
 
 Exit status:
   0    nothing lost, nothing stale, replicas identical
@@ -119,11 +131,18 @@ pub fn run(args: &Args, json: bool) -> ExitCode {
     }
     let leftovers = Leftovers::new();
     let stream = if json { Stream::Stderr } else { Stream::Stdout };
-    let mut screen = Screen::new(stream, story::STEPS);
+    let steps = if args.cluster { control::STEPS } else { story::STEPS };
+    let mut screen = Screen::new(stream, steps);
     let result = tell(args, &leftovers, &interrupted, &mut screen);
     screen.rest();
     match result {
-        Ok(summary) => finish(args, json, &summary, &leftovers, &mut screen),
+        Ok(told) => {
+            let written = !json || write_json(&told);
+            if written && args.cluster && args.keep {
+                control::linger(&interrupted);
+            }
+            finish(args, &told, written, &leftovers, &mut screen)
+        }
         Err(e) => {
             let stopped = interrupted.load(Ordering::Relaxed);
             let logs = leftovers.clean(!stopped);
@@ -141,12 +160,34 @@ pub fn run(args: &Args, json: bool) -> ExitCode {
     }
 }
 
+/// What a run comes to.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Told {
+    Volume(Summary),
+    Cluster(control::Summary),
+}
+
+impl Told {
+    fn is_good(&self) -> bool {
+        match self {
+            Told::Volume(summary) => summary.is_good(),
+            Told::Cluster(summary) => summary.is_good(),
+        }
+    }
+}
+
+fn write_json(told: &Told) -> bool {
+    let text = serde_json::to_string(told).expect("numbers and strings are JSON");
+    writeln!(io::stdout(), "{text}").is_ok()
+}
+
 fn tell(
     args: &Args,
     leftovers: &Leftovers,
     interrupted: &Arc<AtomicBool>,
     screen: &mut Screen,
-) -> anyhow::Result<Summary> {
+) -> anyhow::Result<Told> {
     let run = cluster::run_folder()?;
     leftovers.folder(&run);
     let disks = match &args.dir {
@@ -164,15 +205,20 @@ fn tell(
         Some(seed) => seed,
         None => getrandom::u32().context("the kernel gives no random number")?.into(),
     };
-    story::tell(story::Setting {
+    let default = if args.cluster { CLUSTER_SIZE } else { DISK_SIZE };
+    let setting = story::Setting {
         places,
-        disk_bytes: args.size,
+        disk_bytes: args.size.unwrap_or(default),
         seed,
         keep: args.keep,
         leftovers: leftovers.clone(),
         interrupted: Arc::clone(interrupted),
         screen,
-    })
+    };
+    match args.cluster {
+        true => control::tell(setting).map(Told::Cluster),
+        false => story::tell(setting).map(Told::Volume),
+    }
 }
 
 /// The folder as an absolute path, since the engines are told.
@@ -182,24 +228,21 @@ fn folder(dir: &Path) -> anyhow::Result<PathBuf> {
     Ok(found)
 }
 
-/// Prints the result, and cleans up or says how to.
+/// Cleans up, unless the cluster is to stay.
 fn finish(
     args: &Args,
-    json: bool,
-    summary: &Summary,
+    told: &Told,
+    written: bool,
     leftovers: &Leftovers,
     screen: &mut Screen,
 ) -> ExitCode {
-    let good = summary.is_good();
-    if args.keep {
+    let good = told.is_good();
+    if args.keep && !args.cluster {
         leftovers.keep();
     }
     let logs = leftovers.clean(!good);
-    if json {
-        let text = serde_json::to_string(summary).expect("numbers and strings are JSON");
-        if writeln!(io::stdout(), "{text}").is_err() {
-            return ExitCode::from(EXIT_FAILED);
-        }
+    if !written {
+        return ExitCode::from(EXIT_FAILED);
     }
     if let Some(logs) = logs {
         screen.line(&format!("The logs are in {}", logs.display()));

@@ -332,6 +332,7 @@ mod tests {
             "ashlar volume list --json --timeout 5 --ca /f",
             "ashlar resource-group spawn g v 1G --token-file /f",
             "ashlar pool list --json",
+            "ashlar demo --cluster --keep --size 32M",
         ] {
             parse(line).expect(line);
         }

@@ -28,14 +28,14 @@ pub enum Verdict {
     Wrong,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Entry {
     floor: u64,
     open: BTreeSet<u64>,
 }
 
 /// The promises of a run, by block number.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Ledger {
     blocks: BTreeMap<u64, Entry>,
     last: u64,

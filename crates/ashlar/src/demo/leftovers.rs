@@ -1,4 +1,4 @@
-//! What the demo has to clean up: processes and folders. It is done at the end of a run, whatever
+//! What the demo has to clean up: processes, mounts and folders. It is done at the end of a run, whatever
 //! the end is, and by the panic hook, since a panic may not run destructors.
 
 use std::collections::BTreeMap;
@@ -9,6 +9,8 @@ use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::mount::UnmountFlags;
+
 use super::NodeNr;
 
 /// Shared by whoever may have to clean up.
@@ -18,6 +20,7 @@ pub struct Leftovers(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     children: BTreeMap<NodeNr, Child>,
+    mounts: Vec<PathBuf>,
     folders: Vec<PathBuf>,
     /// Stays if the run fails.
     logs: Option<PathBuf>,
@@ -42,6 +45,11 @@ impl Leftovers {
     /// A folder that is removed with everything in it.
     pub fn folder(&self, path: &Path) {
         self.lock().folders.push(path.to_owned());
+    }
+
+    /// A file system that is unmounted.
+    pub fn mount(&self, path: &Path) {
+        self.lock().mounts.push(path.to_owned());
     }
 
     /// A folder that a failed run leaves behind.
@@ -101,16 +109,21 @@ impl Leftovers {
     pub fn keep(&self) {
         let mut inner = self.lock();
         inner.children.clear();
+        inner.mounts.clear();
         inner.folders.clear();
     }
 
-    /// Ends every process and removes every folder, but for the logs of a run that `failed`.
+    /// Ends every process, unmounts, and removes every folder, but for the logs of a run that `failed`.
     /// Returns where they are.
     pub fn clean(&self, failed: bool) -> Option<PathBuf> {
         let mut inner = self.lock();
         for (_, mut child) in std::mem::take(&mut inner.children) {
             let _ = child.kill();
             let _ = child.wait();
+        }
+        for mount in std::mem::take(&mut inner.mounts) {
+            // Whoever still looks at it keeps it until then, out of sight.
+            let _ = rustix::mount::unmount(&mount, UnmountFlags::DETACH);
         }
         let logs = inner.logs.take().filter(|logs| failed && logs.is_dir());
         for folder in std::mem::take(&mut inner.folders) {

@@ -52,7 +52,7 @@ pub struct Counts {
 }
 
 /// The application's knowledge.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Workload {
     /// Marks this run's blocks.
     pub run: u64,
