@@ -34,7 +34,8 @@ fn listen(directory: &Path, valid: Duration) -> (Link, mpsc::Receiver<Heard>) {
 }
 
 fn token(link: &Link, name: &str) -> api::token::Token {
-    link.token(&link.address().to_string(), Some(node(name)), Duration::from_secs(60)).unwrap()
+    let address = link.address().to_string();
+    link.authority().token(&address, Some(node(name)), Duration::from_secs(60)).unwrap()
 }
 
 /// An agent that says hello, and remembers what it was told.

@@ -3,107 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
 
+mod served;
 mod simulated;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-
-use controller::start;
-use controller::store::Sqlite;
-use simulated::Simulated;
-use tempfile::TempDir;
+use served::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-
-struct Server {
-    address: SocketAddr,
-    _directory: TempDir,
-}
-
-struct Response {
-    status: u16,
-    head: String,
-    body: Vec<u8>,
-}
-
-impl Response {
-    fn json(&self) -> serde_json::Value {
-        let text = String::from_utf8_lossy(&self.body);
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {text}"))
-    }
-
-    /// The number in the return code of the first entry, and whether it is an error.
-    fn first(&self) -> (i64, bool) {
-        let code = self.json()[0]["ret_code"].as_i64().unwrap();
-        (code & 0x7fff, (code.cast_unsigned() >> 62) == 3)
-    }
-}
-
-impl Server {
-    async fn new() -> Server {
-        let directory = tempfile::tempdir().unwrap();
-        let (agents, orders) = Simulated::new();
-        let store = Sqlite::open(&directory.path().join("store.db")).unwrap();
-        let (handle, _thread) = start(Box::new(store), agents.clone()).unwrap();
-        tokio::spawn(agents.clone().run(handle.clone(), orders));
-        for name in ["n1", "n2", "n3"] {
-            agents.connect(&handle, name).await;
-        }
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let router = linstor::router(Arc::new(handle));
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        Server { address, _directory: directory }
-    }
-
-    /// With three nodes, a pool on each, and one volume.
-    async fn with_volume() -> Server {
-        let server = Server::new().await;
-        for (number, node) in ["n1", "n2", "n3"].into_iter().enumerate() {
-            let address = format!("10.0.0.{}", number + 1);
-            let body = format!(
-                r#"{{"name":"{node}","type":"Satellite","net_interfaces":
-                    [{{"name":"default","address":"{address}"}}]}}"#
-            );
-            assert_eq!(server.call("POST", "/v1/nodes", &body).await.status, 201);
-            let pool = r#"{"storage_pool_name":"pool","provider_kind":"FILE_THIN",
-                "props":{"StorDriver/FileDir":"/srv"}}"#;
-            let path = format!("/v1/nodes/{node}/storage-pools");
-            assert_eq!(server.call("POST", &path, pool).await.status, 201);
-        }
-        let spawn = r#"{"resource_definition_name":"Vol","volume_sizes":["1048576"]}"#;
-        let path = "/v1/resource-groups/DfltRscGrp/spawn";
-        let answer = server.call("POST", path, spawn).await;
-        assert_eq!(answer.status, 201, "{}", String::from_utf8_lossy(&answer.body));
-        server
-    }
-
-    async fn call(&self, method: &str, path: &str, body: &str) -> Response {
-        self.call_with(method, path, "", body).await
-    }
-
-    async fn call_with(&self, method: &str, path: &str, headers: &str, body: &str) -> Response {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
-        let host = if headers.contains("Host:") {
-            String::new()
-        } else {
-            format!("Host: {}\r\n", self.address)
-        };
-        let length = body.len();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {length}\r\n\
-             {headers}\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut all = Vec::new();
-        stream.read_to_end(&mut all).await.unwrap();
-        let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
-        let head = String::from_utf8_lossy(&all[..end]).to_ascii_lowercase();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let body = all[end + 4..].to_vec();
-        Response { status, head, body }
-    }
-}
+use tokio::net::TcpStream;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn statuses_and_envelopes_are_those_that_clients_compare() {

@@ -194,6 +194,9 @@ impl IntoResponse for Found {
     }
 }
 
+/// What came of a call that changes something.
+pub type Changed = Result<Answer, Answer>;
+
 /// Leaves out what is null or empty, at every depth: clients take it as absent.
 pub fn without_empty(value: Value) -> Value {
     let kept = |value: &Value| match value {
@@ -231,6 +234,20 @@ impl Call {
             _ => StatusCode::OK,
         };
         Call { operation, kind, said: said.into(), success, refs: BTreeMap::new() }
+    }
+
+    /// A call about the object of that name.
+    pub fn one(operation: Operation, kind: Kind, name: &impl std::fmt::Display) -> Call {
+        let done = match operation {
+            Operation::Create => "created",
+            Operation::Delete => "deleted",
+            Operation::Modify | Operation::Read => "modified",
+        };
+        let call = Call::new(operation, kind, format!("{} {name} {done}", kind.noun()));
+        match kind.key() {
+            Some(key) => call.about(key, name),
+            None => call,
+        }
     }
 
     /// Answers 200 even though it creates (control plane §3.0).

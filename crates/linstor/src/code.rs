@@ -73,6 +73,45 @@ impl Kind {
             Key::File(_) => Kind::File,
         }
     }
+
+    /// What users call it.
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Kind::None => "object",
+            Kind::Remote => "remote",
+            Kind::Snapshot => "snapshot",
+            Kind::Controller => "controller",
+            Kind::Pool => "storage pool",
+            Kind::PoolDefinition => "storage pool definition",
+            Kind::NetInterface => "interface",
+            Kind::ResourceConnection => "resource connection",
+            Kind::NodeConnection => "node connection",
+            Kind::Volume => "volume",
+            Kind::VolumeDefinition => "volume definition",
+            Kind::Resource => "resource",
+            Kind::Definition => "resource definition",
+            Kind::Node => "node",
+            Kind::Store => "key-value store",
+            Kind::Group => "resource group",
+            Kind::VolumeGroup => "volume group",
+            Kind::PhysicalStorage => "physical storage",
+            Kind::File => "external file",
+            Kind::Schedule => "schedule",
+        }
+    }
+
+    /// The key by which entries refer to one of these (control plane §2.3), if one name is enough.
+    pub const fn key(self) -> Option<&'static str> {
+        match self {
+            Kind::Node => Some("Node"),
+            Kind::PoolDefinition => Some("StorPoolDfn"),
+            Kind::Group => Some("RscGrp"),
+            Kind::Definition => Some("RscDfn"),
+            Kind::Store => Some("KVS"),
+            Kind::Remote => Some("Remote"),
+            _ => None,
+        }
+    }
 }
 
 /// Numbers that only the surface has; the others are `cluster::refusal`'s.

@@ -10,7 +10,7 @@ use cluster::props::PropsEdit;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Call, Found, Read};
+use crate::answer::{Answer, Call, Changed, Found, Read};
 use crate::ask::{App, Asked, Body, Modify};
 use crate::code::{Kind, Operation, number};
 use crate::controller::{Report, ReportFilter};
@@ -170,7 +170,7 @@ struct DeleteReports {
 async fn delete_reports(
     State(app): State<App>,
     Body(body): Body<DeleteReports>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let why = "error reports are chosen by id, node and time";
     crate::ask::unsupported(&[
         ("exception", body.exception.is_some_and(|text| !text.is_empty()), why),
@@ -186,7 +186,7 @@ async fn delete_reports(
     Ok(deleted(&format!("{gone} error reports deleted")))
 }
 
-async fn delete_report(State(app): State<App>, Path(id): Path<String>) -> Result<Answer, Answer> {
+async fn delete_report(State(app): State<App>, Path(id): Path<String>) -> Changed {
     let filter = ReportFilter { ids: vec![id.clone()], ..ReportFilter::default() };
     match app.delete_reports(filter).await? {
         0 => Err(no_report(&id)),

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vocab::{Bytes, DiskState, Minor, VolumeNr};
 
-use crate::answer::{Answer, Call, Found, Read, json as answer_json, without_empty};
+use crate::answer::{Answer, Call, Changed, Found, Read, json as answer_json, without_empty};
 use crate::ask::{App, Asked, Body, Modify, kib, layers, unsupported};
 use crate::code::{Kind, Operation, number};
 use crate::controller;
@@ -160,7 +160,7 @@ const PORT: &str = "ports are each resource's own; give one when a resource is c
 async fn create(
     State(app): State<App>,
     Body(body): Body<CreateDefinition>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let transport = body.drbd_transport_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("IP"));
     unsupported(&[
         ("drbd_port", body.drbd_port.is_some_and(|port| port > 0), PORT),
@@ -200,11 +200,10 @@ async fn modify(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<ModifyDefinition>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     unsupported(&[("drbd_port", body.drbd_port.is_some_and(|port| port > 0), PORT)])?;
     let name = ResourceName::new(&name)?;
-    let said = format!("resource definition {name} modified");
-    let call = Call::new(Operation::Modify, Kind::Definition, said).about("RscDfn", &name);
+    let call = Call::one(Operation::Modify, Kind::Definition, &name);
     let group = body.resource_group.filter(|group| !group.is_empty());
     let command = Command::ModifyDefinition {
         name,
@@ -216,7 +215,7 @@ async fn modify(
     Ok(call.run(&app, command).await)
 }
 
-async fn delete(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+async fn delete(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let name = ResourceName::new(&name)?;
     let said = format!("resource definition {name} is deleted");
     let call = Call::new(Operation::Delete, Kind::Definition, said).about("RscDfn", &name);
@@ -296,7 +295,7 @@ async fn create_volume(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<CreateVolume>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     refuse_passphrases(body.passphrase.is_some_and(|text| !text.is_empty()))?;
     let name = ResourceName::new(&name)?;
     let new = body.volume_definition;
@@ -326,7 +325,7 @@ async fn modify_volume(
     State(app): State<App>,
     Path((name, number)): Path<(String, u16)>,
     Body(body): Body<ModifyVolume>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = ResourceName::new(&name)?;
     // Clients send 0 for a size that stays.
     let size = body.size_kib.filter(|size| *size != 0).map(kib).transpose()?;
@@ -342,7 +341,7 @@ async fn modify_volume(
 async fn delete_volume(
     State(app): State<App>,
     Path((name, number)): Path<(String, u16)>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = ResourceName::new(&name)?;
     let said = format!("volume definition {number} of {name} is deleted");
     let call = Call::new(Operation::Delete, Kind::VolumeDefinition, said).about("RscDfn", &name);

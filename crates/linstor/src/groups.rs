@@ -11,7 +11,7 @@ use cluster::refusal::{Code, Refusal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Call, Found, Read, without_empty};
+use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, SelectFilter, kib, unsupported};
 use crate::code::{Kind, Operation};
 use crate::nodes::unknown;
@@ -106,10 +106,9 @@ struct NewGroup {
     peer_slots: Option<u8>,
 }
 
-async fn create(State(app): State<App>, Body(body): Body<NewGroup>) -> Result<Answer, Answer> {
+async fn create(State(app): State<App>, Body(body): Body<NewGroup>) -> Changed {
     let name = GroupName::new(&body.name)?;
-    let call = Call::new(Operation::Create, Kind::Group, format!("resource group {name} created"));
-    let call = call.about("RscGrp", &name);
+    let call = Call::one(Operation::Create, Kind::Group, &name);
     let command = Command::CreateGroup {
         name,
         description: body.description.unwrap_or_default(),
@@ -151,11 +150,10 @@ async fn modify(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<ModifyGroup>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     body.copies.refused()?;
     let name = GroupName::new(&name)?;
-    let said = format!("resource group {name} modified");
-    let call = Call::new(Operation::Modify, Kind::Group, said).about("RscGrp", &name);
+    let call = Call::one(Operation::Modify, Kind::Group, &name);
     let command = Command::ModifyGroup {
         name,
         description: body.description,
@@ -166,10 +164,10 @@ async fn modify(
     Ok(call.run(&app, command).await)
 }
 
-async fn delete(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+async fn delete(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let name = GroupName::new(&name)?;
-    let call = Call::new(Operation::Delete, Kind::Group, format!("resource group {name} deleted"));
-    Ok(call.about("RscGrp", &name).run(&app, Command::DeleteGroup { name }).await)
+    let call = Call::one(Operation::Delete, Kind::Group, &name);
+    Ok(call.run(&app, Command::DeleteGroup { name }).await)
 }
 
 #[derive(Deserialize)]
@@ -191,7 +189,7 @@ async fn spawn(
     State(app): State<App>,
     Path(group): Path<String>,
     Body(body): Body<Spawn>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let group = GroupName::new(&group)?;
     let passphrases = body.volume_passphrases.unwrap_or_default();
     refuse_passphrases(!passphrases.is_empty())?;
@@ -251,7 +249,7 @@ async fn adjust(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<Adjust>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     body.copies.refused()?;
     let name = GroupName::new(&name)?;
     let said = format!("resource group {name} adjusted");
@@ -260,7 +258,7 @@ async fn adjust(
     Ok(call.run(&app, Command::AdjustGroup { name, filter }).await)
 }
 
-async fn adjust_all(State(app): State<App>, Body(body): Body<Adjust>) -> Result<Answer, Answer> {
+async fn adjust_all(State(app): State<App>, Body(body): Body<Adjust>) -> Changed {
     body.copies.refused()?;
     let filter = body.select_filter.unwrap_or_default().filter()?;
     let names: Vec<GroupName> = app.state().model.groups().map(|g| g.name.clone()).collect();
@@ -323,7 +321,7 @@ async fn create_volume(
     State(app): State<App>,
     Path(group): Path<String>,
     Body(body): Body<NewVolumeGroup>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let group = GroupName::new(&group)?;
     let gross_size = gross_size(&body.flags.unwrap_or_default())?.unwrap_or(false);
     let said = format!("volume group of resource group {group} created");
@@ -343,7 +341,7 @@ async fn modify_volume(
     State(app): State<App>,
     Path((group, number)): Path<(String, u16)>,
     Body(body): Body<ModifyVolumeGroup>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let group = GroupName::new(&group)?;
     let gross_size = gross_size(&body.flags.unwrap_or_default())?;
     let said = format!("volume group {number} of resource group {group} modified");
@@ -356,7 +354,7 @@ async fn modify_volume(
 async fn delete_volume(
     State(app): State<App>,
     Path((group, number)): Path<(String, u16)>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let group = GroupName::new(&group)?;
     let said = format!("volume group {number} of resource group {group} deleted");
     let call = Call::new(Operation::Delete, Kind::VolumeGroup, said).about("RscGrp", &group);

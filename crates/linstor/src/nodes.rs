@@ -14,7 +14,7 @@ use cluster::refusal::{Code, Refusal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Call, Found, Read, without_empty};
+use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, names};
 use crate::code::{Kind, Operation};
 use crate::controller;
@@ -179,7 +179,7 @@ fn kind(word: &str) -> Result<NodeKind, Refusal> {
     })
 }
 
-async fn create(State(app): State<App>, Body(body): Body<NewNode>) -> Result<Answer, Answer> {
+async fn create(State(app): State<App>, Body(body): Body<NewNode>) -> Changed {
     let name = NodeName::new(&body.name)?;
     let kind = kind(body.kind.as_deref().unwrap_or("Satellite"))?;
     let first = body.net_interfaces.iter().position(|i| i.is_active == Some(true)).unwrap_or(0);
@@ -189,9 +189,8 @@ async fn create(State(app): State<App>, Body(body): Body<NewNode>) -> Result<Ans
         // The first one is active.
         if index == first { interfaces.insert(0, new) } else { interfaces.push(new) }
     }
-    let call = Call::new(Operation::Create, Kind::Node, format!("node {name} created"));
+    let call = Call::one(Operation::Create, Kind::Node, &name);
     let (net_interfaces, props) = (interfaces, body.props);
-    let call = call.about("Node", &name);
     Ok(call.run(&app, Command::CreateNode { name, kind, net_interfaces, props }).await)
 }
 
@@ -212,28 +211,27 @@ async fn modify(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<ModifyNode>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = NodeName::new(&name)?;
     let kind = body.node_type.as_deref().filter(|word| !word.is_empty()).map(kind).transpose()?;
-    let call = Call::new(Operation::Modify, Kind::Node, format!("node {name} modified"));
-    let call = call.about("Node", &name);
+    let call = Call::one(Operation::Modify, Kind::Node, &name);
     Ok(call.run(&app, Command::ModifyNode { name, kind, props: body.props.into() }).await)
 }
 
-async fn delete(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+async fn delete(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let name = NodeName::new(&name)?;
     let call = Call::new(Operation::Delete, Kind::Node, format!("node {name} is being deleted"));
     Ok(call.about("Node", &name).run(&app, Command::DeleteNode { name }).await)
 }
 
-async fn lose(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+async fn lose(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let name = NodeName::new(&name)?;
     let call = Call::new(Operation::Delete, Kind::Node, format!("node {name} is forgotten"));
     Ok(call.about("Node", &name).run(&app, Command::LoseNode { name }).await)
 }
 
 /// Agents dial the controller, and do so at once when they are cut off: there is nothing to do.
-async fn reconnect(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+async fn reconnect(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let state = app.state();
     let node = find(&state, &name)?;
     let connected = state.observed.is_connected(&node.name);
@@ -261,7 +259,7 @@ async fn restore(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<RestoreNode>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = NodeName::new(&name)?;
     let call = Call::new(Operation::Modify, Kind::Node, format!("node {name} restored"));
     let call = call.about("Node", &name);
@@ -281,7 +279,7 @@ async fn evacuate(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<EvacuateNode>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = NodeName::new(&name)?;
     let call = Call::new(Operation::Modify, Kind::Node, format!("node {name} is being evacuated"));
     let call = call.about("Node", &name);
@@ -290,7 +288,7 @@ async fn evacuate(
     Ok(call.run(&app, Command::EvacuateNode { name, to, not_to }).await)
 }
 
-async fn evict(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+async fn evict(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let name = NodeName::new(&name)?;
     let call = Call::new(Operation::Modify, Kind::Node, format!("node {name} is evicted"));
     Ok(call.about("Node", &name).run(&app, Command::EvictNode { name }).await)
@@ -319,7 +317,7 @@ async fn create_interface(
     State(app): State<App>,
     Path(node): Path<String>,
     Body(body): Body<NewInterface>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let node = NodeName::new(&node)?;
     let interface = body.interface(false)?;
     let said = format!("interface {} of node {node} created", interface.name);
@@ -333,7 +331,7 @@ async fn modify_interface(
     State(app): State<App>,
     Path((node, name)): Path<(String, String)>,
     Body(mut body): Body<Value>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     // What is left out stays as it is.
     let current = {
         let state = app.state();
@@ -365,7 +363,7 @@ async fn modify_interface(
 async fn delete_interface(
     State(app): State<App>,
     Path((node, name)): Path<(String, String)>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let (node, name) = (NodeName::new(&node)?, NetIfName::new(&name)?);
     let said = format!("interface {name} of node {node} deleted");
     let call = Call::new(Operation::Delete, Kind::NetInterface, said).about("Node", &node);
@@ -397,7 +395,7 @@ async fn modify_connection(
     State(app): State<App>,
     Path((a, b)): Path<(String, String)>,
     Body(body): Body<Modify>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let (a, b) = (NodeName::new(&a)?, NodeName::new(&b)?);
     let said = format!("connection of nodes {a} and {b} modified");
     let call = Call::new(Operation::Modify, Kind::NodeConnection, said);

@@ -11,7 +11,7 @@ use cluster::refusal::Code;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Call, Entry, Found, Read, without_empty};
+use crate::answer::{Answer, Call, Changed, Entry, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, provider};
 use crate::code::{Kind, Operation, Severity, code, number};
 use crate::controller;
@@ -131,7 +131,7 @@ async fn create(
     State(app): State<App>,
     Path(node): Path<String>,
     Body(body): Body<NewPool>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let (node, name) = (NodeName::new(&node)?, PoolName::new(&body.storage_pool_name)?);
     let provider = provider(&body.provider_kind)?;
     let space = body.shared_space.filter(|space| !space.is_empty());
@@ -163,7 +163,7 @@ async fn modify(
     State(app): State<App>,
     Path((node, name)): Path<(String, String)>,
     Body(body): Body<Modify>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let (node, name) = (NodeName::new(&node)?, PoolName::new(&name)?);
     let said = format!("storage pool {name} of node {node} modified");
     let call = Call::new(Operation::Modify, Kind::Pool, said).about("Node", &node);
@@ -174,7 +174,7 @@ async fn modify(
 async fn delete(
     State(app): State<App>,
     Path((node, name)): Path<(String, String)>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let (node, name) = (NodeName::new(&node)?, PoolName::new(&name)?);
     let said = format!("storage pool {name} of node {node} deleted");
     let call = Call::new(Operation::Delete, Kind::Pool, said).about("Node", &node);
@@ -205,10 +205,9 @@ struct NewDefinition {
 async fn create_definition(
     State(app): State<App>,
     Body(body): Body<NewDefinition>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = PoolName::new(&body.storage_pool_name)?;
-    let said = format!("storage pool definition {name} created");
-    let call = Call::new(Operation::Create, Kind::PoolDefinition, said).about("StorPoolDfn", &name);
+    let call = Call::one(Operation::Create, Kind::PoolDefinition, &name);
     Ok(call.run(&app, Command::CreatePoolDefinition { name, props: body.props }).await)
 }
 
@@ -216,20 +215,18 @@ async fn modify_definition(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<Modify>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = PoolName::new(&name)?;
-    let said = format!("storage pool definition {name} modified");
-    let call = Call::new(Operation::Modify, Kind::PoolDefinition, said).about("StorPoolDfn", &name);
+    let call = Call::one(Operation::Modify, Kind::PoolDefinition, &name);
     Ok(call.run(&app, Command::ModifyPoolDefinition { name, props: body.into() }).await)
 }
 
 async fn delete_definition(
     State(app): State<App>,
     Path(name): Path<String>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = PoolName::new(&name)?;
-    let said = format!("storage pool definition {name} deleted");
-    let call = Call::new(Operation::Delete, Kind::PoolDefinition, said).about("StorPoolDfn", &name);
+    let call = Call::one(Operation::Delete, Kind::PoolDefinition, &name);
     Ok(call.run(&app, Command::DeletePoolDefinition { name }).await)
 }
 

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use vocab::{DiskState, NodeId, VolumeNr};
 
-use crate::answer::{Answer, Call, Found, Read, without_empty};
+use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, SelectFilter, layers, unsupported};
 use crate::code::{Kind, Operation, number};
 use crate::controller;
@@ -50,11 +50,11 @@ pub fn routes() -> Router<App> {
     router
         .route(&toggle, put(toggle_by_body))
         .route(&format!("{toggle}/diskless"), put(to_diskless))
-        .route(&format!("{toggle}/diskless/{{pool}}"), put(to_diskless_pool))
+        .route(&format!("{toggle}/diskless/{{pool}}"), put(to_diskless))
         .route(&format!("{toggle}/diskful"), put(to_diskful))
-        .route(&format!("{toggle}/diskful/{{pool}}"), put(to_diskful_pool))
-        .route(&migrate, put(migrate_disk))
-        .route(&format!("{migrate}/{{pool}}"), put(migrate_disk_pool))
+        .route(&format!("{toggle}/diskful/{{pool}}"), put(to_diskful))
+        .route(&migrate, put(to_diskful))
+        .route(&format!("{migrate}/{{pool}}"), put(to_diskful))
 }
 
 /// A resource and what is around it.
@@ -487,7 +487,7 @@ async fn create_several(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<Vec<CreateResource>>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = ResourceName::new(&name)?;
     let mut commands = Vec::new();
     for mut one in body {
@@ -507,7 +507,7 @@ async fn create(
     State(app): State<App>,
     Path((name, node)): Path<(String, String)>,
     Body(mut body): Body<CreateResource>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = ResourceName::new(&name)?;
     let mut commands = Vec::from_iter(stack(&name, body.layer_list.take())?);
     commands.push(body.command(&name, Some(&node))?);
@@ -528,7 +528,7 @@ async fn modify(
     State(app): State<App>,
     Path((name, node)): Path<(String, String)>,
     Body(body): Body<ModifyResource>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let why = "a resource gets its part when it is made or its disk is toggled";
     unsupported(&[
         ("drbd_tiebreaker", body.drbd_tiebreaker.is_some(), why),
@@ -545,7 +545,7 @@ async fn delete(
     State(app): State<App>,
     Path((name, node)): Path<(String, String)>,
     asked: Asked,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let (name, node) = (ResourceName::new(&name)?, NodeName::new(&node)?);
     let keep_tie_breaker = asked.flag("keep_tiebreaker");
     let said = format!("resource {name} of node {node} is deleted");
@@ -567,7 +567,7 @@ async fn autoplace(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<Autoplace>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let snapshots = body.snap_names.is_some_and(|list| !list.is_empty());
     unsupported(&[
         ("snap_names", snapshots, COPIES),
@@ -610,7 +610,7 @@ async fn make_available(
     State(app): State<App>,
     Path((name, node)): Path<(String, String)>,
     Body(body): Body<MakeAvailable>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let given = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
     let ports = body.drbd_tcp_ports.is_some_and(|list| !list.is_empty());
     unsupported(&[
@@ -652,7 +652,7 @@ async fn toggle_by_body(
     State(app): State<App>,
     Path((name, node)): Path<(String, String)>,
     Body(body): Body<ToggleDisk>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let listed = body.layer_list.is_some_and(|list| !list.is_empty());
     unsupported(&[("layer_list", listed, "the layers are the definition's")])?;
     let word = body.operation.unwrap_or_else(|| "INTO_DRBD_DISKFUL".to_owned());
@@ -670,66 +670,35 @@ async fn toggle_by_body(
     };
     let pool = body.storage_pool.filter(|pool| !pool.is_empty());
     let from = body.migrate_from.filter(|node| !node.is_empty());
-    toggle(&app, &name, &node, diskful, pool.as_deref(), from.as_deref(), client).await
+    toggle(&app, Disk { resource: name, node, from, pool }, diskful, client).await
 }
 
-async fn to_diskless(
-    State(app): State<App>,
-    Path((name, node)): Path<(String, String)>,
-) -> Result<Answer, Answer> {
-    toggle(&app, &name, &node, false, None, None, false).await
+/// The disk that is toggled, as paths name it.
+#[derive(Deserialize)]
+struct Disk {
+    resource: String,
+    node: String,
+    /// The node whose disk it takes the place of.
+    from: Option<String>,
+    pool: Option<String>,
 }
 
-/// The pool of a diskless resource is always the same.
-async fn to_diskless_pool(
-    State(app): State<App>,
-    Path((name, node, pool)): Path<(String, String, String)>,
-) -> Result<Answer, Answer> {
-    let other = PoolName::new(&pool)? != PoolName::diskless();
+async fn to_diskless(State(app): State<App>, Path(disk): Path<Disk>) -> Changed {
+    // The pool of a diskless resource is always the same.
+    let other = disk.pool.as_deref().map(PoolName::new).transpose()?;
+    let other = other.is_some_and(|pool| pool != PoolName::diskless());
     unsupported(&[("pool", other, "diskless resources are in DfltDisklessStorPool")])?;
-    toggle(&app, &name, &node, false, None, None, false).await
+    toggle(&app, Disk { pool: None, ..disk }, false, false).await
 }
 
-async fn to_diskful(
-    State(app): State<App>,
-    Path((name, node)): Path<(String, String)>,
-) -> Result<Answer, Answer> {
-    toggle(&app, &name, &node, true, None, None, false).await
+async fn to_diskful(State(app): State<App>, Path(disk): Path<Disk>) -> Changed {
+    toggle(&app, disk, true, false).await
 }
 
-async fn to_diskful_pool(
-    State(app): State<App>,
-    Path((name, node, pool)): Path<(String, String, String)>,
-) -> Result<Answer, Answer> {
-    toggle(&app, &name, &node, true, Some(&pool), None, false).await
-}
-
-async fn migrate_disk(
-    State(app): State<App>,
-    Path((name, node, from)): Path<(String, String, String)>,
-) -> Result<Answer, Answer> {
-    toggle(&app, &name, &node, true, None, Some(&from), false).await
-}
-
-async fn migrate_disk_pool(
-    State(app): State<App>,
-    Path((name, node, from, pool)): Path<(String, String, String, String)>,
-) -> Result<Answer, Answer> {
-    toggle(&app, &name, &node, true, Some(&pool), Some(&from), false).await
-}
-
-async fn toggle(
-    app: &App,
-    name: &str,
-    node: &str,
-    diskful: bool,
-    pool: Option<&str>,
-    migrate_from: Option<&str>,
-    client: bool,
-) -> Result<Answer, Answer> {
-    let (name, node) = (ResourceName::new(name)?, NodeName::new(node)?);
-    let pool = pool.map(PoolName::new).transpose()?;
-    let migrate_from = migrate_from.map(NodeName::new).transpose()?;
+async fn toggle(app: &App, disk: Disk, diskful: bool, client: bool) -> Changed {
+    let (name, node) = (ResourceName::new(&disk.resource)?, NodeName::new(&disk.node)?);
+    let pool = disk.pool.as_deref().map(PoolName::new).transpose()?;
+    let migrate_from = disk.from.as_deref().map(NodeName::new).transpose()?;
     let said = match diskful {
         true => format!("resource {name} of node {node} gets a disk"),
         false => format!("resource {name} of node {node} becomes diskless"),
@@ -780,7 +749,7 @@ async fn modify_connection(
     State(app): State<App>,
     Path((name, a, b)): Path<(String, String, String)>,
     Body(body): Body<Modify>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = ResourceName::new(&name)?;
     let (a, b) = (NodeName::new(&a)?, NodeName::new(&b)?);
     let said = format!("connection of {name} at {a} and {b} modified");

@@ -13,7 +13,7 @@ use cluster::refusal::{Code, Refusal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Call, Found, Read};
+use crate::answer::{Answer, Call, Changed, Found, Read};
 use crate::ask::{App, Asked, Body, Modify};
 use crate::code::{Kind, Operation};
 use crate::nodes::unknown;
@@ -52,17 +52,15 @@ async fn modify_store(
     State(app): State<App>,
     Path(name): Path<String>,
     Body(body): Body<Modify>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let name = StoreName::new(&name)?;
-    let said = format!("key-value store {name} modified");
-    let call = Call::new(Operation::Modify, Kind::Store, said).about("KVS", &name);
+    let call = Call::one(Operation::Modify, Kind::Store, &name);
     Ok(call.run(&app, Command::ModifyStore { name, edit: body.into() }).await)
 }
 
-async fn delete_store(State(app): State<App>, Path(name): Path<String>) -> Result<Answer, Answer> {
+async fn delete_store(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let name = StoreName::new(&name)?;
-    let said = format!("key-value store {name} deleted");
-    let call = Call::new(Operation::Delete, Kind::Store, said).about("KVS", &name);
+    let call = Call::one(Operation::Delete, Kind::Store, &name);
     Ok(call.run(&app, Command::DeleteStore { name }).await)
 }
 
@@ -98,7 +96,7 @@ async fn put_file(
     State(app): State<App>,
     Path(path): Path<String>,
     Body(body): Body<NewFile>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     let path = FilePath::new(&path)?;
     let suffixes = body.alt_suffixes.is_some_and(|list| !list.is_empty());
     crate::ask::unsupported(&[("alt_suffixes", suffixes, "a file has one path here")])?;
@@ -107,31 +105,31 @@ async fn put_file(
             .cause(format!("it is not base64: {error}"))
             .correction("encode it")
     })?;
-    let call = Call::new(Operation::Modify, Kind::File, format!("external file {path} stored"));
+    let call = Call::one(Operation::Modify, Kind::File, &path);
     Ok(call.run(&app, Command::PutFile { path, content }).await)
 }
 
-async fn delete_file(State(app): State<App>, Path(path): Path<String>) -> Result<Answer, Answer> {
+async fn delete_file(State(app): State<App>, Path(path): Path<String>) -> Changed {
     let path = FilePath::new(&path)?;
-    let call = Call::new(Operation::Delete, Kind::File, format!("external file {path} deleted"));
+    let call = Call::one(Operation::Delete, Kind::File, &path);
     Ok(call.run(&app, Command::DeleteFile { path }).await)
 }
 
 async fn deploy_file(
     State(app): State<App>,
     Path((name, path)): Path<(String, String)>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     deploy(&app, &name, &path, true).await
 }
 
 async fn withdraw_file(
     State(app): State<App>,
     Path((name, path)): Path<(String, String)>,
-) -> Result<Answer, Answer> {
+) -> Changed {
     deploy(&app, &name, &path, false).await
 }
 
-async fn deploy(app: &App, name: &str, path: &str, deploy: bool) -> Result<Answer, Answer> {
+async fn deploy(app: &App, name: &str, path: &str, deploy: bool) -> Changed {
     let (name, path) = (ResourceName::new(name)?, FilePath::new(path)?);
     let said = match deploy {
         true => format!("external file {path} is put where {name} is"),

@@ -218,13 +218,24 @@ struct Restore {
     stor_pool_rename: Option<BTreeMap<String, String>>,
 }
 
+impl Restore {
+    /// The resource definition, its snapshot, and where to.
+    fn names(
+        &self,
+        name: &str,
+        snapshot: &str,
+    ) -> Result<(ResourceName, SnapshotName, ResourceName), Refusal> {
+        let to = ResourceName::new(&self.to_resource)?;
+        Ok((ResourceName::new(name)?, SnapshotName::new(snapshot)?, to))
+    }
+}
+
 async fn restore_volumes(
     State(app): State<App>,
     Path((name, snapshot)): Path<(String, String)>,
     Body(body): Body<Restore>,
 ) -> Result<Answer, Answer> {
-    let (name, snapshot) = (ResourceName::new(&name)?, SnapshotName::new(&snapshot)?);
-    let to = ResourceName::new(&body.to_resource)?;
+    let (name, snapshot, to) = body.names(&name, &snapshot)?;
     let said = format!("volume definitions of {to} restored from snapshot {snapshot} of {name}");
     let call = Call::new(Operation::Create, Kind::Snapshot, said).ok().about("RscDfn", &to);
     Ok(call.run(&app, Command::RestoreVolumeDefinitions { name, snapshot, to }).await)
@@ -235,8 +246,7 @@ async fn restore_resources(
     Path((name, snapshot)): Path<(String, String)>,
     Body(body): Body<Restore>,
 ) -> Result<Answer, Answer> {
-    let (name, snapshot) = (ResourceName::new(&name)?, SnapshotName::new(&snapshot)?);
-    let to = ResourceName::new(&body.to_resource)?;
+    let (name, snapshot, to) = body.names(&name, &snapshot)?;
     let nodes = names(body.nodes, NodeName::new)?.unwrap_or_default();
     let renamed = body.stor_pool_rename.unwrap_or_default();
     let pools: Result<BTreeMap<PoolName, PoolName>, Refusal> =

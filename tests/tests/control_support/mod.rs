@@ -307,7 +307,8 @@ impl Cluster {
         let link = self.link.as_ref().unwrap();
         let within = Duration::from_secs(60);
         let name = Some(super::control_support::node(node.name));
-        let token = link.token(&self.address.to_string(), name, within).unwrap().to_string();
+        let address = self.address.to_string();
+        let token = link.authority().token(&address, name, within).unwrap().to_string();
         node.join(&token);
     }
 

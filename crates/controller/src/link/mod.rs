@@ -16,7 +16,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use api::link::{Agents, Heard, Order};
-use api::token::Token;
 use api::wire::proto::controller_server::ControllerServer;
 use api::wire::{KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS, MESSAGE_MAX};
 use cluster::name::NodeName;
@@ -94,18 +93,9 @@ impl Link {
         self.address
     }
 
-    /// A token by which the node named, or any, can join once within a time. `address` is the
-    /// controller as nodes reach it, `HOST:PORT`.
-    ///
-    /// # Errors
-    /// If it can not be kept.
-    pub fn token(
-        &self,
-        address: &str,
-        node: Option<NodeName>,
-        within: Duration,
-    ) -> io::Result<Token> {
-        self.authority.token(address, node, within)
+    /// The authority: it makes the tokens by which nodes join.
+    pub fn authority(&self) -> &Arc<Authority> {
+        &self.authority
     }
 }
 
