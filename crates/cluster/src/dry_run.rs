@@ -108,8 +108,25 @@ pub fn dry_run(
     context: &Context<'_>,
     command: Command,
 ) -> Result<Prediction, Refusal> {
+    dry_run_all(model, context, vec![command])
+}
+
+/// Foretells what commands lead to that are given one after the other.
+///
+/// # Errors
+/// If one of them would be refused after those before it, with the same refusal.
+pub fn dry_run_all(
+    model: &Model,
+    context: &Context<'_>,
+    commands: Vec<Command>,
+) -> Result<Prediction, Refusal> {
     let mut model = model.clone();
-    let applied = apply(&mut model, context, command)?;
+    let mut applied = Applied::default();
+    for command in commands {
+        let one = apply(&mut model, context, command)?;
+        applied.changes.extend(one.changes);
+        applied.notes.extend(one.notes);
+    }
     let names: Vec<ResourceName> = match affected(&model, &applied.changes) {
         Affected::Some(names) => names.into_iter().collect(),
         Affected::All => model.definitions().map(|definition| definition.name.clone()).collect(),

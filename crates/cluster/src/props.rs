@@ -2,13 +2,16 @@
 //!
 //! - `keys`: the table. A key that nothing acts on is refused, never kept and ignored; `Aux/…` is
 //!   the users' own.
+//! - `described`: the table for people.
 //! - `chain`: where a value is looked up (control plane §5, first hit wins).
 
 pub mod chain;
+mod described;
 mod keys;
 
 use serde::{Deserialize, Serialize};
 
+pub use described::{Described, described};
 pub use keys::{Owner, SHIPPED, Space, spaces};
 
 use crate::objects::Props;

@@ -33,7 +33,7 @@ use Owner::*;
 
 /// What a value may be.
 #[derive(Clone, Copy)]
-enum Value {
+pub(super) enum Value {
     /// Any text.
     Text,
     /// `True` or `False`, `yes` or `no`, in any case.
@@ -55,7 +55,7 @@ enum Value {
 }
 
 /// A key, or all keys of a namespace if it ends in `/`; what it may be, and where.
-struct Spec(&'static str, Value, &'static [Owner]);
+pub(super) struct Spec(pub &'static str, pub Value, pub &'static [Owner]);
 
 const RATIO: Value = Value::Fraction(0.0, 1000.0);
 const POOLS: &[Owner] = &[Controller, PoolDefinition, Pool];
@@ -80,7 +80,7 @@ const ALL: &[Owner] = &[
     ResourceConnection,
 ];
 
-const TABLE: &[Spec] = &[
+pub(super) const TABLE: &[Spec] = &[
     Spec("Aux/", Value::Text, ALL),
     // Numbers.
     Spec("MinorNrAutoRange", Value::Range(0, 1_048_575), &[Controller]),
@@ -160,7 +160,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
 pub struct Space {
     /// The key up to the option's name.
     pub prefix: &'static str,
-    owners: &'static [Owner],
+    pub(super) owners: &'static [Owner],
     check: fn(&str, &str) -> Result<(), OptionError>,
 }
 
