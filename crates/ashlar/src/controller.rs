@@ -1,43 +1,291 @@
-//! `ashlar controller`: starts the control plane's daemon in this process.
+//! `ashlar controller`: starts the control plane's daemon in this process; and with a command, asks a
+//! running one about its tokens and its audit log.
 //!
-//! Only the arguments are read here; everything else is the crate `controller`.
+//! Only the arguments are read and answers shown here; everything else is the crate `controller`, and
+//! `rest` for the way to it.
 
+mod rest;
+
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
-use controller::daemon;
+use controller::{daemon, tls};
+use serde_json::{Value, json};
+use surfaces::cli;
+use vocab::Utc;
+
+use rest::{Asked, Rest};
 
 /// Where the wanted state is kept.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/ashlar/controller";
 /// LINSTOR's port.
 const DEFAULT_LISTEN: &str = "127.0.0.1:3370";
+const DEFAULT_REST_TLS: &str = "[::]:3371";
 /// Where agents connect unless something else is said.
 pub const AGENTS_PORT: u16 = 3377;
 const DEFAULT_AGENTS: &str = "[::]:3377";
+/// A day in milliseconds.
+const DAY: u64 = 24 * 3600 * 1000;
 
 /// What is said below the options.
 pub const HELP: &str = "\
 LINSTOR's clients are told where it is by `linstor --controllers 127.0.0.1` or LS_CONTROLLERS. Which
 calls there are is in COMPAT.md. A node becomes a member by `ashlar node create --invite`, here, and
-`ashlar node join` with what that prints, there.";
+`ashlar node join` with what that prints, there.
+
+The first start makes a token for the administrator, in the file admin.token of the directory; with
+that, or without any from this host, `ashlar controller token create` makes others.";
 
 /// Arguments of `ashlar controller`.
 #[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Directory where the controller keeps what is wanted of the cluster
     #[arg(long, value_name = "DIRECTORY", default_value = DEFAULT_DATA_DIR)]
     data_dir: PathBuf,
-    /// Where the REST API listens: an address of the loopback interface, since it asks for no password
+    /// Where the REST API listens by HTTP. On other addresses than those of the loopback interface, or
+    /// with --require-token, it only leads to HTTPS if there is that
     #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_LISTEN)]
     listen: SocketAddr,
+    /// Serve the REST API by HTTPS, too [default address: [::]:3371]. Who calls from elsewhere needs a
+    /// token
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
+          default_missing_value = DEFAULT_REST_TLS)]
+    rest_tls: Option<SocketAddr>,
+    /// PEM file with the certificate of HTTPS, and those between it and its root [default: one that the
+    /// controller signs; clients have to trust authority.crt of the directory]
+    #[arg(long, value_name = "FILE", requires_all = ["rest_tls", "rest_key"])]
+    rest_certificate: Option<PathBuf>,
+    /// PEM file with the key of that certificate
+    #[arg(long, value_name = "FILE", requires = "rest_certificate")]
+    rest_key: Option<PathBuf>,
+    /// Name or address by which clients reach the controller, for a certificate that it signs; may be
+    /// given several times [always: this host's name, localhost]
+    #[arg(long, value_name = "NAME", requires = "rest_tls", conflicts_with = "rest_certificate")]
+    rest_name: Vec<String>,
+    /// PEM file with the authorities of clients' certificates: every client of HTTPS has to show one,
+    /// and a token besides
+    #[arg(long, value_name = "FILE", requires = "rest_tls")]
+    rest_client_ca: Option<PathBuf>,
     /// Where agents connect, with certificates on both sides
     #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_AGENTS)]
     listen_agents: SocketAddr,
+    /// Have programs on this host show a token, too; else they may do everything
+    #[arg(long)]
+    require_token: bool,
 }
 
-/// Serves LINSTOR's REST API, and agents, until told to shut down.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+/// What a running controller is asked.
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    /// Make, list and revoke API tokens
+    #[command(subcommand)]
+    Token(Token),
+    /// Show who changed what, the newest last
+    Audit {
+        #[command(flatten)]
+        asked: Asked,
+        /// At most so many calls
+        #[arg(long, value_name = "N", default_value_t = 100,
+              value_parser = clap::value_parser!(u64).range(1..))]
+        limit: u64,
+        /// Only calls by these: `token NAME` or `loopback`
+        #[arg(long, value_name = "WHO")]
+        who: Vec<String>,
+    },
+}
+
+/// Commands about tokens.
+#[derive(clap::Subcommand, Debug)]
+enum Token {
+    /// Make a token and print its secret, which nobody can tell again
+    Create {
+        #[command(flatten)]
+        asked: Asked,
+        /// Its name, as the audit log has it
+        name: String,
+        /// What it allows: each role includes the one before
+        #[arg(long, value_enum)]
+        role: Role,
+        /// Days for which it is good [default: for ever]
+        #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u64).range(1..=36500))]
+        days: Option<u64>,
+    },
+    /// List the tokens there are
+    List {
+        #[command(flatten)]
+        asked: Asked,
+    },
+    /// Make a token useless
+    Revoke {
+        #[command(flatten)]
+        asked: Asked,
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Role {
+    /// Look at everything but tokens and the audit log
+    Read,
+    /// Change volumes, resources, snapshots, and what they are made from
+    User,
+    /// Change everything
+    Admin,
+}
+
+impl Args {
+    /// The common options that it honours.
+    pub fn uses(&self) -> Vec<&'static str> {
+        match &self.command {
+            None => Vec::new(),
+            Some(Command::Token(Token::Create { .. } | Token::Revoke { .. })) => vec!["timeout"],
+            Some(Command::Token(Token::List { .. }) | Command::Audit { .. }) => {
+                vec!["timeout", "json"]
+            }
+        }
+    }
+}
+
+/// Serves LINSTOR's REST API, and agents, until told to shut down; or asks one that does.
+pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
+    if let Some(command) = &args.command {
+        return ask(command, common.timeout, common.json);
+    }
     let data = std::path::absolute(&args.data_dir)?;
-    let options = daemon::Options { data, listen: args.listen, agents: args.listen_agents };
+    let tls = tls::Options {
+        files: args.rest_certificate.clone().zip(args.rest_key.clone()),
+        names: args.rest_name.clone(),
+        clients: args.rest_client_ca.clone(),
+    };
+    let options = daemon::Options {
+        data,
+        listen: args.listen,
+        listen_tls: args.rest_tls,
+        tls,
+        agents: args.listen_agents,
+        token_required: args.require_token,
+    };
     Ok(daemon::run(&options)?)
+}
+
+fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()> {
+    let mut out = io::stdout();
+    match command {
+        Command::Token(Token::Create { asked, name, role, days }) => {
+            let role = match role {
+                Role::Read => "read",
+                Role::User => "user",
+                Role::Admin => "admin",
+            };
+            let passed = SystemTime::UNIX_EPOCH.elapsed()?.as_millis();
+            let expires = days.map(|days| u64::try_from(passed).unwrap_or(u64::MAX) + days * DAY);
+            let body = json!({ "name": name, "role": role, "expires": expires });
+            let made = Rest::new(asked, timeout)?.post("/v1/ashlar/tokens", &body)?;
+            writeln!(out, "{}", made["token"].as_str().unwrap_or_default())?;
+        }
+        Command::Token(Token::List { asked }) => {
+            let list = Rest::new(asked, timeout)?.get("/v1/ashlar/tokens")?;
+            match as_json {
+                true => writeln!(out, "{list}")?,
+                false => {
+                    write!(out, "{}", columns(&["NAME", "ROLE", "MADE", "UNTIL"], &list, token))?
+                }
+            }
+        }
+        Command::Token(Token::Revoke { asked, name }) => {
+            // A name of another kind is not in the list, and would be another path.
+            let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            if !name.chars().all(fits) {
+                anyhow::bail!("`{name}` is not the name of a token");
+            }
+            let answer = Rest::new(asked, timeout)?.delete(&format!("/v1/ashlar/tokens/{name}"))?;
+            writeln!(out, "{}", answer[0]["message"].as_str().unwrap_or_default())?;
+        }
+        Command::Audit { asked, limit, who } => {
+            let mut path = format!("/v1/ashlar/audit?limit={limit}");
+            for who in who {
+                path.push_str("&who=");
+                path.push_str(&who.replace(' ', "%20"));
+            }
+            let mut list = Rest::new(asked, timeout)?.get(&path)?;
+            if let Value::Array(list) = &mut list {
+                list.reverse();
+            }
+            let heads = ["TIME", "WHO", "FROM", "CALL", "STATUS", "OBJECTS"];
+            match as_json {
+                true => writeln!(out, "{list}")?,
+                false => write!(out, "{}", columns(&heads, &list, record))?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn token(shown: &Value) -> Vec<String> {
+    let until = shown["expires"].as_u64().map_or_else(|| "-".to_owned(), time);
+    vec![text(&shown["name"]), text(&shown["role"]), time(millis(&shown["created"])), until]
+}
+
+fn record(shown: &Value) -> Vec<String> {
+    let call = format!("{} {}", text(&shown["method"]), text(&shown["path"]));
+    let objects = shown["objects"].as_object().into_iter().flatten();
+    let objects: Vec<String> = objects.map(|(key, name)| format!("{key}={}", text(name))).collect();
+    let from = shown["from"].as_str().unwrap_or("-").to_owned();
+    let status = shown["status"].to_string();
+    vec![time(millis(&shown["time"])), text(&shown["who"]), from, call, status, objects.join(" ")]
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn millis(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+fn time(millis: u64) -> String {
+    Utc(Duration::from_millis(millis)).to_string()
+}
+
+/// A table: each column as wide as what is in it.
+fn columns(heads: &[&str], list: &Value, row: impl Fn(&Value) -> Vec<String>) -> String {
+    let mut rows = vec![heads.iter().map(|head| (*head).to_owned()).collect::<Vec<String>>()];
+    rows.extend(list.as_array().into_iter().flatten().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..heads.len()).map(|c| width(c).unwrap_or_default()).collect();
+    let lines = rows.iter().map(|row| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    });
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_have_a_line_for_each_record_and_columns_below_each_other() {
+        let list = json!([
+            { "time": 0, "who": "token ci", "method": "POST", "path": "/v1/nodes", "status": 201,
+              "objects": { "Node": "n1" } },
+            { "time": 1000, "who": "loopback", "from": "127.0.0.1:5", "method": "DELETE",
+              "path": "/v1/nodes/n1", "status": 200 },
+        ]);
+        let heads = ["TIME", "WHO", "FROM", "CALL", "STATUS", "OBJECTS"];
+        let table = columns(&heads, &list, record);
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines.len(), 3, "{table}");
+        assert!(lines[1].ends_with("Node=n1") && lines[1].contains("POST /v1/nodes "), "{table}");
+        let at = |line: &str, word: &str| line.find(word).unwrap();
+        assert_eq!(at(lines[0], "CALL"), at(lines[2], "DELETE"), "{table}");
+        let tokens = json!([{ "name": "ci", "role": "user", "created": 0 }]);
+        assert!(columns(&["NAME", "ROLE", "MADE", "UNTIL"], &tokens, token).ends_with(" -\n"));
+    }
 }

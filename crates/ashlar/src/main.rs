@@ -80,10 +80,8 @@ fn honoured(command: &Command) -> Vec<&'static str> {
         Command::Node(args) => args.uses(),
         Command::Cluster(command) => command.uses(),
         Command::Demo(_) => vec!["json"],
-        Command::Controller(_)
-        | Command::Face(_)
-        | Command::Man { .. }
-        | Command::Completions { .. } => Vec::new(),
+        Command::Controller(args) => args.uses(),
+        Command::Face(_) | Command::Man { .. } | Command::Completions { .. } => Vec::new(),
     }
 }
 
@@ -135,7 +133,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(args, &common),
         Command::Face(args) => face::run(args),
         Command::Agent(args) => agent::run(args, &common),
-        Command::Controller(args) => controller::run(args),
+        Command::Controller(args) => controller::run(args, &common),
         Command::Demo(args) => return demo::run(args, common.json),
         Command::Man { directory } => docs::write_manual(Cli::command(), directory),
         Command::Completions { shell } => docs::write_completions(Cli::command(), *shell),
@@ -300,6 +298,7 @@ mod tests {
             "ashlar volume list --socket /s",
             "ashlar group spawn g v 1G --json",
             "ashlar snapshot list --node a",
+            "ashlar controller token revoke ci --json",
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains("leave it out"), "{error}");
@@ -322,6 +321,12 @@ mod tests {
             "ashlar top r0 --once --json --sort latency --interval 5",
             "ashlar engine --metrics 127.0.0.1:9942",
             "ashlar controller --data-dir /d --listen [::1]:3370",
+            "ashlar controller --rest-tls",
+            "ashlar controller --rest-tls=10.0.0.1:3371 --rest-name a --rest-name b --require-token",
+            "ashlar controller --rest-tls --rest-certificate /c --rest-key /k --rest-client-ca /a",
+            "ashlar controller token list --json --timeout 5",
+            "ashlar controller token create ci --role user --days 30",
+            "ashlar controller audit --json --limit 5",
             "ashlar doctor r0 --json --scratch /srv",
             "ashlar doctor r0 --serve",
             "ashlar exports --json",

@@ -10,20 +10,24 @@ use std::time::Duration;
 use api::link::{Agents, Order};
 use api::token::Token;
 use cluster::name::NodeName;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
+use crate::access::Gate;
 use crate::handle::{self, Handle};
 use crate::link::authority::{self, Authority};
 use crate::link::{self, Link};
-use crate::log;
+use crate::rest::{self, Rest};
 use crate::store::{self, Sqlite};
+use crate::tls::{self, Certificates};
+use crate::{files, log};
 
 /// The store's name in its directory.
 const STORE: &str = "controller.db";
 /// The folder of the link's authority in it.
 const LINK: &str = "link";
+/// The certificate that clients of the REST API have to trust, if the controller made its own.
+const AUTHORITY: &str = "authority.crt";
 /// How long calls that are under way may take at the end.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -32,21 +36,30 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct Options {
     /// The directory of the store; made if it is not there, for its owner only.
     pub data: PathBuf,
-    /// Where the REST API listens.
+    /// Where the REST API listens without encryption: on a loopback address, unless it has HTTPS to
+    /// lead to.
     pub listen: SocketAddr,
+    /// Where the REST API listens for HTTPS, if it does.
+    pub listen_tls: Option<SocketAddr>,
+    /// The certificate of HTTPS.
+    pub tls: tls::Options,
     /// Where agents connect. They and the controller prove to each other who they are.
     pub agents: SocketAddr,
+    /// Programs on this host need a token, too.
+    pub token_required: bool,
 }
 
 /// Why a controller does not start, or ends.
 #[derive(Debug)]
 pub enum Error {
-    /// The API would be open to others.
-    Open(SocketAddr),
+    /// The tokens or the audit log can not be used.
+    Access(std::io::Error),
     /// The directory can not be made.
     Directory(PathBuf, std::io::Error),
-    /// The API can not listen.
-    Listen(SocketAddr, std::io::Error),
+    /// The API can not be served.
+    Rest(rest::Error),
+    /// HTTPS has no certificate.
+    Certificate(std::io::Error),
     /// The store can not be used, or failed for good.
     Store(store::Error),
     /// Agents can not be listened to.
@@ -60,17 +73,12 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Open(address) => write!(
-                f,
-                "the REST API does not listen on {address}: without tokens, which are not there \
-                 yet, everybody who reaches it could delete everything; name a loopback address"
-            ),
+            Error::Access(error) => write!(f, "{error}; the controller does not serve without it"),
             Error::Directory(path, error) => {
                 write!(f, "the directory {} can not be made: {error}", path.display())
             }
-            Error::Listen(address, error) => {
-                write!(f, "the REST API can not listen on {address}: {error}; name another address")
-            }
+            Error::Rest(error) => error.fmt(f),
+            Error::Certificate(error) => write!(f, "{error}"),
             Error::Store(error) => error.fmt(f),
             Error::Link(error) => write!(f, "{error}"),
             Error::Start(error) => error.fmt(f),
@@ -118,26 +126,23 @@ impl Agents for Late {
 /// # Errors
 /// If it can not start, or its store fails for good.
 pub fn run(options: &Options) -> Result<(), Error> {
-    if !options.listen.ip().is_loopback() {
-        return Err(Error::Open(options.listen));
-    }
     let directory = |error| Error::Directory(options.data.clone(), error);
     make_directory(&options.data).map_err(directory)?;
     let store = Sqlite::open(&options.data.join(STORE)).map_err(Error::Store)?;
+    // After the store: only who has that one may touch the other files.
+    let gate = Gate::open(&options.data, !options.token_required).map_err(Error::Access)?;
     let agents = Arc::new(Late::default());
     let (handle, thread) = handle::start(Box::new(store), agents.clone()).map_err(Error::Start)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::System)?;
     let result = runtime.block_on(async {
-        let failed = |error| Error::Listen(options.listen, error);
-        let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
         let link = listen_to_agents(options, handle.clone())?;
         log::info("controller", format_args!("agents connect to {}", link.address()));
+        let authority = link.authority().clone();
         // It is set here and nowhere else.
         let _ = agents.0.set(link);
-        log::info("controller", format_args!("the REST API is on http://{address}"));
-        serve(listener, handle).await
+        let rest = listen_to_clients(options, authority).await?;
+        serve(rest, handle, gate).await
     });
     // Streams of events have no end of their own.
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -174,6 +179,31 @@ fn listen_to_agents(options: &Options, handle: Handle) -> Result<Link, Error> {
     Ok(link)
 }
 
+/// Begins to listen to clients of the REST API.
+async fn listen_to_clients(options: &Options, authority: Arc<Authority>) -> Result<Rest, Error> {
+    let tls = match options.listen_tls {
+        None => None,
+        Some(address) => {
+            if options.tls.files.is_none() {
+                let path = options.data.join(AUTHORITY);
+                files::replace(&path, authority.certificate_pem().as_bytes())
+                    .map_err(Error::Certificate)?;
+                log::info("rest", format_args!("clients have to trust {}", path.display()));
+            }
+            let certificates = Certificates::new(options.tls.clone(), authority);
+            Some((address, Arc::new(certificates.map_err(Error::Certificate)?)))
+        }
+    };
+    let rest = Rest::listen(options.listen, tls, options.token_required).await;
+    let rest = rest.map_err(Error::Rest)?;
+    let (plain, tls) = rest.addresses().map_err(Error::System)?;
+    log::info("controller", format_args!("the REST API is on http://{plain}"));
+    if let Some(tls) = tls {
+        log::info("controller", format_args!("the REST API is on https://{tls}"));
+    }
+    Ok(rest)
+}
+
 /// Why the API is served no longer.
 enum End {
     /// Somebody said so.
@@ -182,22 +212,19 @@ enum End {
     Owner,
 }
 
-async fn serve(listener: TcpListener, handle: Handle) -> Result<End, Error> {
+async fn serve(rest: Rest, handle: Handle, gate: Gate) -> Result<End, Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::System)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::System)?;
-    let router = linstor::router(Arc::new(handle.clone()));
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(listener, router).with_graceful_shutdown(async {
-        let _ = stopped.await;
-    });
-    let server = tokio::spawn(async move { server.await });
+    let (stop, stopped) = watch::channel(false);
+    let server = rest.serve(Arc::new(handle.clone()), Arc::new(gate), stopped);
+    let server = tokio::spawn(server);
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
         () = handle.ended() => return Ok(End::Owner),
     }
     log::info("controller", format_args!("goes down"));
-    let _ = stop.send(());
+    let _ = stop.send(true);
     match tokio::time::timeout(GRACE, server).await {
         Ok(Ok(served)) => served.map_err(Error::System).map(|()| End::Signal),
         // Who still waits then has to ask again.

@@ -6,10 +6,13 @@ use std::thread::JoinHandle;
 
 use api::link::{Agents, Heard};
 use cluster::command::Command;
+use cluster::dry_run::{Prediction, dry_run_all};
+use cluster::edit::Context;
 use linstor::controller::{Controller, Done, Event, Failure, Later, Report, ReportFilter, State};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
+use crate::access::now;
 use crate::owner::{Input, Owner, Shared};
 use crate::store::{self, Store};
 
@@ -119,12 +122,33 @@ impl Controller for Handle {
         Box::pin(self.ask(|to| Input::Command(command, to)))
     }
 
+    fn foretell(&self, commands: Vec<Command>) -> Later<'_, Result<Prediction, Failure>> {
+        Box::pin(async move {
+            // Copies: it may take a while, and nobody else is to wait for it.
+            let (model, observed) = {
+                let state = self.state();
+                (state.model.clone(), state.observed.clone())
+            };
+            let foretold = tokio::task::spawn_blocking(move || {
+                let mut entropy = [0; 32];
+                getrandom::fill(&mut entropy).map_err(|error| Failure::Store(error.to_string()))?;
+                let context = Context { observed: &observed, now: now(), entropy };
+                dry_run_all(&model, &context, commands).map_err(Failure::Refused)
+            });
+            foretold.await.unwrap_or(Err(Failure::Stopping))
+        })
+    }
+
     fn reports(&self, filter: ReportFilter) -> Later<'_, Result<Vec<Report>, Failure>> {
         Box::pin(self.ask(|to| Input::Reports(filter, to)))
     }
 
     fn delete_reports(&self, filter: ReportFilter) -> Later<'_, Result<usize, Failure>> {
         Box::pin(self.ask(|to| Input::DeleteReports(filter, to)))
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.inputs.is_closed()
     }
 
     fn events(&self) -> broadcast::Receiver<Event> {

@@ -1,11 +1,15 @@
 //! The control plane's daemon: it keeps what is wanted of a cluster, and has agents make it so.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod daemon;
+mod files;
 pub mod handle;
 pub mod link;
 mod log;
 mod owner;
+pub mod rest;
 pub mod store;
+pub mod tls;
 
 pub use handle::{Handle, start};

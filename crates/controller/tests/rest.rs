@@ -98,6 +98,12 @@ async fn what_is_not_there_says_so() {
     let health = server.call("GET", "/health", "").await;
     assert_eq!((health.status, health.body.len()), (200, 0));
     assert_eq!(server.call("GET", "/v1/remotes", "").await.status, 200);
+    // A path that can not be read is answered like everything else.
+    let answer = server.call("GET", "/v1/resource-groups/g/volume-groups/many", "").await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.json()[0]["cause"].is_string());
+    let report = server.call("GET", "/v1/space-report", "").await.json();
+    assert!(report["reportText"].as_str().unwrap().starts_with("node "));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,4 +188,66 @@ async fn the_present_state_comes_first_in_a_stream_of_promotions() {
     tokio::time::timeout(std::time::Duration::from_secs(20), read).await.unwrap();
     assert!(text.contains(r#""may_promote":true"#) && text.contains(r#""resource_name":"Vol""#));
     assert!(text.to_ascii_lowercase().contains("content-type: text/event-stream"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_change_can_be_foretold_and_nothing_is_changed_by_that() {
+    let server = Server::with_volume().await;
+    let picture = async || {
+        let mut all = Vec::new();
+        for path in ["nodes", "view/resources", "resource-definitions", "resource-groups"] {
+            all.push(server.call("GET", &format!("/v1/{path}"), "").await.json());
+        }
+        (all, server.agents.disks())
+    };
+    let before = picture().await;
+    let vol = "/v1/resource-definitions/vol";
+    let spawn = r#"{"resource_definition_name":"more","volume_sizes":[1048576]}"#;
+    let resource = r#"[{"resource":{"node_name":"n3","props":{"StorPoolName":"pool"}}}]"#;
+    let snapshot = r#"{"name":"snap"}"#;
+    for (method, path, body, steps, copied) in [
+        ("POST", "/v1/resource-groups/DfltRscGrp/spawn".to_owned(), spawn, true, 1_048_576),
+        ("POST", format!("{vol}/snapshots"), snapshot, true, 0),
+        ("PUT", "/v1/nodes/n1/evacuate".to_owned(), "{}", true, 1_048_576),
+        ("DELETE", vol.to_owned(), "", true, 0),
+        ("PUT", format!("{vol}/volume-definitions/0"), r#"{"size_kib":2097152}"#, true, 0),
+        ("PUT", vol.to_owned(), r#"{"override_props":{"Aux/a":"b"}}"#, true, 0),
+        ("DELETE", "/v1/resource-groups/never".to_owned(), "", false, 0),
+        ("POST", format!("{vol}/resources"), resource, true, 0),
+    ] {
+        let answer = server.call(method, &format!("{path}?dry_run=true"), body).await;
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        assert_eq!((answer.status, answer.first()), (200, (10_007, false)), "{path}: {text}");
+        let first = &answer.json()[0];
+        let told = first["dry_run"]["steps"].as_array().unwrap();
+        assert_eq!(!told.is_empty(), steps, "{method} {path}: {first}");
+        let kib = first["dry_run"]["copied_kib"].as_u64().unwrap();
+        assert!(
+            kib >= copied && (copied > 0 || kib == 0 || path.ends_with("resources")),
+            "{first}"
+        );
+        for step in told {
+            assert!(step["copies_before"].is_u64() && step["copies_after"].is_u64(), "{step}");
+            assert!(!step["what"].as_str().unwrap().is_empty(), "{step}");
+        }
+        assert!(picture().await == before, "{method} {path} has changed something");
+    }
+    // No copy is removed before there is another.
+    let answer = server.call("PUT", "/v1/nodes/n1/evacuate?dry_run=true", "{}").await.json();
+    let steps = answer[0]["dry_run"]["steps"].as_array().unwrap().clone();
+    let place =
+        |text: &str| steps.iter().position(|step| step["what"].as_str().unwrap().starts_with(text));
+    assert!(place("resync").unwrap() < place("remove the disk").unwrap(), "{steps:?}");
+    assert_eq!(steps.last().unwrap()["copies_after"], 2, "{steps:?}");
+    // What would be refused is refused in the same way.
+    let group = server.call("DELETE", "/v1/resource-groups/DfltRscGrp?dry_run=true", "").await;
+    let really = server.call("DELETE", "/v1/resource-groups/DfltRscGrp", "").await;
+    assert_eq!((group.status, group.first()), (really.status, really.first()));
+    assert_eq!(group.status, 500);
+    // What can not be foretold, and what is not clear, is not done.
+    let reports = server.call("PATCH", "/v1/error-reports?dry_run=true", "{}").await;
+    assert_eq!((reports.status, reports.first()), (500, (234, true)));
+    let unclear = server.call("DELETE", &format!("{vol}?dry_run=1"), "").await;
+    assert_eq!(unclear.status, 400);
+    assert!(picture().await == before);
 }

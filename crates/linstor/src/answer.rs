@@ -16,6 +16,7 @@ use vocab::Utc;
 
 use crate::code::{self, Kind, Operation, Severity, code, number};
 use crate::controller::{Controller, Failure, Followed, Problem};
+use crate::foretell;
 
 /// How long a call waits for the agents before it is answered; they go on afterwards.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,6 +43,9 @@ pub struct Entry {
     /// The objects it is about.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub obj_refs: BTreeMap<String, String>,
+    /// What would be done, if that is all that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dry_run: Option<Value>,
     /// When it was said.
     pub created_at: String,
 }
@@ -141,6 +145,11 @@ impl Answer {
         }
     }
 
+    /// True if it says what would be done, and nothing was.
+    pub fn is_foretold(&self) -> bool {
+        self.entries.first().is_some_and(|first| first.dry_run.is_some())
+    }
+
     /// A call that is refused by the surface itself.
     pub fn refused(kind: Kind, number: u16, message: &str, cause: &str, next: &str) -> Answer {
         let code = code(Severity::Error, Operation::Read, kind, number);
@@ -166,9 +175,23 @@ impl From<Failure> for Answer {
     }
 }
 
+/// What was answered, for the audit log. It goes beside the response, not in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Told {
+    /// The return codes.
+    pub codes: Vec<i64>,
+    /// The objects of the first entry.
+    pub objects: BTreeMap<String, String>,
+}
+
 impl IntoResponse for Answer {
     fn into_response(self) -> Response {
-        json(self.status(), &self.entries)
+        let mut response = json(self.status(), &self.entries);
+        let codes = self.entries.iter().map(|entry| entry.ret_code).collect();
+        let objects = self.entries.into_iter().next().map(|first| first.obj_refs);
+        let told = Told { codes, objects: objects.unwrap_or_default() };
+        response.extensions_mut().insert(told);
+        response
     }
 }
 
@@ -279,6 +302,9 @@ impl Call {
     /// Has commands carried out one after the other, up to the first that is refused, and waits until
     /// the agents have followed. It goes on when the client goes away.
     pub async fn run_all(self, controller: &Arc<dyn Controller>, commands: Vec<Command>) -> Answer {
+        if foretell::is_asked() {
+            return self.foretell(&**controller, commands).await;
+        }
         let success = self.success;
         let controller = controller.clone();
         let entries = tokio::spawn(async move { self.carry_out(&*controller, commands).await });
@@ -287,6 +313,25 @@ impl Call {
             return Failure::Stopping.into();
         }
         Answer { success, entries }
+    }
+
+    /// Says what commands would lead to.
+    async fn foretell(self, controller: &dyn Controller, commands: Vec<Command>) -> Answer {
+        let prediction = match controller.foretell(commands).await {
+            Ok(prediction) => prediction,
+            Err(failure) => return self.failed(&failure).into(),
+        };
+        let (text, details, data) = foretell::show(&prediction);
+        let nothing = NoteCode::NothingToDo.number();
+        let code = code(Severity::Info, self.operation, self.kind, nothing);
+        let cause = "this was asked for by dry_run; nothing was changed";
+        let first =
+            Entry::new(code, text).because(cause, "ask again without dry_run to have it done");
+        let first = Entry { details, obj_refs: self.refs.clone(), dry_run: Some(data), ..first };
+        let notes = prediction.applied.notes.iter();
+        let notes = notes.map(|note| Entry::noted(self.operation, note));
+        let entries = std::iter::once(first).chain(notes).collect();
+        Answer { success: StatusCode::OK, entries }
     }
 
     async fn carry_out(self, controller: &dyn Controller, commands: Vec<Command>) -> Vec<Entry> {

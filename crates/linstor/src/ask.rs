@@ -10,6 +10,7 @@ use cluster::layer::{self, Layer};
 use cluster::objects::{Filter, Props, Provider};
 use cluster::props::PropsEdit;
 use cluster::refusal::{Code, Refusal};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -39,6 +40,24 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         let text = bytes.trim_ascii();
         let text: &[u8] = if text.is_empty() || text == b"null" { b"{}" } else { text };
         lenient::from_slice(text).map(Body).map_err(|error| unreadable(error.to_string()))
+    }
+}
+
+/// The names in the path of a call.
+pub struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Answer;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Path<T>, Answer> {
+        match axum::extract::Path::<T>::from_request_parts(parts, state).await {
+            Ok(axum::extract::Path(names)) => Ok(Path(names)),
+            Err(error) => {
+                let text = "the path can not be read";
+                let entry = Entry::new(code::UNREADABLE, text);
+                Err(entry.because(error.body_text(), "look at the document of the API").into())
+            }
+        }
     }
 }
 
@@ -105,7 +124,7 @@ impl Asked {
 }
 
 /// The part of a body that changes properties.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 pub struct Modify {
     /// Keys with their new values.
     #[serde(default)]
@@ -135,7 +154,7 @@ impl From<Modify> for PropsEdit {
 }
 
 /// A filter of placement.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 #[allow(missing_docs, reason = "the fields are LINSTOR's")]
 pub struct SelectFilter {

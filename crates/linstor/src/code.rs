@@ -134,6 +134,8 @@ pub mod number {
     pub const UNSUPPORTED: u16 = 998;
     /// An agent has not followed yet.
     pub const NOT_FOLLOWED: u16 = 1003;
+    /// What is to go is not there.
+    pub const ABSENT: u16 = 3000;
     /// A pool has errors.
     pub const STORAGE_ERROR: u16 = 1010;
 }

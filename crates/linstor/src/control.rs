@@ -1,52 +1,71 @@
 //! The controller itself: version, properties, error reports, counts, health, the passphrase.
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::routing::{get, post};
+use axum::extract::State;
+use axum::http::{Method, StatusCode};
 use cluster::command::Command;
 use cluster::objects::Millis;
 use cluster::props::PropsEdit;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Call, Changed, Found, Read};
-use crate::ask::{App, Asked, Body, Modify};
+use crate::ask::{App, Asked, Body, Modify, Path};
 use crate::code::{Kind, Operation, number};
 use crate::controller::{Report, ReportFilter};
+use crate::routes::{Routes, Says};
 
 /// The version of LINSTOR whose behaviour this is.
 pub const VERSION: &str = "1.34.0";
 /// The version of the REST API. Clients look at it before they use what came later.
 pub const REST_API: &str = "1.28.0";
+/// What is served, where LINSTOR names the commit that it was built from.
+pub const GIT_HASH: &str = concat!("ashlar-", env!("CARGO_PKG_VERSION"));
+/// When it was built; fixed, since builds are to be the same each time.
+pub const BUILD_TIME: &str = "2026-01-01T00:00:00Z";
 /// Error reports of an answer without a limit of its own.
 const REPORTS: usize = 1000;
 
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/health", get(health))
-        .route("/v1/controller/version", get(version))
-        .route("/v1/controller/properties", get(properties).post(modify))
-        .route("/v1/controller/properties/{*key}", axum::routing::delete(delete_property))
-        .route("/v1/controller/config", get(config).put(modify_config))
-        .route("/v1/encryption/passphrase", get(passphrase).fallback(no_passphrase))
-        .route("/v1/error-reports", get(reports).patch(delete_reports))
-        .route("/v1/error-reports/{id}", get(report).delete(delete_report))
-        .route("/v1/stats/{what}", get(count))
-        .route("/v1/controller/backup/db", post(no_backup))
+pub fn routes() -> Routes {
+    Routes::new()
+        .get("/health", health)
+        .says(Says::Nothing)
+        .get("/v1/controller/version", version)
+        .get("/v1/controller/properties", properties)
+        .admin(Method::POST, "/v1/controller/properties", modify)
+        .admin(Method::DELETE, "/v1/controller/properties/{*key}", delete_property)
+        .get("/v1/controller/config", config)
+        .admin(Method::PUT, "/v1/controller/config", modify_config)
+        .get("/v1/encryption/passphrase", passphrase)
+        .admin(Method::POST, "/v1/encryption/passphrase", no_passphrase)
+        .admin(Method::PUT, "/v1/encryption/passphrase", no_passphrase)
+        .admin(Method::PATCH, "/v1/encryption/passphrase", no_passphrase)
+        .get("/v1/error-reports", reports)
+        .asks(&["id", "node", "since", "to", "withContent", "limit", "offset"])
+        .admin(Method::PATCH, "/v1/error-reports", delete_reports)
+        .at_once()
+        .get("/v1/error-reports/{id}", report)
+        .asks(&["node", "since", "to", "withContent", "limit", "offset"])
+        .admin(Method::DELETE, "/v1/error-reports/{id}", delete_report)
+        .at_once()
+        .get("/v1/stats/{what}", count)
+        .admin(Method::POST, "/v1/controller/backup/db", no_backup)
 }
 
 /// The one answer with an empty body.
-async fn health() -> StatusCode {
-    StatusCode::OK
+async fn health(State(app): State<App>) -> StatusCode {
+    match app.is_alive() {
+        true => StatusCode::OK,
+        false => StatusCode::INTERNAL_SERVER_ERROR,
+    }
 }
 
 /// Reads nothing that could be locked: every command of the client asks for it first.
 async fn version() -> Found {
     Found(json!({
         "version": VERSION,
-        "git_hash": concat!("ashlar-", env!("CARGO_PKG_VERSION")),
-        "build_time": "2026-01-01T00:00:00Z",
+        "git_hash": GIT_HASH,
+        "build_time": BUILD_TIME,
         "rest_api_version": REST_API,
     }))
 }
@@ -141,13 +160,15 @@ async fn reports(State(app): State<App>, asked: Asked) -> Read {
     Ok(Found(asked.page(list.collect())))
 }
 
-async fn report(State(app): State<App>, Path(id): Path<String>) -> Read {
-    let filter = ReportFilter { ids: vec![id.clone()], ..ReportFilter::default() };
+/// A list, of one report. Its text is in it unless that is not wanted.
+async fn report(State(app): State<App>, Path(id): Path<String>, asked: Asked) -> Read {
+    let filter = ReportFilter { ids: vec![id.clone()], ..asked_reports(&asked) };
     let found = app.reports(filter).await?;
     if found.is_empty() {
         return Err(no_report(&id));
     }
-    Ok(Found(found.iter().map(|report| show_report(report, true)).collect()))
+    let text = asked.all("withContent").is_empty() || asked.flag("withContent");
+    Ok(Found(asked.page(found.iter().map(|report| show_report(report, text)).collect())))
 }
 
 fn no_report(id: &str) -> Answer {
@@ -156,7 +177,7 @@ fn no_report(id: &str) -> Answer {
     Answer::refused(Kind::Controller, number::NO_SUCH, &text, cause, "list them")
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Deserialize, JsonSchema, Default)]
 #[serde(default)]
 struct DeleteReports {
     since: Option<u64>,
@@ -167,10 +188,7 @@ struct DeleteReports {
     ids: Option<Vec<String>>,
 }
 
-async fn delete_reports(
-    State(app): State<App>,
-    Body(body): Body<DeleteReports>,
-) -> Changed {
+async fn delete_reports(State(app): State<App>, Body(body): Body<DeleteReports>) -> Changed {
     let why = "error reports are chosen by id, node and time";
     crate::ask::unsupported(&[
         ("exception", body.exception.is_some_and(|text| !text.is_empty()), why),

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::RwLockReadGuard;
 
 use cluster::command::Command;
+use cluster::dry_run::Prediction;
 use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
 use cluster::objects::Millis;
@@ -39,6 +40,12 @@ pub trait Controller: Send + Sync + 'static {
     /// If it was refused, or could not be stored.
     fn carry_out(&self, command: Command) -> Later<'_, Result<Done, Failure>>;
 
+    /// What commands would lead to, one after the other. Nothing is changed.
+    ///
+    /// # Errors
+    /// If one would be refused.
+    fn foretell(&self, commands: Vec<Command>) -> Later<'_, Result<Prediction, Failure>>;
+
     /// Error reports, the newest first.
     ///
     /// # Errors
@@ -50,6 +57,11 @@ pub trait Controller: Send + Sync + 'static {
     /// # Errors
     /// If the store can not be written.
     fn delete_reports(&self, filter: ReportFilter) -> Later<'_, Result<usize, Failure>>;
+
+    /// True as long as commands can be carried out.
+    fn is_alive(&self) -> bool {
+        true
+    }
 
     /// Everything that happens from now on. A receiver that does not keep up loses the oldest.
     fn events(&self) -> broadcast::Receiver<Event>;

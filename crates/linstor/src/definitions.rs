@@ -1,38 +1,47 @@
 //! Resource definitions and their volume definitions.
 
-use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::State;
+use axum::http::Method;
 use axum::response::Response;
-use axum::routing::{get, post};
 use cluster::change::Key;
 use cluster::command::{Command, NewDefinition, NewVolumeDefinition};
 use cluster::layer::Layer;
 use cluster::name::{GroupName, ResourceName};
 use cluster::objects::{Definition, Props, VolumeDefinition};
 use cluster::refusal::{Code, Refusal};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use vocab::{Bytes, DiskState, Minor, VolumeNr};
 
 use crate::answer::{Answer, Call, Changed, Found, Read, json as answer_json, without_empty};
-use crate::ask::{App, Asked, Body, Modify, kib, layers, unsupported};
+use crate::ask::{App, Asked, Body, Modify, Path, kib, layers, unsupported};
 use crate::code::{Kind, Operation, number};
 use crate::controller;
 use crate::groups::{gross_size, refuse_passphrases};
 use crate::nodes::unknown;
+use crate::routes::{PAGE, Routes, Says};
 
-pub fn routes() -> Router<App> {
+pub fn routes() -> Routes {
     const D: &str = "/v1/resource-definitions/{resource}";
-    Router::new()
-        .route("/v1/resource-definitions", get(list).post(create))
-        .route(D, get(one).put(modify).delete(delete))
-        .route(&format!("{D}/sync-status"), get(sync_status))
-        .route(&format!("{D}/volume-definitions"), get(volumes).post(create_volume))
-        .route(
-            &format!("{D}/volume-definitions/{{number}}"),
-            get(volume).put(modify_volume).delete(delete_volume),
-        )
-        .route(&format!("{D}/clone"), post(clone))
+    let volume = format!("{D}/volume-definitions/{{number}}");
+    Routes::new()
+        .get("/v1/resource-definitions", list)
+        .asks(&["resource_definitions", "with_volume_definitions", "props", "limit", "offset"])
+        .user(Method::POST, "/v1/resource-definitions", create)
+        .get(D, one)
+        .asks(&["with_volume_definitions"])
+        .user(Method::PUT, D, modify)
+        .user(Method::DELETE, D, delete)
+        .get(&format!("{D}/sync-status"), sync_status)
+        .get(&format!("{D}/volume-definitions"), volumes)
+        .asks(PAGE)
+        .user(Method::POST, &format!("{D}/volume-definitions"), create_volume)
+        .get(&volume, self::volume)
+        .user(Method::PUT, &volume, modify_volume)
+        .user(Method::DELETE, &volume, delete_volume)
+        .user(Method::POST, &format!("{D}/clone"), clone)
+        .says(Says::Json)
 }
 
 /// What the layer DRBD says of a resource definition.
@@ -130,13 +139,13 @@ async fn one(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> 
     Ok(Found(show(find(&state, &name)?, asked.flag("with_volume_definitions"))))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewLayer {
     #[serde(rename = "type")]
     kind: String,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Deserialize, JsonSchema, Default)]
 #[serde(default)]
 struct NewResourceDefinition {
     name: Option<String>,
@@ -146,7 +155,7 @@ struct NewResourceDefinition {
     resource_group_name: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct CreateDefinition {
     drbd_port: Option<i64>,
     drbd_secret: Option<String>,
@@ -157,10 +166,7 @@ struct CreateDefinition {
 
 const PORT: &str = "ports are each resource's own; give one when a resource is created";
 
-async fn create(
-    State(app): State<App>,
-    Body(body): Body<CreateDefinition>,
-) -> Changed {
+async fn create(State(app): State<App>, Body(body): Body<CreateDefinition>) -> Changed {
     let transport = body.drbd_transport_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("IP"));
     unsupported(&[
         ("drbd_port", body.drbd_port.is_some_and(|port| port > 0), PORT),
@@ -186,7 +192,7 @@ async fn create(
     Ok(call.run(&app, Command::CreateDefinition { definition }).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct ModifyDefinition {
     #[serde(flatten)]
     props: Modify,
@@ -236,7 +242,7 @@ async fn sync_status(State(app): State<App>, Path(name): Path<String>) -> Read {
     Ok(Found(json!({ "synced_on_all": synced })))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Clone {
     name: Option<String>,
 }
@@ -276,7 +282,7 @@ async fn volume(State(app): State<App>, Path((name, number)): Path<(String, u16)
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewVolume {
     volume_number: Option<u16>,
     size_kib: i64,
@@ -284,7 +290,7 @@ struct NewVolume {
     flags: Option<Vec<String>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct CreateVolume {
     volume_definition: NewVolume,
     drbd_minor_number: Option<u32>,
@@ -313,7 +319,7 @@ async fn create_volume(
     Ok(call.run(&app, Command::CreateVolumeDefinition { name, volume }).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct ModifyVolume {
     size_kib: Option<i64>,
     #[serde(flatten)]

@@ -3,11 +3,9 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::routing::get;
 use cluster::name::{NodeName, ResourceName};
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
@@ -16,15 +14,18 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::ask::App;
 use crate::controller::{self, NodeEvent};
+use crate::routes::{Routes, Says};
 use crate::{may_promote, nodes};
 
 /// How often a silent stream says that it is alive.
 const ALIVE: Duration = Duration::from_secs(15);
 
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/events/drbd/promotion", get(promotion))
-        .route("/v1/events/nodes", get(of_nodes))
+pub fn routes() -> Routes {
+    Routes::new()
+        .get("/v1/events/drbd/promotion", promotion)
+        .says(Says::Events)
+        .get("/v1/events/nodes", of_nodes)
+        .says(Says::Events)
 }
 
 fn event(name: &str, data: &Value) -> Event {

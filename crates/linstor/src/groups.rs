@@ -1,36 +1,44 @@
 //! Resource groups, volume groups, and what is made from them.
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post};
+use axum::extract::State;
+use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::{Command, NewDefinition};
 use cluster::name::{GroupName, NodeName, PoolName, ResourceName};
 use cluster::objects::{Filter, Group, Props, VolumeGroup};
 use cluster::refusal::{Code, Refusal};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
-use crate::ask::{App, Asked, Body, Modify, SelectFilter, kib, unsupported};
+use crate::ask::{App, Asked, Body, Modify, Path, SelectFilter, kib, unsupported};
 use crate::code::{Kind, Operation};
 use crate::nodes::unknown;
+use crate::routes::{PAGE, Routes};
 
 /// The only flag that a volume group or volume definition can be given.
 pub const GROSS_SIZE: &str = "GROSS_SIZE";
 
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/resource-groups", get(list).post(create))
-        .route("/v1/resource-groups/adjustall", post(adjust_all))
-        .route("/v1/resource-groups/{group}", get(one).put(modify).delete(delete))
-        .route("/v1/resource-groups/{group}/spawn", post(spawn))
-        .route("/v1/resource-groups/{group}/adjust", post(adjust))
-        .route("/v1/resource-groups/{group}/volume-groups", get(volumes).post(create_volume))
-        .route(
-            "/v1/resource-groups/{group}/volume-groups/{number}",
-            get(volume).put(modify_volume).delete(delete_volume),
-        )
+pub fn routes() -> Routes {
+    const G: &str = "/v1/resource-groups/{group}";
+    let volume = format!("{G}/volume-groups/{{number}}");
+    Routes::new()
+        .get("/v1/resource-groups", list)
+        .asks(&["resource_groups", "props", "limit", "offset"])
+        .user(Method::POST, "/v1/resource-groups", create)
+        .user(Method::POST, "/v1/resource-groups/adjustall", adjust_all)
+        .get(G, one)
+        .user(Method::PUT, G, modify)
+        .user(Method::DELETE, G, delete)
+        .user(Method::POST, &format!("{G}/spawn"), spawn)
+        .user(Method::POST, &format!("{G}/adjust"), adjust)
+        .get(&format!("{G}/volume-groups"), volumes)
+        .asks(PAGE)
+        .user(Method::POST, &format!("{G}/volume-groups"), create_volume)
+        .get(&volume, self::volume)
+        .user(Method::PUT, &volume, modify_volume)
+        .user(Method::DELETE, &volume, delete_volume)
 }
 
 /// A filter as clients see it.
@@ -97,7 +105,7 @@ async fn one(State(app): State<App>, Path(name): Path<String>) -> Read {
     Ok(Found(show(find(&state, &name)?)))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewGroup {
     name: String,
     description: Option<String>,
@@ -120,7 +128,7 @@ async fn create(State(app): State<App>, Body(body): Body<NewGroup>) -> Changed {
 }
 
 /// Clients that can copy snapshots to new replicas say so with these.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Copies {
     snap_names: Option<Vec<String>>,
     copy_all_snaps: Option<bool>,
@@ -135,7 +143,7 @@ impl Copies {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct ModifyGroup {
     description: Option<String>,
     #[serde(flatten)]
@@ -170,7 +178,7 @@ async fn delete(State(app): State<App>, Path(name): Path<String>) -> Changed {
     Ok(call.run(&app, Command::DeleteGroup { name }).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(default)]
 #[derive(Default)]
 struct Spawn {
@@ -238,7 +246,7 @@ pub fn refuse_passphrases(given: bool) -> Result<(), Refusal> {
         .correction("leave the passphrases out"))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Adjust {
     select_filter: Option<SelectFilter>,
     #[serde(flatten)]
@@ -310,7 +318,7 @@ pub fn gross_size(flags: &[String]) -> Result<Option<bool>, Refusal> {
     Ok(gross)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewVolumeGroup {
     volume_number: Option<u16>,
     props: Option<Props>,
@@ -330,7 +338,7 @@ async fn create_volume(
     Ok(call.run(&app, Command::CreateVolumeGroup { group, number, props, gross_size }).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct ModifyVolumeGroup {
     #[serde(flatten)]
     props: Modify,

@@ -2,46 +2,79 @@
 //!
 //! - `controller`: what the surface needs of a controller
 //! - `ask`, `answer`, `code`: requests, answers and return codes, the same for all calls
-//! - `access`: who may call
-//! - one file for each kind of object, with its routes, how it is shown and how it is changed
+//! - `routes`: the calls as a table; `access`: who may make which, and what was called
+//! - `foretell`: dry runs; `openapi`: the document of the API; `metrics`; `properties`: which there are
+//! - one file for each kind of object, with its routes, how it is shown and how it is changed; and
+//!   `ashlar` for calls of our own
 //! - `refused`: calls of LINSTOR's that are not there, each with the reason
 #![forbid(unsafe_code)]
 
-mod access;
+pub mod access;
 mod answer;
+mod ashlar;
 mod ask;
 mod code;
 mod control;
 pub mod controller;
 mod definitions;
 mod events;
+mod foretell;
 mod groups;
 mod lenient;
+mod metrics;
 mod nodes;
+mod openapi;
 mod pools;
+mod properties;
 mod refused;
 mod resources;
+mod routes;
 mod sizes;
 mod small;
 mod snapshots;
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::{Extension, Router};
 use cluster::name::{NodeName, ResourceName};
 use tower_http::compression::{CompressionLayer, Predicate, predicate};
 use vocab::DiskState;
 
+use crate::access::{Access, Guard, Open};
 use crate::controller::{Controller, State};
+use crate::metrics::Meters;
+use crate::routes::Routes;
 
 /// Answers smaller than this, in bytes, are sent as they are.
 const COMPRESSED_FROM: u64 = 1000;
 
-/// The REST API of a controller, for programs on its host.
+/// The REST API of a controller, for every program on its host: whoever serves it listens on a loopback
+/// address.
 pub fn router(controller: Arc<dyn Controller>) -> Router {
+    guarded(controller, Arc::new(Open))
+}
+
+/// The REST API of a controller, for whom `access` knows. It has to be served with information about
+/// who connects (`into_make_service_with_connect_info`).
+pub fn guarded(controller: Arc<dyn Controller>, access: Arc<dyn Access>) -> Router {
     let compressed = predicate::SizeAbove::new(COMPRESSED_FROM)
         .and(predicate::NotForContentType::const_new("text/event-stream"));
-    Router::new()
+    let (router, table) = routes().into_parts();
+    let meters = Arc::new(Meters::new(table));
+    let guard = Arc::new(Guard::new(access.clone(), meters.clone()));
+    router
+        .fallback(refused::unknown_path)
+        .method_not_allowed_fallback(refused::unknown_method)
+        .layer(CompressionLayer::new().compress_when(compressed))
+        .layer(Extension(access))
+        .layer(Extension(meters))
+        .layer(axum::middleware::from_fn_with_state(guard, access::check))
+        .with_state(controller)
+}
+
+/// Every call.
+fn routes() -> Routes {
+    Routes::new()
         .merge(control::routes())
         .merge(nodes::routes())
         .merge(pools::routes())
@@ -52,12 +85,11 @@ pub fn router(controller: Arc<dyn Controller>) -> Router {
         .merge(snapshots::routes())
         .merge(small::routes())
         .merge(events::routes())
+        .merge(metrics::routes())
+        .merge(openapi::routes())
+        .merge(properties::routes())
+        .merge(ashlar::routes())
         .merge(refused::routes())
-        .fallback(refused::unknown_path)
-        .method_not_allowed_fallback(refused::unknown_method)
-        .layer(CompressionLayer::new().compress_when(compressed))
-        .layer(axum::middleware::from_fn(access::only_this_host))
-        .with_state(controller)
 }
 
 /// True if the resource could become Primary there as far as agents have reported: nobody else has

@@ -2,45 +2,55 @@
 
 use std::net::IpAddr;
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post, put};
+use axum::extract::State;
+use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::{Command, NewNetInterface};
 use cluster::layer::Layer;
 use cluster::name::{NetIfName, NodeName};
 use cluster::objects::{Encryption, Node, NodeKind, Props, Provider};
 use cluster::refusal::{Code, Refusal};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
-use crate::ask::{App, Asked, Body, Modify, names};
+use crate::ask::{App, Asked, Body, Modify, Path, names};
 use crate::code::{Kind, Operation};
 use crate::controller;
+use crate::routes::{PAGE, Routes};
 
 /// The property that names the interface which carries the agent's link.
 const ACTIVE: &str = "CurStltConnName";
 /// The port of an agent, if none is given.
 const PORT: u16 = 3366;
 
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/nodes", get(list).post(create))
-        .route("/v1/nodes/{node}", get(one).put(modify).delete(delete))
-        .route("/v1/nodes/{node}/lost", axum::routing::delete(lose))
-        .route("/v1/nodes/{node}/reconnect", put(reconnect))
-        .route("/v1/nodes/{node}/restore", put(restore))
-        .route("/v1/nodes/{node}/evacuate", put(evacuate))
-        .route("/v1/nodes/{node}/evict", put(evict))
-        .route("/v1/nodes/{node}/net-interfaces", get(interfaces).post(create_interface))
-        .route(
-            "/v1/nodes/{node}/net-interfaces/{interface}",
-            get(interface).put(modify_interface).delete(delete_interface),
-        )
-        .route("/v1/node-connections", get(connections))
-        .route("/v1/node-connections/{a}/{b}", get(connection).put(modify_connection))
-        .route("/v1/nodes/ebs", post(ebs))
+pub fn routes() -> Routes {
+    const N: &str = "/v1/nodes/{node}";
+    let interface = format!("{N}/net-interfaces/{{interface}}");
+    Routes::new()
+        .get("/v1/nodes", list)
+        .asks(&["nodes", "props", "limit", "offset"])
+        .admin(Method::POST, "/v1/nodes", create)
+        .get(N, one)
+        .admin(Method::PUT, N, modify)
+        .admin(Method::DELETE, N, delete)
+        .admin(Method::DELETE, &format!("{N}/lost"), lose)
+        .admin(Method::PUT, &format!("{N}/reconnect"), reconnect)
+        .admin(Method::PUT, &format!("{N}/restore"), restore)
+        .admin(Method::PUT, &format!("{N}/evacuate"), evacuate)
+        .admin(Method::PUT, &format!("{N}/evict"), evict)
+        .get(&format!("{N}/net-interfaces"), interfaces)
+        .asks(PAGE)
+        .admin(Method::POST, &format!("{N}/net-interfaces"), create_interface)
+        .get(&interface, self::interface)
+        .admin(Method::PUT, &interface, modify_interface)
+        .admin(Method::DELETE, &interface, delete_interface)
+        .get("/v1/node-connections", connections)
+        .asks(&["node_a", "node_b"])
+        .get("/v1/node-connections/{a}/{b}", connection)
+        .admin(Method::PUT, "/v1/node-connections/{a}/{b}", modify_connection)
+        .admin(Method::POST, "/v1/nodes/ebs", ebs)
 }
 
 /// A node as clients see it.
@@ -124,7 +134,7 @@ async fn one(State(app): State<App>, Path(name): Path<String>) -> Read {
     Ok(Found(show(&state, find(&state, &name)?)))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewInterface {
     name: String,
     #[serde(default)]
@@ -160,7 +170,7 @@ impl NewInterface {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewNode {
     name: String,
     #[serde(rename = "type")]
@@ -200,7 +210,7 @@ async fn ebs() -> Answer {
     Answer::refused(Kind::Node, Code::InvalidNodeType.number(), text, cause, "create satellites")
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct ModifyNode {
     node_type: Option<String>,
     #[serde(flatten)]
@@ -249,7 +259,7 @@ async fn reconnect(State(app): State<App>, Path(name): Path<String>) -> Changed 
     Ok(crate::answer::Entry::new(code, text).because(cause, next).into())
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct RestoreNode {
     delete_resources: Option<bool>,
     delete_snapshots: Option<bool>,
@@ -269,7 +279,7 @@ async fn restore(
     Ok(call.run(&app, command).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct EvacuateNode {
     target: Option<Vec<String>>,
     do_not_target: Option<Vec<String>>,

@@ -1,34 +1,45 @@
 //! Storage pools, their definitions, and what is asked about physical storage.
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::get;
+use axum::extract::State;
+use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::Command;
 use cluster::name::{NodeName, PoolName, SharedSpaceName};
 use cluster::objects::{Pool, PoolDefinition, Props, Provider};
 use cluster::refusal::Code;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Call, Changed, Entry, Found, Read, without_empty};
-use crate::ask::{App, Asked, Body, Modify, provider};
+use crate::ask::{App, Asked, Body, Modify, Path, provider};
 use crate::code::{Kind, Operation, Severity, code, number};
 use crate::controller;
 use crate::nodes::unknown;
+use crate::routes::{PAGE, Routes};
 
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/storage-pool-definitions", get(definitions).post(create_definition))
-        .route(
-            "/v1/storage-pool-definitions/{pool}",
-            get(definition).put(modify_definition).delete(delete_definition),
-        )
-        .route("/v1/view/storage-pools", get(view))
-        .route("/v1/nodes/{node}/storage-pools", get(of_node).post(create))
-        .route("/v1/nodes/{node}/storage-pools/{pool}", get(one).put(modify).delete(delete))
-        .route("/v1/physical-storage", get(physical))
-        .route("/v1/physical-storage/{node}", get(physical).post(create_physical))
+pub fn routes() -> Routes {
+    const DEFINITION: &str = "/v1/storage-pool-definitions/{pool}";
+    const POOL: &str = "/v1/nodes/{node}/storage-pools/{pool}";
+    Routes::new()
+        .get("/v1/storage-pool-definitions", definitions)
+        .asks(PAGE)
+        .admin(Method::POST, "/v1/storage-pool-definitions", create_definition)
+        .get(DEFINITION, definition)
+        .admin(Method::PUT, DEFINITION, modify_definition)
+        .admin(Method::DELETE, DEFINITION, delete_definition)
+        .get("/v1/view/storage-pools", view)
+        .asks(&["nodes", "storage_pools", "props", "limit", "offset"])
+        .get("/v1/nodes/{node}/storage-pools", of_node)
+        .asks(&["storage_pools", "limit", "offset"])
+        .admin(Method::POST, "/v1/nodes/{node}/storage-pools", create)
+        .get(POOL, one)
+        .admin(Method::PUT, POOL, modify)
+        .admin(Method::DELETE, POOL, delete)
+        .get("/v1/space-report", space_report)
+        .get("/v1/physical-storage", physical)
+        .get("/v1/physical-storage/{node}", physical)
+        .admin(Method::POST, "/v1/physical-storage/{node}", create_physical)
 }
 
 /// A pool as clients see it.
@@ -97,6 +108,28 @@ async fn view(State(app): State<App>, asked: Asked) -> Found {
     Found(asked.page(pools.map(|pool| show(&state, pool)).collect()))
 }
 
+/// Used and free space by pool, as text.
+async fn space_report(State(app): State<App>) -> Found {
+    let state = app.state();
+    let line = |node: &str, pool: &str, kind: &str, used: &str, free: &str, total: &str| {
+        format!("{node:<20} {pool:<20} {kind:<12} {used:>16} {free:>16} {total:>16}\n")
+    };
+    let mut text = line("node", "pool", "kind", "used KiB", "free KiB", "total KiB");
+    for pool in state.model.pools().filter(|pool| pool.provider != Provider::Diskless) {
+        let kib = |bytes: u64| (bytes / 1024).to_string();
+        let (node, name, kind) = (pool.node.as_str(), pool.name.as_str(), pool.provider.word());
+        text += &match state.observed.pool(&pool.node, &pool.name) {
+            Some(known) => {
+                let used = kib(known.total.0.saturating_sub(known.free.0));
+                line(node, name, kind, &used, &kib(known.free.0), &kib(known.total.0))
+            }
+            // Nobody has reported it yet.
+            None => line(node, name, kind, "-", "-", "-"),
+        };
+    }
+    Found(json!({ "reportText": text }))
+}
+
 async fn of_node(State(app): State<App>, Path(node): Path<String>, asked: Asked) -> Read {
     let state = app.state();
     let node = NodeName::new(&node)?;
@@ -117,7 +150,7 @@ async fn one(State(app): State<App>, Path((node, name)): Path<(String, String)>)
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewPool {
     storage_pool_name: String,
     provider_kind: String,
@@ -171,10 +204,7 @@ async fn modify(
     Ok(call.run(&app, Command::ModifyPool { node, name, props: body.into() }).await)
 }
 
-async fn delete(
-    State(app): State<App>,
-    Path((node, name)): Path<(String, String)>,
-) -> Changed {
+async fn delete(State(app): State<App>, Path((node, name)): Path<(String, String)>) -> Changed {
     let (node, name) = (NodeName::new(&node)?, PoolName::new(&name)?);
     let said = format!("storage pool {name} of node {node} deleted");
     let call = Call::new(Operation::Delete, Kind::Pool, said).about("Node", &node);
@@ -195,17 +225,14 @@ async fn definition(State(app): State<App>, Path(name): Path<String>) -> Read {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewDefinition {
     storage_pool_name: String,
     #[serde(default)]
     props: Props,
 }
 
-async fn create_definition(
-    State(app): State<App>,
-    Body(body): Body<NewDefinition>,
-) -> Changed {
+async fn create_definition(State(app): State<App>, Body(body): Body<NewDefinition>) -> Changed {
     let name = PoolName::new(&body.storage_pool_name)?;
     let call = Call::one(Operation::Create, Kind::PoolDefinition, &name);
     Ok(call.run(&app, Command::CreatePoolDefinition { name, props: body.props }).await)
@@ -221,10 +248,7 @@ async fn modify_definition(
     Ok(call.run(&app, Command::ModifyPoolDefinition { name, props: body.into() }).await)
 }
 
-async fn delete_definition(
-    State(app): State<App>,
-    Path(name): Path<String>,
-) -> Changed {
+async fn delete_definition(State(app): State<App>, Path(name): Path<String>) -> Changed {
     let name = PoolName::new(&name)?;
     let call = Call::one(Operation::Delete, Kind::PoolDefinition, &name);
     Ok(call.run(&app, Command::DeletePoolDefinition { name }).await)

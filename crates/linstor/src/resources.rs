@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post, put};
+use axum::extract::State;
+use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::{Command, NewResource};
 use cluster::layer::Layer;
@@ -15,59 +14,71 @@ use cluster::objects::{
 use cluster::observed::{ReplicaState, VolumeState};
 use cluster::refusal::{Code, Refusal};
 use cluster::size;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use vocab::{DiskState, NodeId, VolumeNr};
 
 use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
-use crate::ask::{App, Asked, Body, Modify, SelectFilter, layers, unsupported};
+use crate::ask::{App, Asked, Body, Modify, Path, SelectFilter, layers, unsupported};
 use crate::code::{Kind, Operation, number};
 use crate::controller;
 use crate::definitions::{find, show_drbd, show_drbd_volume};
 use crate::may_promote;
 use crate::nodes::unknown;
+use crate::routes::{PAGE, Routes};
 
-pub fn routes() -> Router<App> {
+pub fn routes() -> Routes {
     const D: &str = "/v1/resource-definitions/{resource}";
-    let on_node = format!("{D}/resources/{{node}}");
-    let router = Router::new()
-        .route("/v1/view/resources", get(view))
-        .route(&format!("{D}/resources"), get(list).post(create_several))
-        .route(&format!("{D}/autoplace"), post(autoplace))
-        .route(&on_node, get(one).post(create).put(modify).delete(delete))
-        .route(&format!("{on_node}/volumes"), get(volumes))
-        .route(&format!("{on_node}/volumes/{{number}}"), get(volume).put(modify_volume))
-        .route(&format!("{on_node}/make-available"), post(make_available))
-        .route(&format!("{on_node}/activate"), post(activate))
-        .route(&format!("{on_node}/deactivate"), post(activate))
-        .route(&format!("{D}/resource-connections"), get(connections))
-        .route(
-            &format!("{D}/resource-connections/{{a}}/{{b}}"),
-            get(connection).put(modify_connection),
-        );
-    let toggle = format!("{on_node}/toggle-disk");
-    let migrate = format!("{on_node}/migrate-disk/{{from}}");
-    router
-        .route(&toggle, put(toggle_by_body))
-        .route(&format!("{toggle}/diskless"), put(to_diskless))
-        .route(&format!("{toggle}/diskless/{{pool}}"), put(to_diskless))
-        .route(&format!("{toggle}/diskful"), put(to_diskful))
-        .route(&format!("{toggle}/diskful/{{pool}}"), put(to_diskful))
-        .route(&migrate, put(to_diskful))
-        .route(&format!("{migrate}/{{pool}}"), put(to_diskful))
+    const R: &str = "/v1/resource-definitions/{resource}/resources/{node}";
+    let volume = format!("{R}/volumes/{{number}}");
+    let connection = format!("{D}/resource-connections/{{a}}/{{b}}");
+    let (toggle, migrate) = (format!("{R}/toggle-disk"), format!("{R}/migrate-disk/{{from}}"));
+    Routes::new()
+        .get("/v1/view/resources", view)
+        .asks(&["nodes", "resources", "storage_pools", "props", "limit", "offset"])
+        .get(&format!("{D}/resources"), list)
+        .asks(PAGE)
+        .user(Method::POST, &format!("{D}/resources"), create_several)
+        .user(Method::POST, &format!("{D}/autoplace"), autoplace)
+        .get(R, one)
+        .user(Method::POST, R, create)
+        .user(Method::PUT, R, modify)
+        .user(Method::DELETE, R, delete)
+        .asks(&["keep_tiebreaker"])
+        .get(&format!("{R}/volumes"), volumes)
+        .asks(PAGE)
+        .get(&volume, self::volume)
+        .user(Method::PUT, &volume, modify_volume)
+        .user(Method::POST, &format!("{R}/make-available"), make_available)
+        .user(Method::POST, &format!("{R}/activate"), activate)
+        .user(Method::POST, &format!("{R}/deactivate"), activate)
+        .get(&format!("{D}/resource-connections"), connections)
+        .get(&connection, self::connection)
+        .user(Method::PUT, &connection, modify_connection)
+        .user(Method::PUT, &toggle, toggle_by_body)
+        .user(Method::PUT, &format!("{toggle}/diskless"), to_diskless)
+        .user(Method::PUT, &format!("{toggle}/diskless/{{pool}}"), to_diskless)
+        .user(Method::PUT, &format!("{toggle}/diskful"), to_diskful)
+        .user(Method::PUT, &format!("{toggle}/diskful/{{pool}}"), to_diskful)
+        .user(Method::PUT, &migrate, to_diskful)
+        .user(Method::PUT, &format!("{migrate}/{{pool}}"), to_diskful)
 }
 
 /// A resource and what is around it.
-struct Seen<'a> {
+pub struct Seen<'a> {
     state: &'a controller::State,
-    definition: &'a Definition,
-    resource: &'a Resource,
+    /// Its resource definition.
+    pub definition: &'a Definition,
+    /// It.
+    pub resource: &'a Resource,
     /// What its agent says, if it is connected.
-    replica: Option<&'a ReplicaState>,
+    pub replica: Option<&'a ReplicaState>,
 }
 
 impl<'a> Seen<'a> {
-    fn new(
+    /// A resource of a state.
+    pub fn new(
         state: &'a controller::State,
         definition: &'a Definition,
         resource: &'a Resource,
@@ -82,7 +93,7 @@ impl<'a> Seen<'a> {
     }
 
     /// Volumes with what is wanted of them and what is there.
-    fn volumes(
+    pub fn volumes(
         &self,
     ) -> impl Iterator<Item = (VolumeNr, &'a Volume, &'a VolumeDefinition, Option<&'a VolumeState>)>
     {
@@ -94,13 +105,14 @@ impl<'a> Seen<'a> {
         })
     }
 
-    fn provider(&self, volume: &Volume) -> Provider {
+    /// What manages its storage.
+    pub fn provider(&self, volume: &Volume) -> Provider {
         let pool = self.state.model.pool(&self.resource.node, &volume.pool);
         pool.map_or(Provider::Diskless, |pool| pool.provider)
     }
 
     /// The path of the device that users open.
-    fn device(&self, wanted: &VolumeDefinition) -> Option<String> {
+    pub fn device(&self, wanted: &VolumeDefinition) -> Option<String> {
         let minor = wanted.minor.filter(|_| self.replicated())?;
         Some(format!("/dev/drbd{}", minor.0))
     }
@@ -207,8 +219,9 @@ impl<'a> Seen<'a> {
         }))
     }
 
-    /// What it takes in its pool. Thin volumes count in full: agents do not report how much is written.
-    fn allocated(
+    /// What it takes in its pool, in KiB. Thin volumes count in full: agents do not report how much is
+    /// written.
+    pub fn allocated(
         &self,
         volume: &Volume,
         wanted: &VolumeDefinition,
@@ -400,14 +413,14 @@ async fn activate() -> Answer {
     Answer::refused(Kind::Resource, number::UNSUPPORTED, text, cause, "leave it as it is")
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewOne {
     node_name: Option<String>,
     flags: Option<Vec<String>>,
     props: Option<Props>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct CreateResource {
     resource: Option<NewOne>,
     layer_list: Option<Vec<String>>,
@@ -516,7 +529,7 @@ async fn create(
     Ok(call.about("Node", node).run_all(&app, commands).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct ModifyResource {
     #[serde(flatten)]
     props: Modify,
@@ -554,7 +567,7 @@ async fn delete(
     Ok(call.run(&app, Command::DeleteResource { name, node, keep_tie_breaker }).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Autoplace {
     diskless_on_remaining: Option<bool>,
     select_filter: Option<SelectFilter>,
@@ -597,7 +610,7 @@ async fn autoplace(
     Ok(answer)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct MakeAvailable {
     layer_list: Option<Vec<String>>,
     diskful: Option<bool>,
@@ -639,7 +652,7 @@ async fn make_available(
     Ok(call.run(&app, Command::MakeAvailable { name, node, diskful }).await)
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Deserialize, JsonSchema, Default)]
 #[serde(default)]
 struct ToggleDisk {
     operation: Option<String>,
@@ -674,7 +687,7 @@ async fn toggle_by_body(
 }
 
 /// The disk that is toggled, as paths name it.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Disk {
     resource: String,
     node: String,

@@ -2,9 +2,8 @@
 //!
 //! The placer of `cluster` is asked, with a definition without volumes in a copy of the state.
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post};
+use axum::extract::State;
+use axum::http::Method;
 use cluster::change::{Key, Object};
 use cluster::model::Model;
 use cluster::name::{GroupName, NodeName, PoolName, ResourceName};
@@ -13,25 +12,30 @@ use cluster::observed::Observed;
 use cluster::place::{self, Verdict, space};
 use cluster::props::chain;
 use cluster::refusal::Code;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::access::Role;
 use crate::answer::{Answer, Entry, Found, Read};
-use crate::ask::{App, Body, SelectFilter};
+use crate::ask::{App, Body, Path, SelectFilter};
 use crate::nodes::unknown;
+use crate::routes::Routes;
 
 /// How far thin pools are promised unless a property says otherwise.
 const RATIO: f64 = 20.0;
 
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/resource-groups/{group}/query-size-info", post(of_group))
-        .route("/v1/resource-groups/{group}/query-max-volume-size", get(max_of_group))
-        .route("/v1/queries/resource-groups/query-all-size-info", post(of_all))
-        .route("/v1/query-max-volume-size", axum::routing::options(max))
+pub fn routes() -> Routes {
+    const G: &str = "/v1/resource-groups/{group}";
+    let all = "/v1/queries/resource-groups/query-all-size-info";
+    Routes::new()
+        .call(Method::POST, &format!("{G}/query-size-info"), Role::Read, of_group)
+        .get(&format!("{G}/query-max-volume-size"), max_of_group)
+        .call(Method::POST, all, Role::Read, of_all)
+        .call(Method::OPTIONS, "/v1/query-max-volume-size", Role::Read, max)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Query {
     select_filter: Option<SelectFilter>,
 }

@@ -1,8 +1,7 @@
 //! The key-value store and external files.
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post};
+use axum::extract::State;
+use axum::http::Method;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use cluster::change::Key;
@@ -10,24 +9,33 @@ use cluster::command::Command;
 use cluster::name::{FilePath, ResourceName, StoreName};
 use cluster::objects::{ExternalFile, Props};
 use cluster::refusal::{Code, Refusal};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Call, Changed, Found, Read};
-use crate::ask::{App, Asked, Body, Modify};
+use crate::answer::{Call, Changed, Found, Read};
+use crate::ask::{App, Asked, Body, Modify, Path};
 use crate::code::{Kind, Operation};
 use crate::nodes::unknown;
+use crate::routes::Routes;
 
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/key-value-store", get(stores))
-        .route("/v1/key-value-store/{instance}", get(store).put(modify_store).delete(delete_store))
-        .route("/v1/files", get(files))
-        .route("/v1/files/{file}", get(file).put(put_file).delete(delete_file))
-        .route(
-            "/v1/resource-definitions/{resource}/files/{file}",
-            post(deploy_file).delete(withdraw_file),
-        )
+pub fn routes() -> Routes {
+    const STORE: &str = "/v1/key-value-store/{instance}";
+    const FILE: &str = "/v1/files/{file}";
+    const OF_RESOURCE: &str = "/v1/resource-definitions/{resource}/files/{file}";
+    // A file ends up on nodes, below folders that their agents name.
+    Routes::new()
+        .get("/v1/key-value-store", stores)
+        .get(STORE, store)
+        .user(Method::PUT, STORE, modify_store)
+        .user(Method::DELETE, STORE, delete_store)
+        .get("/v1/files", files)
+        .asks(&["content", "limit", "offset"])
+        .get(FILE, file)
+        .admin(Method::PUT, FILE, put_file)
+        .admin(Method::DELETE, FILE, delete_file)
+        .admin(Method::POST, OF_RESOURCE, deploy_file)
+        .admin(Method::DELETE, OF_RESOURCE, withdraw_file)
 }
 
 fn show_store(name: &StoreName, props: &Props) -> Value {
@@ -86,7 +94,7 @@ async fn file(State(app): State<App>, Path(path): Path<String>) -> Read {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewFile {
     content: Option<String>,
     alt_suffixes: Option<Vec<String>>,

@@ -2,36 +2,43 @@
 
 use std::collections::BTreeMap;
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post};
+use axum::extract::State;
+use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::Command;
 use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Props, SnapshotDefinition};
 use cluster::refusal::{Code, Refusal};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Call, Found, Read, without_empty};
-use crate::ask::{App, Asked, Body, Modify, names};
+use crate::ask::{App, Asked, Body, Modify, Path, names};
 use crate::code::{Kind, Operation, number};
 use crate::definitions::find;
 use crate::nodes::unknown;
+use crate::routes::{PAGE, Routes};
 
-pub fn routes() -> Router<App> {
+pub fn routes() -> Routes {
     const D: &str = "/v1/resource-definitions/{resource}";
-    Router::new()
-        .route("/v1/view/snapshots", get(view))
-        .route("/v1/actions/snapshot/multi", post(create_several))
-        .route(&format!("{D}/snapshots"), get(list).post(create))
-        .route(&format!("{D}/snapshots/{{snapshot}}"), get(one).put(modify).delete(delete))
-        .route(
-            &format!("{D}/snapshot-restore-volume-definition/{{snapshot}}"),
-            post(restore_volumes),
-        )
-        .route(&format!("{D}/snapshot-restore-resource/{{snapshot}}"), post(restore_resources))
-        .route(&format!("{D}/snapshot-rollback/{{snapshot}}"), post(rollback))
+    let snapshot = format!("{D}/snapshots/{{snapshot}}");
+    let volumes = format!("{D}/snapshot-restore-volume-definition/{{snapshot}}");
+    let resources = format!("{D}/snapshot-restore-resource/{{snapshot}}");
+    Routes::new()
+        .get("/v1/view/snapshots", view)
+        .asks(&["nodes", "resources", "limit", "offset"])
+        .user(Method::POST, "/v1/actions/snapshot/multi", create_several)
+        .get(&format!("{D}/snapshots"), list)
+        .asks(PAGE)
+        .user(Method::POST, &format!("{D}/snapshots"), create)
+        .get(&snapshot, one)
+        .user(Method::PUT, &snapshot, modify)
+        .user(Method::DELETE, &snapshot, delete)
+        .asks(&["nodes"])
+        .user(Method::POST, &volumes, restore_volumes)
+        .user(Method::POST, &resources, restore_resources)
+        .user(Method::POST, &format!("{D}/snapshot-rollback/{{snapshot}}"), rollback)
 }
 
 fn show(snapshot: &SnapshotDefinition) -> Value {
@@ -98,7 +105,7 @@ async fn one(State(app): State<App>, Path((name, snapshot)): Path<(String, Strin
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct NewSnapshot {
     name: String,
     resource_name: Option<String>,
@@ -125,7 +132,7 @@ async fn create(
     Ok(take(&app, vec![named], props).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Several {
     snapshots: Vec<NewSnapshot>,
 }
@@ -167,7 +174,7 @@ async fn take(app: &App, snapshots: Vec<Named>, props: Props) -> Answer {
     }
     let made: Vec<_> = snapshots.iter().map(|(rd, snap, _)| (rd.clone(), snap.clone())).collect();
     let mut answer = call.run(app, Command::CreateSnapshots { snapshots, props }).await;
-    if answer.status() != answer.success {
+    if answer.status() != answer.success || answer.is_foretold() {
         return answer;
     }
     let state = app.state();
@@ -211,7 +218,7 @@ async fn delete(
     Ok(call.run(&app, Command::DeleteSnapshot { name, snapshot, nodes: nodes? }).await)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Restore {
     to_resource: String,
     nodes: Option<Vec<String>>,

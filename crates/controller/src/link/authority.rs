@@ -5,9 +5,8 @@
 //! are both or none) and `tokens/`, a file for each token that was not used, named by the digest of
 //! its secret. Removing that file is using the token: of two that try, one succeeds.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,12 +26,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
+use crate::files::{replace, sync_folder, write};
+
 /// How long the authority's own certificate holds.
 const AUTHORITY_VALID: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
 /// How long a certificate of a node or of the controller holds. Agents renew theirs after two
 /// thirds of it.
 pub const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Where a certificate begins in a PEM file.
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 /// Clocks of nodes may be behind by so much.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
@@ -42,6 +46,8 @@ pub struct Authority {
     directory: PathBuf,
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
+    /// The certificate as PEM.
+    pem: String,
     valid: Duration,
     /// The controller's own end, and until when it is used.
     own: Mutex<Option<(Arc<ServerConfig>, SystemTime)>>,
@@ -102,13 +108,20 @@ impl Authority {
             CertificateDer::from_pem_slice(text.as_bytes()).map_err(|e| damaged(e.to_string()))?;
         let issuer =
             Issuer::from_ca_cert_der(&certificate, key).map_err(|e| damaged(e.to_string()))?;
+        // The key stands before it, and is nobody else's.
+        let pem = text.find(CERTIFICATE).map_or_else(String::new, |at| text[at..].to_owned());
         let directory = directory.to_owned();
-        Ok(Authority { directory, issuer, certificate, valid, own: Mutex::new(None) })
+        Ok(Authority { directory, issuer, certificate, pem, valid, own: Mutex::new(None) })
     }
 
     /// Its certificate, X.509, DER.
     pub fn certificate(&self) -> &[u8] {
         &self.certificate
+    }
+
+    /// Its certificate as PEM, for those who are to believe it.
+    pub fn certificate_pem(&self) -> &str {
+        &self.pem
     }
 
     /// A token for the node named, or for any, that can be used once within a time.
@@ -180,7 +193,7 @@ impl Authority {
         request: &CertificateSigningRequestParams,
     ) -> Result<Issued, Denied> {
         let usage = ExtendedKeyUsagePurpose::ClientAuth;
-        let (params, end) = self.params(&node_subject(node.as_str()), usage);
+        let (params, end) = self.params(vec![node_subject(node.as_str())], usage);
         let signed = params.and_then(|params| params.signed_by(&request.public_key, &self.issuer));
         let signed = signed.map_err(|error| Denied::Request(error.to_string()))?;
         Ok(Issued { certificate: signed.der().to_vec(), not_after_ms: millis(end) })
@@ -188,12 +201,12 @@ impl Authority {
 
     fn params(
         &self,
-        subject: &str,
+        names: Vec<String>,
         usage: ExtendedKeyUsagePurpose,
     ) -> (Result<CertificateParams, rcgen::Error>, SystemTime) {
         let now = SystemTime::now();
         let end = now + self.valid;
-        let params = CertificateParams::new(vec![subject.to_owned()]).map(|mut params| {
+        let params = CertificateParams::new(names).map(|mut params| {
             params.distinguished_name.remove(DnType::CommonName);
             params.not_before = OffsetDateTime::from(now - CLOCK_SKEW);
             params.not_after = OffsetDateTime::from(end);
@@ -222,10 +235,8 @@ impl Authority {
         Ok(config)
     }
 
-    fn make_server(&self) -> Result<ServerConfig, Box<dyn std::error::Error>> {
-        let key = KeyPair::generate()?;
-        let (params, _) = self.params(CONTROLLER, ExtendedKeyUsagePurpose::ServerAuth);
-        let signed = params?.signed_by(&key, &self.issuer)?;
+    fn make_server(&self) -> Result<ServerConfig, Box<dyn std::error::Error + Send + Sync>> {
+        let Server { chain, key, .. } = self.sign_server(vec![CONTROLLER.to_owned()])?;
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone())?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -234,8 +245,6 @@ impl Authority {
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
                 .allow_unauthenticated()
                 .build()?;
-        let key = PrivateKeyDer::try_from(key.serialize_der())?;
-        let chain = vec![signed.der().clone(), self.certificate.clone()];
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)
@@ -245,6 +254,34 @@ impl Authority {
         config.send_tls13_tickets = 0;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
+    }
+}
+
+/// A certificate for a server.
+pub struct Server {
+    /// It, and that of the authority.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Its key.
+    pub key: PrivateKeyDer<'static>,
+    /// When it should be made anew.
+    pub until: SystemTime,
+}
+
+impl Authority {
+    /// A certificate and a new key for a server of these names and addresses.
+    ///
+    /// # Errors
+    /// If one of them is neither.
+    pub fn sign_server(
+        &self,
+        names: Vec<String>,
+    ) -> Result<Server, Box<dyn std::error::Error + Send + Sync>> {
+        let key = KeyPair::generate()?;
+        let (params, _) = self.params(names, ExtendedKeyUsagePurpose::ServerAuth);
+        let signed = params?.signed_by(&key, &self.issuer)?;
+        let chain = vec![signed.der().clone(), self.certificate.clone()];
+        let key = PrivateKeyDer::try_from(key.serialize_der())?;
+        Ok(Server { chain, key, until: SystemTime::now() + self.valid * 2 / 3 })
     }
 }
 
@@ -283,26 +320,6 @@ fn make_once(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => sync_folder(path),
     }
-}
-
-/// Puts a file in its place as a whole, durable; only its owner reads it.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    write(&beside, content)?;
-    fs::rename(&beside, path)?;
-    sync_folder(path)
-}
-
-fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(content)?;
-    file.sync_all()
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

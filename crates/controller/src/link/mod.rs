@@ -19,18 +19,14 @@ use api::link::{Agents, Heard, Order};
 use api::wire::proto::controller_server::ControllerServer;
 use api::wire::{KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS, MESSAGE_MAX};
 use cluster::name::NodeName;
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
+use crate::tls;
 use authority::Authority;
 use service::{Links, Service};
-
-/// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Handshakes that are done and wait for the server; more are not accepted meanwhile.
 const ACCEPTED: usize = 64;
@@ -122,62 +118,26 @@ async fn serve(
     mut ended: watch::Receiver<bool>,
 ) {
     let (accepted, incoming) = mpsc::channel(ACCEPTED);
+    let incoming = ReceiverStream::new(incoming).map(|(stream, _)| Ok::<_, io::Error>(stream));
     let service = Service { authority: authority.clone(), links: links.clone() };
     let service = ControllerServer::new(service)
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(MESSAGE_MAX);
+    let speaker = links.clone();
+    let say = move |line: &str| speaker.log(line);
     let server = Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(KEEPALIVE_SECONDS)))
         .http2_keepalive_timeout(Some(Duration::from_secs(KEEPALIVE_TIMEOUT_SECONDS)))
         .add_service(service)
-        .serve_with_incoming(ReceiverStream::new(incoming));
+        .serve_with_incoming(incoming);
     tokio::select! {
         result = server => {
             if let Err(error) = result {
                 links.log(&format!("the link has ended: {error}"));
             }
         }
-        () = accept(listener, authority, links.clone(), accepted) => {}
+        () = tls::accept(listener, move || authority.server(), say, accepted) => {}
         // An error says that the sender is gone, which is the end, too.
         _ = ended.changed() => {}
-    }
-}
-
-/// Accepts connections; each has its handshake beside the others'.
-async fn accept(
-    listener: tokio::net::TcpListener,
-    authority: Arc<Authority>,
-    links: Arc<Links>,
-    accepted: mpsc::Sender<io::Result<TlsStream<TcpStream>>>,
-) {
-    loop {
-        let (socket, from) = match listener.accept().await {
-            Ok(connection) => connection,
-            Err(error) => {
-                // Out of files, mostly: that passes.
-                links.log(&format!("the link could not accept a connection: {error}"));
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                continue;
-            }
-        };
-        // Orders are small and should not wait for each other.
-        let _ = socket.set_nodelay(true);
-        let config = match authority.server() {
-            Ok(config) => config,
-            Err(why) => {
-                links.log(&format!("the link has no certificate: {why}"));
-                continue;
-            }
-        };
-        let (links, accepted) = (links.clone(), accepted.clone());
-        tokio::spawn(async move {
-            let handshake = TlsAcceptor::from(config).accept(socket);
-            match tokio::time::timeout(HANDSHAKE, handshake).await {
-                // Nobody takes it when the server ends.
-                Ok(Ok(stream)) => _ = accepted.send(Ok(stream)).await,
-                Ok(Err(error)) => links.log(&format!("a connection from {from}: {error}")),
-                Err(_) => links.log(&format!("a connection from {from} says nothing")),
-            }
-        });
     }
 }

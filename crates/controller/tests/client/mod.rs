@@ -1,23 +1,30 @@
-//! python-linstor, unmodified from PyPI, for tests here and for those with real nodes.
+//! Clients as they are on PyPI, for tests here and for those with real nodes.
+
+#![allow(dead_code, reason = "not every test uses every client")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The version that is the oracle.
+/// python-linstor, in the version that is the oracle.
 const CLIENT: &str = "python-linstor==1.29.0";
 
 /// A Python with the client, in a folder that later runs find again.
 pub fn python() -> Result<PathBuf, String> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-linstor");
+    environment("python-linstor", &[CLIENT], "linstor")
+}
+
+/// A Python with packages from PyPI, in a folder of that name.
+pub fn environment(name: &str, packages: &[&str], module: &str) -> Result<PathBuf, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let python = folder.join("bin/python");
-    if says(Command::new(&python).args(["-c", "import linstor"])).is_ok() {
+    if says(Command::new(&python).args(["-c", &format!("import {module}")])).is_ok() {
         return Ok(python);
     }
     says(Command::new("python3").args(["-m", "venv"]).arg(&folder))
         .map_err(|error| format!("no environment of Python can be made: {error}"))?;
-    let pip = ["-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10", CLIENT];
-    says(Command::new(&python).args(pip))
-        .map_err(|error| format!("{CLIENT} can not be installed: {error}"))?;
+    let pip = ["-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10"];
+    says(Command::new(&python).args(pip).args(packages))
+        .map_err(|error| format!("{packages:?} can not be installed: {error}"))?;
     Ok(python)
 }
 

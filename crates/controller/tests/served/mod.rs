@@ -10,7 +10,7 @@ use axum::Router;
 use controller::store::Sqlite;
 use controller::{Handle, start};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::simulated::Simulated;
@@ -99,7 +99,6 @@ impl Server {
     }
 
     pub async fn call_with(&self, method: &str, path: &str, headers: &str, body: &str) -> Response {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
         let host = if headers.contains("Host:") {
             String::new()
         } else {
@@ -110,13 +109,22 @@ impl Server {
             "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {length}\r\n\
              {headers}\r\n{body}"
         );
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut all = Vec::new();
-        stream.read_to_end(&mut all).await.unwrap();
-        let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
-        let head = String::from_utf8_lossy(&all[..end]).to_ascii_lowercase();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let body = all[end + 4..].to_vec();
-        Response { status, head, body }
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        read_response(stream, &request).await.unwrap()
     }
+}
+
+/// Sends a request that says `Connection: close`, and reads the answer to its end.
+pub async fn read_response(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: &str,
+) -> std::io::Result<Response> {
+    stream.write_all(request.as_bytes()).await?;
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).await?;
+    let end = all.windows(4).position(|four| four == b"\r\n\r\n");
+    let end = end.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    let head = String::from_utf8_lossy(&all[..end]).to_ascii_lowercase();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Ok(Response { status, head, body: all[end + 4..].to_vec() })
 }

@@ -1,0 +1,171 @@
+//! Who may call the REST API, and what is written down of it: tokens, roles, programs of this host.
+
+#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
+
+mod served;
+mod simulated;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use controller::Handle;
+use controller::access::Gate;
+use served::{Response, Server};
+
+/// A server with tokens; `open` if programs of this host need none. And the administrator's secret.
+async fn guarded(open: bool) -> (Server, String) {
+    let router = |handle: Handle, directory: &Path| {
+        let gate = Gate::open(directory, open).unwrap();
+        linstor::guarded(Arc::new(handle), Arc::new(gate))
+    };
+    let server = Server::with(router).await;
+    let secret = std::fs::read_to_string(server.directory().join("admin.token")).unwrap();
+    (server, secret.trim().to_owned())
+}
+
+async fn call(server: &Server, secret: &str, method: &str, path: &str, body: &str) -> Response {
+    let header = format!("Authorization: Bearer {secret}\r\n");
+    server.call_with(method, path, &header, body).await
+}
+
+async fn create(server: &Server, admin: &str, name: &str, role: &str) -> String {
+    let body = format!(r#"{{"name":"{name}","role":"{role}"}}"#);
+    let made = call(server, admin, "POST", "/v1/ashlar/tokens", &body).await;
+    assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
+    assert!(made.head.contains("cache-control: no-store"), "{}", made.head);
+    made.json()["token"].as_str().unwrap().to_owned()
+}
+
+const NODE: &str = r#"{"name":"n1","type":"Satellite",
+    "net_interfaces":[{"name":"default","address":"10.0.0.1"}]}"#;
+const DEFINITION: &str = r#"{"resource_definition":{"name":"vol"},"drbd_secret":"hunter2"}"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_role_may_do_its_own_and_nothing_more() {
+    let (server, admin) = guarded(false).await;
+    let user = create(&server, &admin, "ci", "user").await;
+    let read = create(&server, &admin, "eye", "read").await;
+    for (method, path, body, may) in [
+        // method, path, body, and the status for: read, user, admin
+        ("GET", "/v1/nodes", "", [200, 200, 200]),
+        ("GET", "/v1/view/resources", "", [200, 200, 200]),
+        ("GET", "/v1/ashlar/tokens", "", [403, 403, 200]),
+        ("GET", "/v1/ashlar/audit", "", [403, 403, 200]),
+        ("POST", "/v1/nodes", NODE, [403, 403, 201]),
+        ("POST", "/v1/resource-groups/DfltRscGrp/query-size-info", "", [200, 200, 200]),
+        ("POST", "/v1/resource-definitions", DEFINITION, [403, 201, 500]),
+        ("PUT", "/v1/key-value-store/kv", r#"{"override_props":{"a":"b"}}"#, [403, 200, 200]),
+        ("PUT", "/v1/files/%2Fetc%2Fx", r#"{"content":""}"#, [403, 403, 200]),
+        (
+            "POST",
+            "/v1/controller/properties",
+            r#"{"override_props":{"Aux/a":"b"}}"#,
+            [403, 403, 201],
+        ),
+        ("POST", "/v1/ashlar/tokens", r#"{"name":"x","role":"admin"}"#, [403, 403, 201]),
+        ("DELETE", "/v1/ashlar/tokens/x", "", [403, 403, 200]),
+        // Calls in no table: changing is for administrators.
+        ("POST", "/v1/remotes/s3", "{}", [403, 403, 501]),
+        ("GET", "/v1/remotes", "", [200, 200, 200]),
+        ("GET", "/v1/nonsense", "", [404, 404, 404]),
+    ] {
+        for (secret, expected) in [&read, &user, &admin].into_iter().zip(may) {
+            let answer = call(&server, secret, method, path, body).await;
+            let text = String::from_utf8_lossy(&answer.body).into_owned();
+            assert_eq!(answer.status, expected, "{method} {path}: {text}");
+            if expected == 403 {
+                assert_eq!(answer.first(), (412, true), "{method} {path}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_known_is_told_how_to_be_and_changes_nothing() {
+    let (server, admin) = guarded(false).await;
+    for headers in ["", "Authorization: Bearer nonsense\r\n", "Authorization: Basic YTpi\r\n"] {
+        for (method, path) in [
+            ("GET", "/v1/controller/version"),
+            ("POST", "/v1/nodes"),
+            ("GET", "/v1/nonsense"),
+            ("GET", "/v1/events/nodes"),
+        ] {
+            let answer = server.call_with(method, path, headers, NODE).await;
+            assert_eq!((answer.status, answer.first()), (401, (412, true)), "{headers}{path}");
+            let realm = "www-authenticate: bearer realm=\"linstor-controller\"";
+            assert!(answer.head.contains(realm), "{}", answer.head);
+            assert!(answer.json()[0]["correction"].as_str().unwrap().contains(' '));
+        }
+    }
+    // Load balancers have no token.
+    assert_eq!(server.call("GET", "/health", "").await.status, 200);
+    let nodes = call(&server, &admin, "GET", "/v1/nodes", "").await;
+    assert_eq!(nodes.json(), serde_json::json!([]));
+    // A revoked token is good for nothing from then on.
+    let user = create(&server, &admin, "ci", "user").await;
+    assert_eq!(call(&server, &user, "GET", "/v1/nodes", "").await.status, 200);
+    let gone = call(&server, &admin, "DELETE", "/v1/ashlar/tokens/ci", "").await;
+    assert_eq!((gone.status, gone.first()), (200, (2, false)));
+    assert_eq!(call(&server, &user, "GET", "/v1/nodes", "").await.status, 401);
+    let gone = call(&server, &admin, "DELETE", "/v1/ashlar/tokens/ci", "").await;
+    assert_eq!((gone.status, gone.first()), (200, (3000, false)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_of_this_host_need_no_token_where_that_is_open() {
+    let (server, _) = guarded(true).await;
+    assert_eq!(server.call("POST", "/v1/nodes", NODE).await.status, 201);
+    let answer = server.call_with("GET", "/v1/nodes", "Origin: http://evil.example\r\n", "").await;
+    assert_eq!((answer.status, answer.first()), (403, (412, true)));
+    // One that shows a bad token is not taken for one without.
+    let answer = call(&server, "nonsense", "GET", "/v1/nodes", "").await;
+    assert_eq!(answer.status, 401);
+    let audit = server.call("GET", "/v1/ashlar/audit", "").await.json();
+    assert_eq!(audit[0]["who"], "loopback");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_changed_is_written_down_with_who_did_it_and_without_secrets() {
+    let (server, admin) = guarded(false).await;
+    let user = create(&server, &admin, "ci", "user").await;
+    assert_eq!(call(&server, &user, "GET", "/v1/nodes", "").await.status, 200);
+    let made = call(&server, &user, "POST", "/v1/resource-definitions", DEFINITION).await;
+    assert_eq!(made.status, 201);
+    let again = call(&server, &user, "POST", "/v1/resource-definitions", DEFINITION).await;
+    assert_eq!(again.status, 500);
+    assert_eq!(call(&server, &user, "POST", "/v1/nodes", NODE).await.status, 403);
+    assert_eq!(call(&server, "nonsense", "POST", "/v1/nodes", NODE).await.status, 401);
+
+    let audit = call(&server, &admin, "GET", "/v1/ashlar/audit?limit=0", "").await.json();
+    let line = |entry: &serde_json::Value| {
+        let text = |name: &str| entry[name].as_str().unwrap().to_owned();
+        format!("{} {} {} {}", text("who"), text("method"), text("path"), entry["status"])
+    };
+    let lines: Vec<String> = audit.as_array().unwrap().iter().map(line).collect();
+    // Reading is not in it, nor what nobody who is known has tried.
+    assert_eq!(
+        lines,
+        [
+            "token ci POST /v1/nodes 403",
+            "token ci POST /v1/resource-definitions 500",
+            "token ci POST /v1/resource-definitions 201",
+            "token admin POST /v1/ashlar/tokens 201",
+        ]
+    );
+    assert_eq!(audit[2]["objects"]["RscDfn"], "vol");
+    assert_eq!(audit[1]["codes"][0].as_i64().unwrap() & 0x7fff, 501);
+    assert_eq!(audit[3]["objects"]["Token"], "ci");
+    assert!(audit[0]["from"].as_str().unwrap().starts_with("127.0.0.1:"));
+
+    let of = call(&server, &admin, "GET", "/v1/ashlar/audit?who=token%20ci&limit=1", "").await;
+    assert_eq!(of.json().as_array().unwrap().len(), 1);
+
+    // In no file of the folder but their own are the secrets.
+    let files = ["audit.log", "tokens.json"];
+    for file in files {
+        let text = std::fs::read_to_string(server.directory().join(file)).unwrap();
+        for secret in ["hunter2", user.as_str(), admin.as_str()] {
+            assert!(!text.contains(secret), "{secret} is in {file}");
+        }
+    }
+}

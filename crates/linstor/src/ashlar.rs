@@ -1,0 +1,103 @@
+//! Calls of our own, below `/v1/ashlar`: API tokens and the audit log.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::Response;
+use cluster::objects::Millis;
+use cluster::refusal::{Code, Refusal};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::access::{Access, RecordFilter, Role};
+use crate::answer::{Answer, Changed, Entry, Found, Read, Told, json as answer_json};
+use crate::ask::{Asked, Body, Path};
+use crate::code::{Kind, Operation, Severity, code, number};
+use crate::controller::Failure;
+use crate::routes::{Routes, Says};
+
+/// Records of an answer without a limit of its own.
+const RECORDS: usize = 1000;
+
+type Keeper = Extension<Arc<dyn Access>>;
+
+pub fn routes() -> Routes {
+    Routes::new()
+        .admin(Method::GET, "/v1/ashlar/tokens", tokens)
+        .says(Says::Json)
+        .at_once()
+        .admin(Method::POST, "/v1/ashlar/tokens", create_token)
+        .says(Says::Json)
+        .at_once()
+        .admin(Method::DELETE, "/v1/ashlar/tokens/{name}", revoke_token)
+        .at_once()
+        .admin(Method::GET, "/v1/ashlar/audit", audit)
+        .asks(&["who", "since", "to", "limit"])
+        .says(Says::Json)
+        .at_once()
+}
+
+/// Asks for what takes the time of a file access.
+async fn ask<T: Send + 'static>(
+    keeper: Keeper,
+    question: impl FnOnce(&dyn Access) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Answer> {
+    let asked = tokio::task::spawn_blocking(move || question(&*keeper.0)).await;
+    asked.unwrap_or(Err(Failure::Stopping)).map_err(Answer::from)
+}
+
+async fn tokens(keeper: Keeper) -> Read {
+    Ok(Found(json!(ask(keeper, |access| access.tokens()).await?)))
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct NewToken {
+    name: String,
+    role: String,
+    /// Milliseconds since 1970; never if there are none.
+    expires: Option<u64>,
+}
+
+/// The only answer that has the secret.
+async fn create_token(keeper: Keeper, Body(body): Body<NewToken>) -> Result<Response, Answer> {
+    let NewToken { name, role, expires } = body;
+    let role = Role::from_word(&role).ok_or_else(|| {
+        Refusal::new(Code::InvalidRequest, format!("`{role}` is not a role"))
+            .cause("there are read, user and admin")
+            .correction("use one of these")
+    })?;
+    let expires = expires.map(Millis);
+    let of = name.clone();
+    let secret = ask(keeper, move |access| access.create_token(&of, role, expires)).await?;
+    let shown = json!({ "name": name, "role": role, "expires": expires, "token": secret });
+    let mut response = answer_json(StatusCode::CREATED, &shown);
+    let said = code(Severity::Success, Operation::Create, Kind::Controller, number::CREATED);
+    let objects = [("Token".to_owned(), name)].into();
+    response.extensions_mut().insert(Told { codes: vec![said], objects });
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+async fn revoke_token(keeper: Keeper, Path(name): Path<String>) -> Changed {
+    let of = name.clone();
+    let gone = ask(keeper, move |access| access.revoke_token(&of)).await?;
+    let (severity, number, text) = match gone {
+        true => (Severity::Success, number::DELETED, format!("token {name} is revoked")),
+        false => (Severity::Warning, number::ABSENT, format!("there is no token {name}")),
+    };
+    let code = code(severity, Operation::Delete, Kind::Controller, number);
+    Ok(Entry::new(code, text).about("Token", name).into())
+}
+
+async fn audit(keeper: Keeper, asked: Asked) -> Read {
+    let limit = asked.number("limit").filter(|limit| *limit > 0);
+    let filter = RecordFilter {
+        who: asked.all("who").into_iter().map(str::to_owned).collect(),
+        since: asked.number("since").map(Millis),
+        to: asked.number("to").map(Millis),
+        limit: limit.map_or(RECORDS, |limit| usize::try_from(limit).unwrap_or(usize::MAX)),
+    };
+    Ok(Found(json!(ask(keeper, move |access| access.records(&filter)).await?)))
+}
