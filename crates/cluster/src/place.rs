@@ -201,7 +201,20 @@ pub fn place(
     filter: &Filter,
 ) -> Result<Placement, Refusal> {
     let Some(definition) = model.definition(name) else { return Ok(Placement::default()) };
-    let counted = model.resources_of(name).filter(|r| counts(model, definition, r));
+    place_for(model, observed, definition, filter)
+}
+
+/// The same for a resource definition that need not be in the model.
+///
+/// # Errors
+/// As [`place`].
+pub fn place_for(
+    model: &Model,
+    observed: &Observed,
+    definition: &Definition,
+    filter: &Filter,
+) -> Result<Placement, Refusal> {
+    let counted = model.resources_of(&definition.name).filter(|r| counts(model, definition, r));
     let existing: Vec<&NodeName> = counted.map(|resource| &resource.node).collect();
     let have = existing.len() as u32;
     let lacking = filter.place_count.unwrap_or(0).saturating_sub(have);

@@ -9,8 +9,9 @@ use cluster::command::Command;
 use cluster::dry_run::{Prediction, dry_run_all};
 use cluster::edit::Context;
 use linstor::controller::{Controller, Done, Event, Failure, Later, Report, ReportFilter, State};
+use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, timeout_at};
 
 use crate::access::now;
 use crate::owner::{Input, Owner, Shared};
@@ -42,7 +43,7 @@ pub fn start(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(Error::Thread)?;
     let thread = std::thread::Builder::new().name("owner".to_owned());
-    let thread = thread.spawn(move || runtime.block_on(run(owner, receiver)));
+    let thread = thread.spawn(move || run(&runtime, owner, receiver));
     Ok((Handle { shared, inputs }, thread.map_err(Error::Thread)?))
 }
 
@@ -66,19 +67,26 @@ impl std::fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-async fn run(mut owner: Owner, mut inputs: mpsc::Receiver<Input>) -> Result<(), store::Error> {
+/// The owner's thread. It waits on a runtime but works outside of it: a store may have its own.
+fn run(
+    runtime: &Runtime,
+    mut owner: Owner,
+    mut inputs: mpsc::Receiver<Input>,
+) -> Result<(), store::Error> {
     loop {
-        tokio::select! {
-            input = inputs.recv() => match input {
-                Some(input) => owner.take(input)?,
-                None => return Ok(()),
-            },
-            () = sleep_until(Instant::from_std(owner.due())) => {}
+        let due = Instant::from_std(owner.due());
+        let mut batch = Vec::new();
+        match runtime.block_on(async { timeout_at(due, inputs.recv()).await }) {
+            Ok(Some(input)) => batch.push(input),
+            Ok(None) => return Ok(()),
+            // Something is due by the clock.
+            Err(_) => {}
         }
-        for _ in 1..BATCH {
+        while batch.len() < BATCH {
             let Ok(input) = inputs.try_recv() else { break };
-            owner.take(input)?;
+            batch.push(input);
         }
+        owner.take(batch)?;
         owner.follow()?;
     }
 }

@@ -6,6 +6,7 @@
 //! report ───► observed ───────────────────┘
 //! ```
 //!
+//! Commands that have come in together are stored together, as one transaction, before any is answered.
 //! What follows a command or a report is done after everything that has come in by then, and only for
 //! the resource definitions that it concerns. An order that is lost is sent again after a while,
 //! one that failed after a longer one; both are in the plan as long as they are not done.
@@ -29,6 +30,7 @@ use linstor::controller::{
     Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State,
 };
 use linstor::may_promote;
+use linstor::shown::Shown;
 use tokio::sync::{broadcast, oneshot};
 
 use crate::log;
@@ -44,6 +46,8 @@ const AFTER_FAILURE: Duration = Duration::from_secs(15);
 const AFTER_FAILURE_AT_MOST: Duration = Duration::from_secs(3600);
 /// How often one definition is looked at before others have their turn.
 const TURNS: u32 = 8;
+/// Commands, or definitions, after which what they change is stored: readers wait for that long.
+const TOGETHER: usize = 64;
 /// How often it is looked for what is due by the time of day.
 const TICK: Duration = Duration::from_secs(60);
 
@@ -176,19 +180,28 @@ impl Owner {
     ///
     /// # Errors
     /// If the store fails and what it has can not be read: then nobody knows what is stored.
-    pub fn take(&mut self, input: Input) -> Result<(), store::Error> {
-        match input {
-            Input::Command(command, to) => {
-                let answer = match self.apply(command)? {
-                    Ok(applied) => {
-                        let followed = self.wait(&applied);
-                        Ok(Done { notes: applied.notes, followed })
+    pub fn take(&mut self, inputs: Vec<Input>) -> Result<(), store::Error> {
+        let mut commands = Vec::new();
+        for input in inputs {
+            match input {
+                Input::Command(command, to) if commands.len() < TOGETHER => {
+                    commands.push((command, to));
+                }
+                other => {
+                    self.carry_out(std::mem::take(&mut commands))?;
+                    match other {
+                        Input::Command(command, to) => commands.push((command, to)),
+                        other => self.take_other(other),
                     }
-                    Err(failure) => Err(failure),
-                };
-                // Who has gone away does not want to know.
-                let _ = to.send(answer);
+                }
             }
+        }
+        self.carry_out(commands)
+    }
+
+    fn take_other(&mut self, input: Input) {
+        match input {
+            Input::Command(..) => unreachable!("commands are carried out together"),
             Input::Heard(heard) => self.heard(heard),
             Input::Reports(filter, to) => {
                 drop(to.send(self.store.reports(&filter).map_err(failure)));
@@ -198,7 +211,6 @@ impl Owner {
             }
             Input::Backup(file, to) => drop(to.send(self.store.backup(&file).map_err(failure))),
         }
-        Ok(())
     }
 
     /// Does what follows from all that has come: settles, plans, sends, and tells those who wait.
@@ -209,9 +221,9 @@ impl Owner {
         let now = Instant::now();
         if self.next_tick <= now {
             self.next_tick = now + TICK;
-            self.apply(Command::Tick)?.map(drop).unwrap_or_else(|failure| {
+            for failure in self.apply(vec![Command::Tick])?.into_iter().filter_map(Result::err) {
                 log::error("controller", format_args!("what is due was not done: {failure}"));
-            });
+            }
         }
         while let Some((_, name)) = self.due.pop_first_if_due(now) {
             self.dirty.insert(name);
@@ -220,19 +232,27 @@ impl Owner {
             self.send_pools(&node);
         }
         let mut turns: BTreeMap<ResourceName, u32> = BTreeMap::new();
-        while let Some(name) = self.dirty.pop_first() {
-            let turn = turns.entry(name.clone()).or_default();
-            *turn += 1;
-            // What one look changes may concern others, which are looked at again. Should that not come
-            // to an end, it must not keep everybody else waiting.
-            if *turn == 1 {
-                let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
-                self.dirty.extend(together(&state.model, &name));
+        while !self.dirty.is_empty() {
+            let mut names = BTreeSet::new();
+            while let Some(name) = self.dirty.pop_first() {
+                let turn = turns.entry(name.clone()).or_default();
+                *turn += 1;
+                // What one look changes may concern others, which are looked at again. Should that not
+                // come to an end, it must not keep everybody else waiting.
+                if *turn == 1 {
+                    let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
+                    let others = together(&state.model, &name).into_iter();
+                    self.dirty.extend(others.filter(|other| !names.contains(other)));
+                }
+                match *turn > TURNS {
+                    true => drop(self.due.insert((now + AGAIN, name))),
+                    false => drop(names.insert(name)),
+                }
+                if names.len() == TOGETHER {
+                    break;
+                }
             }
-            match *turn > TURNS {
-                true => drop(self.due.insert((now + AGAIN, name))),
-                false => self.look(&name)?,
-            }
+            self.look(&names)?;
         }
         let done: Vec<u64> = self
             .waiters
@@ -252,39 +272,74 @@ impl Owner {
 
 /// Commands.
 impl Owner {
-    /// Applies and stores. The outer error is fatal.
-    fn apply(&mut self, command: Command) -> Result<Result<Applied, Failure>, store::Error> {
+    /// Carries out commands that have come together, and answers them.
+    fn carry_out(
+        &mut self,
+        commands: Vec<(Command, oneshot::Sender<Result<Done, Failure>>)>,
+    ) -> Result<(), store::Error> {
+        if commands.is_empty() {
+            return Ok(());
+        }
+        let (commands, answers): (Vec<_>, Vec<_>) = commands.into_iter().unzip();
+        for (applied, to) in self.apply(commands)?.into_iter().zip(answers) {
+            let answer = applied.map(|applied| {
+                let followed = self.wait(&applied);
+                Done { notes: applied.notes, followed }
+            });
+            // Who has gone away does not want to know.
+            let _ = to.send(answer);
+        }
+        Ok(())
+    }
+
+    /// Applies commands one after the other, and stores what they change as one transaction: if that
+    /// can not be stored, none of them was carried out. The outer error is fatal.
+    fn apply(
+        &mut self,
+        commands: Vec<Command>,
+    ) -> Result<Vec<Result<Applied, Failure>>, store::Error> {
         let shared = self.shared.clone();
         let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
-        let State { model, observed } = &mut *state;
-        let context = Context { observed, now: now(), entropy: random() };
-        let applied = match apply(model, &context, command) {
-            Ok(applied) => applied,
-            Err(refusal) => return Ok(Err(Failure::Refused(refusal))),
-        };
-        if applied.changes.is_empty() {
-            return Ok(Ok(applied));
+        let State { model, observed, shown } = &mut *state;
+        let (mut outcomes, mut changes) = (Vec::with_capacity(commands.len()), Vec::new());
+        for command in commands {
+            let context = Context { observed, now: now(), entropy: random() };
+            let outcome = apply(model, &context, command).map_err(Failure::Refused);
+            if let Ok(applied) = &outcome {
+                changes.extend(applied.changes.iter().cloned());
+            }
+            outcomes.push(outcome);
         }
-        if let Err(error) = self.store.commit(&applied.changes) {
+        if changes.is_empty() {
+            return Ok(outcomes);
+        }
+        if let Err(error) = self.store.commit(&changes) {
             log::error("store", format_args!("{error}"));
             // What is stored is what counts, and only the store knows what that is.
             *model = Model::from_rows(self.store.load()?);
-            return Ok(Err(failure(error)));
+            shown.forget_all();
+            // A refusal may rest on what is not there now.
+            let failure = failure(error);
+            return Ok(outcomes.into_iter().map(|_| Err(failure.clone())).collect());
         }
-        self.concerns(model, &applied.changes);
+        self.concerns(model, shown, &changes);
         drop(state);
-        self.tell_of_nodes(&applied.changes);
-        Ok(Ok(applied))
+        self.tell_of_nodes(&changes);
+        Ok(outcomes)
     }
 
     /// Takes note of everything that changes concern.
-    fn concerns(&mut self, model: &Model, changes: &[Change]) {
+    fn concerns(&mut self, model: &Model, shown: &Shown, changes: &[Change]) {
         match affected(model, changes) {
             Affected::All => {
+                shown.forget_all();
                 self.dirty.extend(model.definitions().map(|definition| definition.name.clone()));
                 self.pools.extend(model.nodes().map(|node| node.name.clone()));
             }
-            Affected::Some(names) => self.dirty.extend(names),
+            Affected::Some(names) => {
+                names.iter().for_each(|name| shown.forget(name));
+                self.dirty.extend(names);
+            }
         }
         for change in changes {
             match change.key() {
@@ -378,6 +433,7 @@ impl Owner {
                 let mut all = shared.state.write().unwrap_or_else(PoisonError::into_inner);
                 let replicas = all.observed.resources.entry(resource.clone()).or_default();
                 replicas.insert(node, state);
+                all.shown.forget(&resource);
                 self.dirty.insert(resource);
             }
             Some(News::Failed { resource, generation, order, cause, correction }) => {
@@ -397,12 +453,15 @@ impl Owner {
         let shared = self.shared.clone();
         let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
         state.observed.nodes.insert(node.clone(), greeting);
-        for (name, known) in &mut state.observed.resources {
+        let State { observed, shown, .. } = &mut *state;
+        for (name, known) in &mut observed.resources {
             if known.remove(node).is_some() {
+                shown.forget(name);
                 self.dirty.insert(name.clone());
             }
         }
         for (name, replica) in replicas {
+            state.shown.forget(&name);
             self.dirty.insert(name.clone());
             state.observed.resources.entry(name).or_default().insert(node.clone(), replica);
         }
@@ -429,6 +488,7 @@ impl Owner {
 
     /// Everything that a node takes part in.
     fn touch_all_of(&mut self, node: &NodeName, state: &State) {
+        state.model.resources_on(node).for_each(|name| state.shown.forget(name));
         self.dirty.extend(state.model.resources_on(node).cloned());
         let there = state.model.snapshots().filter(|snapshot| snapshot.nodes.contains_key(node));
         self.dirty.extend(there.map(|snapshot| snapshot.resource.clone()));
@@ -528,15 +588,25 @@ impl Owner {
         self.agents.send(node, order);
     }
 
-    /// Takes note of what was reported of a resource definition, and sends the steps that wait for no
+    /// Takes note of what was reported of resource definitions, and sends the steps that wait for no
     /// other.
-    fn look(&mut self, name: &ResourceName) -> Result<(), store::Error> {
-        if let Err(failure) = self.apply(Command::Settle { name: name.clone() })? {
-            log::error(name, format_args!("what is done was not noted: {failure}"));
-            self.due.insert((Instant::now() + AGAIN, name.clone()));
+    fn look(&mut self, names: &BTreeSet<ResourceName>) -> Result<(), store::Error> {
+        let settle = names.iter().map(|name| Command::Settle { name: name.clone() });
+        let settled = self.apply(settle.collect())?;
+        for (name, settled) in names.iter().zip(settled) {
+            if let Err(failure) = settled {
+                log::error(name, format_args!("what is done was not noted: {failure}"));
+                self.due.insert((Instant::now() + AGAIN, name.clone()));
+            }
+            // What was just changed is in the plan that follows.
+            self.dirty.remove(name);
         }
-        // What was just changed is in the plan that follows.
-        self.dirty.remove(name);
+        names.iter().for_each(|name| self.send(name));
+        Ok(())
+    }
+
+    /// Sends the steps of a resource definition that wait for no other.
+    fn send(&mut self, name: &ResourceName) {
         let shared = self.shared.clone();
         let state = shared.state.read().unwrap_or_else(PoisonError::into_inner);
         let plan = plan(&state.model, &state.observed, name);
@@ -586,7 +656,6 @@ impl Owner {
         if gone {
             self.forget(name);
         }
-        Ok(())
     }
 
     /// Forgets what is known of a resource definition that is gone, but for what nodes still have.

@@ -148,6 +148,43 @@ async fn what_was_answered_is_there_after_a_restart() {
 }
 
 #[tokio::test]
+async fn a_restarted_controller_goes_on_where_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || Box::new(Sqlite::open(&directory.path().join("store.db")).unwrap());
+    let (agents, orders) = Simulated::new();
+    let (handle, thread) = start(open(), agents.clone()).unwrap();
+    tokio::spawn(agents.clone().run(handle.clone(), orders));
+    for name in ["n1", "n2", "n3"] {
+        agents.connect(&handle, name).await;
+    }
+    three_nodes(&handle).await;
+    does(&handle, spawn("one")).await;
+    let before = handle.state().model.clone();
+    agents.report_to(None);
+    drop(handle);
+    tokio::task::spawn_blocking(|| thread.join()).await.unwrap().unwrap().unwrap();
+
+    let steps = agents.steps();
+    let (handle, _thread) = start(open(), agents.clone()).unwrap();
+    agents.report_to(Some(handle.clone()));
+    for name in ["n1", "n2", "n3"] {
+        agents.connect(&handle, name).await;
+    }
+    // Whatever comes after the agents' greetings is followed after them.
+    let definition = NewDefinition { name: Some(resource("two")), ..NewDefinition::default() };
+    does(&handle, Command::CreateDefinition { definition }).await;
+    assert_eq!(agents.steps(), steps, "what is done is not done again");
+    {
+        let state = handle.state();
+        assert_eq!(state.model.generation().0, before.generation().0 + 1);
+        assert_eq!(state.model.definition(&resource("one")), before.definition(&resource("one")));
+    }
+    // What agents have confirmed is not newer than what is wanted from now on.
+    does(&handle, Command::DeleteDefinition { name: resource("one") }).await;
+    assert_eq!(agents.disks(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn a_node_that_comes_back_gets_what_it_missed() {
     let directory = tempfile::tempdir().unwrap();
     let (handle, agents) = controller(directory.path()).await;

@@ -6,6 +6,7 @@
 mod served;
 mod simulated;
 
+use serde_json::Value;
 use served::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -134,6 +135,84 @@ async fn lists_are_filtered_and_cut_and_compressed() {
     assert!(answer.head.contains("content-encoding: gzip"), "{}", answer.head);
     let answer = server.call_with("GET", "/v1/controller/version", gzip, "").await;
     assert!(!answer.head.contains("content-encoding"), "{}", answer.head);
+}
+
+/// What long lists have to say, object by object as each is shown by itself.
+async fn one_by_one(server: &Server, names: &[&str]) -> (Vec<Value>, Vec<Value>) {
+    let (mut resources, mut definitions) = (Vec::new(), Vec::new());
+    for name in names {
+        let path = format!("/v1/resource-definitions/{name}");
+        let shown = server.call("GET", &format!("{path}?with_volume_definitions=true"), "").await;
+        definitions.push(shown.json());
+        let shown = server.call("GET", &format!("{path}/resources"), "").await.json();
+        for resource in shown.as_array().unwrap() {
+            let mut resource = resource.clone();
+            let node = resource["node_name"].as_str().unwrap();
+            let volumes = format!("{path}/resources/{node}/volumes");
+            resource["volumes"] = server.call("GET", &volumes, "").await.json();
+            resources.push(resource);
+        }
+    }
+    (resources, definitions)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_lists_show_every_change() {
+    let server = Server::with_volume().await;
+    let spawn = r#"{"resource_definition_name":"other","volume_sizes":["1048576"]}"#;
+    let path = "/v1/resource-groups/DfltRscGrp/spawn";
+    assert_eq!(server.call("POST", path, spawn).await.status, 201);
+    let same = async |after: &str, names: &[&str]| {
+        let begun = std::time::Instant::now();
+        loop {
+            let list = async |path: &str| match server.call("GET", path, "").await.json() {
+                Value::Array(list) => list,
+                other => panic!("{other}"),
+            };
+            let listed = (
+                list("/v1/view/resources").await,
+                list("/v1/resource-definitions?with_volume_definitions=true").await,
+            );
+            // What agents still report is in one and not yet in the other.
+            let each = one_by_one(&server, names).await;
+            if listed == each {
+                let pages = ["limit=2", "limit=2&offset=2", "limit=2&offset=4"];
+                let mut paged = Vec::new();
+                for page in pages {
+                    paged.extend(list(&format!("/v1/view/resources?{page}")).await);
+                }
+                assert_eq!(paged, listed.0, "after {after}");
+                let plain = list("/v1/resource-definitions").await;
+                assert!(plain.iter().all(|one| one.get("volume_definitions").is_none()));
+                return listed;
+            }
+            assert!(begun.elapsed().as_secs() < 10, "after {after}: {listed:#?}\n{each:#?}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let both = ["other", "Vol"];
+    let mut before = same("spawning", &both).await;
+    let mut changed = async |after: &str, names: &[&str]| {
+        let now = same(after, names).await;
+        assert_ne!(now, before, "after {after}");
+        before = now;
+    };
+    let path = "/v1/resource-definitions/vol/resources/n1";
+    let body = r#"{"override_props":{"Aux/x":"y"}}"#;
+    assert_eq!(server.call("PUT", path, body).await.status, 200);
+    changed("a property of a resource", &both).await;
+    assert_eq!(server.call("PUT", "/v1/resource-definitions/vol", body).await.status, 200);
+    changed("a property of a definition", &both).await;
+    server.agents.cut(&server.handle, "n1").await;
+    changed("the loss of a node", &both).await;
+    server.agents.connect(&server.handle, "n1").await;
+    changed("its return", &both).await;
+    let path = "/v1/resource-definitions/vol/volume-definitions/0";
+    assert_eq!(server.call("PUT", path, r#"{"size_kib":2097152}"#).await.status, 200);
+    changed("a volume has grown", &both).await;
+    let path = "/v1/resource-definitions/other";
+    assert_eq!(server.call("DELETE", path, "").await.status, 200);
+    changed("a deletion", &["Vol"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -221,7 +221,12 @@ impl IntoResponse for Found {
 pub type Changed = Result<Answer, Answer>;
 
 /// Leaves out what is null or empty, at every depth: clients take it as absent.
-pub fn without_empty(value: Value) -> Value {
+pub fn without_empty(mut value: Value) -> Value {
+    prune(&mut value);
+    value
+}
+
+fn prune(value: &mut Value) {
     let kept = |value: &Value| match value {
         Value::Null => false,
         Value::String(text) => !text.is_empty(),
@@ -231,11 +236,11 @@ pub fn without_empty(value: Value) -> Value {
     };
     match value {
         Value::Object(map) => {
-            let map = map.into_iter().map(|(key, value)| (key, without_empty(value)));
-            Value::Object(map.filter(|(_, value)| kept(value)).collect())
+            map.values_mut().for_each(prune);
+            map.retain(|_, value| kept(value));
         }
-        Value::Array(list) => Value::Array(list.into_iter().map(without_empty).collect()),
-        other => other,
+        Value::Array(list) => list.iter_mut().for_each(prune),
+        _ => {}
     }
 }
 

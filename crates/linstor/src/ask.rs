@@ -111,15 +111,21 @@ impl Asked {
         })
     }
 
-    /// The part of a list that was asked for. A limit of 0 is none.
-    pub fn page(&self, list: Vec<Value>) -> Value {
+    /// The part of a list that was asked for: how many are left out, and how many there are then. A
+    /// limit of 0 is none.
+    pub fn part(&self) -> (usize, usize) {
         let limit = self.number("limit").unwrap_or(0);
         if limit == 0 {
-            return Value::Array(list);
+            return (0, usize::MAX);
         }
         let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        let offset = number(self.number("offset").unwrap_or(0));
-        Value::Array(list.into_iter().skip(offset).take(number(limit)).collect())
+        (number(self.number("offset").unwrap_or(0)), number(limit))
+    }
+
+    /// That part of a list.
+    pub fn page(&self, list: Vec<Value>) -> Value {
+        let (offset, limit) = self.part();
+        Value::Array(list.into_iter().skip(offset).take(limit).collect())
     }
 }
 

@@ -16,6 +16,8 @@ use cluster::refusal::{Note, Refusal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, oneshot};
 
+use crate::shown::Shown;
+
 /// What is wanted, all of it stored, and what agents have reported.
 #[derive(Debug, Default)]
 pub struct State {
@@ -23,6 +25,8 @@ pub struct State {
     pub model: Model,
     /// The facts.
     pub observed: Observed,
+    /// What was shown of both; who changes one of them says so there.
+    pub shown: Shown,
 }
 
 /// Something that is there later.

@@ -21,6 +21,7 @@ use crate::controller;
 use crate::groups::{gross_size, refuse_passphrases};
 use crate::nodes::unknown;
 use crate::routes::{PAGE, Routes, Says};
+use crate::shown::{List, View};
 
 pub fn routes() -> Routes {
     const D: &str = "/v1/resource-definitions/{resource}";
@@ -118,10 +119,11 @@ pub fn find<'a>(state: &'a controller::State, name: &str) -> Result<&'a Definiti
     state.model.definition(&name).ok_or_else(|| unknown(Key::Definition(name)))
 }
 
-async fn list(State(app): State<App>, asked: Asked) -> Found {
+async fn list(State(app): State<App>, asked: Asked) -> List {
     let state = app.state();
     let named = asked.all("resource_definitions");
     let with_volumes = asked.flag("with_volume_definitions");
+    let view = if with_volumes { View::WithVolumes } else { View::Definition };
     let definitions: Vec<&Definition> = match named.is_empty() {
         true => state.model.definitions().collect(),
         // A few names are looked up, not searched for.
@@ -131,7 +133,13 @@ async fn list(State(app): State<App>, asked: Asked) -> Found {
             .collect(),
     };
     let wanted = definitions.into_iter().filter(|definition| asked.wants_props(&definition.props));
-    Found(asked.page(wanted.map(|definition| show(definition, with_volumes)).collect()))
+    let (offset, limit) = asked.part();
+    let mut list = List::default();
+    for definition in wanted.skip(offset).take(limit) {
+        let make = || vec![show(definition, with_volumes)];
+        list.push(state.shown.piece(view, &definition.name, make).all());
+    }
+    list
 }
 
 async fn one(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {

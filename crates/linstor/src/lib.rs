@@ -4,6 +4,7 @@
 //! - `ask`, `answer`, `code`: requests, answers and return codes, the same for all calls
 //! - `routes`: the calls as a table; `access`: who may make which, and what was called
 //! - `foretell`: dry runs; `openapi`: the document of the API; `metrics`; `properties`: which there are
+//! - `shown`: long lists, which are kept
 //! - one file for each kind of object, with its routes, how it is shown and how it is changed; and
 //!   `ashlar` for calls of our own
 //! - `refused`: calls of LINSTOR's that are not there, each with the reason
@@ -29,6 +30,7 @@ mod properties;
 mod refused;
 mod resources;
 mod routes;
+pub mod shown;
 mod sizes;
 mod small;
 mod snapshots;

@@ -27,6 +27,7 @@ use crate::definitions::{find, show_drbd, show_drbd_volume};
 use crate::may_promote;
 use crate::nodes::unknown;
 use crate::routes::{PAGE, Routes};
+use crate::shown::{List, View};
 
 pub fn routes() -> Routes {
     const D: &str = "/v1/resource-definitions/{resource}";
@@ -309,7 +310,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-async fn view(State(app): State<App>, asked: Asked) -> Found {
+async fn view(State(app): State<App>, asked: Asked) -> List {
     let state = app.state();
     let model = &state.model;
     let named = asked.all("resources");
@@ -328,21 +329,42 @@ async fn view(State(app): State<App>, asked: Asked) -> Found {
         }
         (true, true) => model.definitions().collect(),
     };
-    let seen = definitions.into_iter().flat_map(|definition| {
-        let resources = model.resources_of(&definition.name);
-        resources.map(move |resource| (definition, resource))
-    });
-    let wanted = seen.filter(|(_, resource)| {
+    let pools = !asked.all("storage_pools").is_empty();
+    let wanted = |resource: &Resource| {
         let in_pool = |volume: &Volume| asked.wants("storage_pools", volume.pool.as_str());
         asked.wants("nodes", resource.node.as_str())
-            && (asked.all("storage_pools").is_empty() || resource.volumes.values().any(in_pool))
+            && (!pools || resource.volumes.values().any(in_pool))
             && asked.wants_props(&resource.props)
-    });
-    let shown = wanted.map(|(definition, resource)| {
-        let seen = Seen::new(&state, definition, resource);
-        seen.show(true)
-    });
-    Found(asked.page(shown.collect()))
+    };
+    let piece = |definition: &Definition| {
+        state.shown.piece(View::Resources, &definition.name, || {
+            let resources = model.resources_of(&definition.name);
+            resources.map(|resource| Seen::new(&state, definition, resource).show(true)).collect()
+        })
+    };
+    let (mut offset, mut limit) = asked.part();
+    let whole = nodes.is_empty() && !pools && asked.all("props").is_empty() && limit == usize::MAX;
+    let mut list = List::default();
+    for definition in definitions {
+        let mut resources = model.resources_of(&definition.name).enumerate();
+        if whole {
+            if resources.next().is_some() {
+                list.push(piece(definition).all());
+            }
+            continue;
+        }
+        for (index, _) in resources.filter(|(_, resource)| wanted(resource)) {
+            if offset > 0 {
+                offset -= 1;
+            } else if limit > 0 {
+                limit -= 1;
+                list.push(piece(definition).one(index));
+            } else {
+                return list;
+            }
+        }
+    }
+    list
 }
 
 async fn list(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {

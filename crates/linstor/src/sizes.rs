@@ -1,10 +1,10 @@
 //! How large the next volume of a resource group could be, and how much fits (control plane §4.6).
 //!
-//! The placer of `cluster` is asked, with a definition without volumes in a copy of the state.
+//! The placer of `cluster` is asked, for a definition without volumes that is in no model.
 
 use axum::extract::State;
 use axum::http::Method;
-use cluster::change::{Key, Object};
+use cluster::change::Key;
 use cluster::model::Model;
 use cluster::name::{GroupName, NodeName, PoolName, ResourceName};
 use cluster::objects::{Definition, Filter, Generation, Pool, Uuid};
@@ -19,6 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::access::Role;
 use crate::answer::{Answer, Entry, Found, Read};
 use crate::ask::{App, Body, Path, SelectFilter};
+use crate::controller;
 use crate::nodes::unknown;
 use crate::routes::Routes;
 
@@ -40,19 +41,16 @@ struct Query {
     select_filter: Option<SelectFilter>,
 }
 
-/// What is asked of the placer, on a state of its own.
-struct Question {
-    model: Model,
-    observed: Observed,
-    name: ResourceName,
+/// What is asked of the placer.
+struct Question<'a> {
+    model: &'a Model,
+    observed: &'a Observed,
+    definition: Definition,
 }
 
-impl Question {
-    fn new(app: &App, group: &GroupName) -> Result<Question, Answer> {
-        let (mut model, observed) = {
-            let state = app.state();
-            (state.model.clone(), state.observed.clone())
-        };
+impl<'a> Question<'a> {
+    fn new(state: &'a controller::State, group: &GroupName) -> Result<Question<'a>, Answer> {
+        let controller::State { model, observed, .. } = state;
         // Longer names than users can give are free.
         let name = ResourceName::new("_size-query-of-the-surface-which-is-in-no-store")?;
         let Some(found) = model.group(group) else {
@@ -61,7 +59,7 @@ impl Question {
         let stack = found.filter.layers.clone().unwrap_or_default();
         let stack = if stack.is_empty() { vec![cluster::layer::Layer::Drbd] } else { stack };
         let definition = Definition {
-            name: name.clone(),
+            name,
             external_name: None,
             uuid: Uuid(0),
             group: group.clone(),
@@ -74,8 +72,7 @@ impl Question {
             volumes: Default::default(),
             generation: Generation(0),
         };
-        model.put(Object::Definition(definition));
-        Ok(Question { model, observed, name })
+        Ok(Question { model, observed, definition })
     }
 
     fn pool(&self, node: &NodeName, pool: &PoolName) -> Option<&Pool> {
@@ -84,14 +81,15 @@ impl Question {
 
     fn ratio(&self, pool: &Pool, key: &str) -> f64 {
         let default = if pool.provider.is_thin() { RATIO } else { 1.0 };
-        let chain = chain::pool(&self.model, pool);
+        let chain = chain::pool(self.model, pool);
         chain.number(key).or_else(|| chain.number("MaxOversubscriptionRatio")).unwrap_or(default)
     }
 
     fn answer(&self, group: &GroupName, request: &Filter) -> Result<Value, Answer> {
         let base = self.model.group(group).map(|group| group.filter.clone()).unwrap_or_default();
         let filter = place::merge(request, &base);
-        let placement = match place::place(&self.model, &self.observed, &self.name, &filter) {
+        let placed = place::place_for(self.model, self.observed, &self.definition, &filter);
+        let placement = match placed {
             Ok(placement) => placement,
             Err(refusal) => {
                 let reports = Answer::from(refusal).entries;
@@ -103,7 +101,7 @@ impl Question {
         let chosen: Vec<&Pool> = chosen.collect();
         let estimates = chosen
             .iter()
-            .filter_map(|pool| space::estimate(&self.model, &self.observed, pool).map(kib));
+            .filter_map(|pool| space::estimate(self.model, self.observed, pool).map(kib));
         let max = estimates.min().unwrap_or(0);
         let fitting = placement.candidates.iter().filter(|c| !matches!(c.verdict, Verdict::Out(_)));
         let states = fitting.filter_map(|c| self.observed.pool(&c.node, &c.pool));
@@ -164,18 +162,17 @@ async fn of_group(
 ) -> Read {
     let group = GroupName::new(&group)?;
     let filter = body.select_filter.unwrap_or_default().filter()?;
-    Ok(Found(Question::new(&app, &group)?.answer(&group, &filter)?))
+    let state = app.state();
+    Ok(Found(Question::new(&state, &group)?.answer(&group, &filter)?))
 }
 
 async fn of_all(State(app): State<App>, Body(body): Body<Query>) -> Read {
     let filter = body.select_filter.unwrap_or_default().filter()?;
-    let groups: Vec<GroupName> = app.state().model.groups().map(|g| g.name.clone()).collect();
+    let state = app.state();
     let mut result = Map::new();
-    for group in groups {
-        // A group that is gone by now has no answer.
-        if let Ok(question) = Question::new(&app, &group) {
-            result.insert(group.to_string(), question.answer(&group, &filter)?);
-        }
+    for group in state.model.groups().map(|group| &group.name) {
+        let answer = Question::new(&state, group)?.answer(group, &filter)?;
+        result.insert(group.to_string(), answer);
     }
     Ok(Found(json!({ "result": result })))
 }
@@ -190,7 +187,8 @@ async fn max(State(app): State<App>, Body(body): Body<SelectFilter>) -> Read {
 
 /// For each name of pools: the largest volume, and where it would be.
 fn max_sizes(app: &App, group: &GroupName, request: Filter) -> Read {
-    let question = Question::new(app, group)?;
+    let state = app.state();
+    let question = Question::new(&state, group)?;
     let base = question.model.group(group).map(|group| group.filter.clone()).unwrap_or_default();
     let filter = place::merge(&request, &base);
     let names: Vec<PoolName> =
@@ -199,13 +197,12 @@ fn max_sizes(app: &App, group: &GroupName, request: Filter) -> Read {
     for name in names {
         let excluded = filter.pools.as_ref().is_some_and(|p| !p.is_empty() && !p.contains(&name));
         let filter = Filter { pools: Some(vec![name.clone()]), ..filter.clone() };
-        let placed = place::place(&question.model, &question.observed, &question.name, &filter);
+        let Question { model, observed, definition } = &question;
+        let placed = place::place_for(model, observed, definition, &filter);
         let Some(placement) = placed.ok().filter(|_| !excluded) else { continue };
         let pools = placement.chosen.iter().filter_map(|c| question.pool(&c.node, &c.pool));
         let pools: Vec<&Pool> = pools.collect();
-        let estimates = pools
-            .iter()
-            .filter_map(|pool| space::estimate(&question.model, &question.observed, pool));
+        let estimates = pools.iter().filter_map(|pool| space::estimate(model, observed, pool));
         let Some(max) = estimates.min() else { continue };
         candidates.push(json!({
             "storage_pool": name.as_str(),

@@ -329,11 +329,19 @@ fn alive(edit: &Edit<'_>, node: &NodeName) -> bool {
 
 /// What is due of one resource definition.
 fn tick_one(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
-    let Ok(definition) = edit.definition(name).cloned() else { return Ok(()) };
+    let Ok(definition) = edit.definition(name) else { return Ok(()) };
     if !definition.layers.contains(&Layer::Drbd) {
         return Ok(());
     }
     let evicted = |r: &Resource| r.flags.contains(&ResourceFlag::Evicted);
+    let chain = chain::definition(edit.model, definition);
+    let keys = ["DrbdOptions/auto-diskful", "DrbdOptions/auto-diskful-allow-cleanup"];
+    let asked = keys.iter().any(|key| chain.get(key).is_some());
+    // Of most nothing is due, and this looks at all of them.
+    if !asked && !edit.model.resources_of(name).any(evicted) && !short(edit, definition) {
+        return Ok(());
+    }
+    let definition = definition.clone();
     let before = edit.model.resources_of(name).count();
     if edit.model.resources_of(name).any(evicted) || short(edit, &definition) {
         replace_missing(edit, name)?;

@@ -1,7 +1,11 @@
 //! Agents in memory: they carry out orders on invented disks, at once, and report what they have.
 //! Data are a flag, "has every write"; what the rules about data are worth is for the simulator.
+//!
+//! They outlive the controller that they report to: the next one is given by [`Simulated::report_to`].
+#![allow(dead_code, reason = "no program that has this needs all of it")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use api::link::{Agents, Heard, News, Order};
@@ -22,6 +26,8 @@ const GIB: u64 = 1 << 30;
 pub struct Simulated {
     orders: mpsc::UnboundedSender<(NodeName, Order)>,
     nodes: Mutex<BTreeMap<NodeName, Node>>,
+    controller: Mutex<Option<Handle>>,
+    steps: AtomicU64,
 }
 
 #[derive(Default)]
@@ -62,21 +68,47 @@ impl Simulated {
     /// Agents, and the orders for them, which `run` carries out.
     pub fn new() -> (Arc<Simulated>, mpsc::UnboundedReceiver<(NodeName, Order)>) {
         let (orders, receiver) = mpsc::unbounded_channel();
-        (Arc::new(Simulated { orders, nodes: Mutex::default() }), receiver)
+        let (nodes, controller, steps) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        (Arc::new(Simulated { orders, nodes, controller, steps }), receiver)
     }
 
-    /// Carries out orders until the controller is gone.
+    /// Carries out orders for as long as there are agents.
     pub async fn run(
         self: Arc<Simulated>,
         controller: Handle,
+        orders: mpsc::UnboundedReceiver<(NodeName, Order)>,
+    ) {
+        self.report_to(Some(controller));
+        self.carry_out_all(orders).await;
+    }
+
+    /// The same, before there is a controller.
+    pub async fn carry_out_all(
+        self: Arc<Simulated>,
         mut orders: mpsc::UnboundedReceiver<(NodeName, Order)>,
     ) {
         while let Some((node, order)) = orders.recv().await {
             let news = self.carry_out(&node, order);
+            let controller = self.controller.lock().unwrap().clone();
+            let Some(controller) = controller else { continue };
             for heard in news {
                 controller.heard(heard).await;
             }
         }
+    }
+
+    /// From now on that controller is told. With none all links are lost: orders that come late find
+    /// nobody, as those of a controller that was killed.
+    pub fn report_to(&self, controller: Option<Handle>) {
+        if controller.is_none() {
+            self.nodes.lock().unwrap().values_mut().for_each(|node| node.link = None);
+        }
+        *self.controller.lock().unwrap() = controller;
+    }
+
+    /// Steps of plans that have come so far.
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
     }
 
     /// A node's agent connects.
@@ -94,7 +126,10 @@ impl Simulated {
                 ..NodeState::default()
             };
             let names: Vec<ResourceName> = node.records.keys().cloned().collect();
-            let replicas = names.into_iter().map(|r| (r.clone(), report(&nodes, &name, &r)));
+            let replicas = names.into_iter().map(|r| {
+                let report = report(&nodes, &having(&nodes, &r), &name, &r);
+                (r, report)
+            });
             let replicas = replicas.collect();
             let link = nodes[&name].links;
             Heard { node: name, link, news: Some(News::Hello { node: state, replicas }) }
@@ -103,7 +138,6 @@ impl Simulated {
     }
 
     /// A node's link is lost.
-    #[allow(dead_code, reason = "not every test cuts links")]
     pub async fn cut(&self, controller: &Handle, name: &str) {
         let name = NodeName::new(name).unwrap();
         let link = {
@@ -116,13 +150,11 @@ impl Simulated {
     }
 
     /// From now on a node fails at orders that begin with this word; at none.
-    #[allow(dead_code, reason = "not every test has failures")]
     pub fn fail(&self, name: &str, order: Option<&'static str>) {
         self.nodes.lock().unwrap().get_mut(&NodeName::new(name).unwrap()).unwrap().fails = order;
     }
 
     /// What there is on all disks: nodes, resources and volumes, and snapshots.
-    #[allow(dead_code, reason = "not every test looks at disks")]
     pub fn disks(&self) -> Vec<String> {
         let nodes = self.nodes.lock().unwrap();
         let mut all = Vec::new();
@@ -164,16 +196,17 @@ impl Simulated {
                     });
                     return vec![Heard { node: name.clone(), link, news }];
                 }
+                self.steps.fetch_add(1, Ordering::Relaxed);
                 step(&mut nodes, name, &resource, generation, action);
-                resync(&mut nodes, &resource);
+                let having = having(&nodes, &resource);
+                resync(&mut nodes, &having, &resource);
                 // Peers notice, too.
-                let linked = nodes.iter().filter(|(_, node)| node.link.is_some());
-                let having = linked.filter(|(_, node)| node.records.contains_key(&resource));
-                having
-                    .map(|(peer, node)| {
-                        let state = report(&nodes, peer, &resource);
+                let linked = having.iter().filter(|peer| nodes[*peer].link.is_some());
+                linked
+                    .map(|peer| {
+                        let state = report(&nodes, &having, peer, &resource);
                         let news = Some(News::Replica { resource: resource.clone(), state });
-                        Heard { node: peer.clone(), link: node.links, news }
+                        Heard { node: peer.clone(), link: nodes[peer].links, news }
                     })
                     .collect()
             }
@@ -260,11 +293,17 @@ fn step(
     }
 }
 
+/// The nodes that have something of a resource: nobody else is looked at, so that a step costs the
+/// same among few nodes and many.
+fn having(nodes: &BTreeMap<NodeName, Node>, name: &ResourceName) -> Vec<NodeName> {
+    let has = nodes.iter().filter(|(_, node)| node.records.contains_key(name));
+    has.map(|(node, _)| node.clone()).collect()
+}
+
 /// Every replica whose connected peer has every write gets them.
-fn resync(nodes: &mut BTreeMap<NodeName, Node>, name: &ResourceName) {
-    let names: Vec<NodeName> = nodes.keys().cloned().collect();
-    for node in &names {
-        let peers = connected(nodes, node, name);
+fn resync(nodes: &mut BTreeMap<NodeName, Node>, having: &[NodeName], name: &ResourceName) {
+    for node in having {
+        let peers = connected(nodes, having, node, name);
         let Some(record) = nodes[node].records.get(name) else { continue };
         let numbers: Vec<u16> = record.disks.keys().copied().collect();
         for number in numbers {
@@ -282,6 +321,7 @@ fn resync(nodes: &mut BTreeMap<NodeName, Node>, name: &ResourceName) {
 
 fn connected(
     nodes: &BTreeMap<NodeName, Node>,
+    having: &[NodeName],
     node: &NodeName,
     name: &ResourceName,
 ) -> Vec<NodeName> {
@@ -289,12 +329,17 @@ fn connected(
         let record = nodes.get(from).and_then(|node| node.records.get(name));
         record.and_then(|r| r.peers.as_ref()).is_some_and(|peers| peers.contains(to))
     };
-    nodes.keys().filter(|peer| knows(node, peer) && knows(peer, node)).cloned().collect()
+    having.iter().filter(|peer| knows(node, peer) && knows(peer, node)).cloned().collect()
 }
 
-fn report(nodes: &BTreeMap<NodeName, Node>, node: &NodeName, name: &ResourceName) -> ReplicaState {
+fn report(
+    nodes: &BTreeMap<NodeName, Node>,
+    having: &[NodeName],
+    node: &NodeName,
+    name: &ResourceName,
+) -> ReplicaState {
     let record = &nodes[node].records[name];
-    let connected = connected(nodes, node, name);
+    let connected = connected(nodes, having, node, name);
     let numbers: BTreeSet<u16> = record.disks.keys().chain(record.sizes.keys()).copied().collect();
     let volumes = numbers.into_iter().map(|number| {
         let disk = record.disks.get(&number);
