@@ -9,7 +9,8 @@
 //!   disks lie; `revision`: an older one.
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
-//! - `targets`: what the project wants to reach, each with a verdict.
+//! - `targets`: what the project wants to reach, each with a verdict; `control`: the same of the
+//!   control plane.
 //! - `writes` with `profile`, `shares`, `activity_log`, `idle`, `integrity`, `resync`: closer looks
 //!   at one thing each.
 //! - `fio`, `cpu`, `limit`, `namespace`: the client, CPU time, disks of a known speed, and processes
@@ -19,6 +20,7 @@ mod activity_log;
 mod bed;
 mod chart;
 mod cluster;
+mod control;
 mod cpu;
 mod fio;
 mod history;
@@ -83,6 +85,13 @@ cargo xtask bench targets [OPTION...]
     --history FILE       a line for each target is added, and compared (default
                          target/bench/targets.jsonl)
     --quick              two minutes, after the build: shows that it works; no figures
+cargo xtask bench control [OPTION...]
+    What the control plane costs as it grows: a real controller with simulated agents, each figure
+    with its limit and whether it holds. Fails if one does not hold.
+    --volumes N,...      of three replicas each (default 100,1000,10000)
+    --calls N            of each list (default 100)
+    --json FILE          every figure (default target/bench/control.json)
+    --quick              seconds, after the build: shows that it works; no figures
 cargo xtask bench --guest
     Some rows on a volume mapped as a block device (ublk) and on the same over NBD, both within an
     emulated guest: figures to compare with each other, not with those of the table. Needs root.
@@ -172,6 +181,9 @@ pub fn main(arguments: &[String]) -> Result<()> {
     }
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);
+    }
+    if arguments.iter().any(|argument| argument == "control") {
+        return control::run(arguments);
     }
     if arguments.iter().any(|argument| argument == "resync") {
         return resync::run(arguments);
