@@ -9,7 +9,7 @@ pub const SECRET: usize = 32;
 /// A token: `ashlar1.ADDRESS.AUTHORITY.SECRET`, the last two in hexadecimal.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Where the controller listens: `HOST:PORT`.
+    /// Where the controller listens: `HOST:PORT`; of several controllers all, with commas between.
     pub address: String,
     /// SHA-256 of the authority's certificate (DER): who shows another is not the controller.
     pub authority: [u8; 32],
@@ -59,8 +59,10 @@ impl FromStr for Token {
 }
 
 fn is_address(text: &str) -> bool {
-    let parts = text.rsplit_once(':');
-    parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    text.split(',').all(|one| {
+        let parts = one.rsplit_once(':');
+        parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    })
 }
 
 /// Bytes in hexadecimal.
@@ -85,7 +87,9 @@ mod tests {
 
     #[test]
     fn a_token_is_read_as_it_was_written() {
-        for address in ["10.0.0.1:7777", "[fd00::1]:7777", "storage.example.com:1"] {
+        for address in
+            ["10.0.0.1:7777", "[fd00::1]:7777", "storage.example.com:1", "10.0.0.1:1,b:2"]
+        {
             let token =
                 Token { address: address.to_owned(), authority: [0xab; 32], secret: [1; SECRET] };
             assert_eq!(token.to_string().parse::<Token>(), Ok(token.clone()));

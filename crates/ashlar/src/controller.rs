@@ -47,6 +47,12 @@ pub struct Args {
     /// Directory where the controller keeps what is wanted of the cluster
     #[arg(long, value_name = "DIRECTORY", default_value = DEFAULT_DATA_DIR)]
     data_dir: PathBuf,
+    /// Where what is wanted is kept: sqlite:///FILE, or on a server that several controllers share, of
+    /// which one leads: postgresql://USER@HOST/DATABASE, etcd://HOST:PORT. @FILE has the URL in a file,
+    /// and ASHLAR_STORE in the environment, as one with a password has to be [default: a file in the
+    /// data directory]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
     /// Where the REST API listens by HTTP. On other addresses than those of the loopback interface, or
     /// with --require-token, it only leads to HTTPS if there is that
     #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_LISTEN)]
@@ -165,6 +171,7 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
     };
     let options = daemon::Options {
         data,
+        store: args.store.clone(),
         listen: args.listen,
         listen_tls: args.rest_tls,
         tls,

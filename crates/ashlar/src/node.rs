@@ -138,8 +138,13 @@ fn make_token(
         .with_context(|| format!("no token can be kept in {}", data.display()))
 }
 
-/// The address with the port of the link, if it has none.
-fn with_port(address: &str) -> String {
+/// The address, or several with commas between, with the port of the link where there is none.
+fn with_port(addresses: &str) -> String {
+    let all: Vec<String> = addresses.split(',').map(one_with_port).collect();
+    all.join(",")
+}
+
+fn one_with_port(address: &str) -> String {
     let after_brackets = address.rsplit_once(']').map_or(address, |(_, rest)| rest);
     let bare_v6 = address.parse::<std::net::Ipv6Addr>().is_ok();
     match (bare_v6, after_brackets.contains(':')) {
@@ -185,6 +190,7 @@ mod tests {
             ("fd00::1", "[fd00::1]:3377"),
             ("[fd00::1]", "[fd00::1]:3377"),
             ("[fd00::1]:77", "[fd00::1]:77"),
+            ("10.0.0.1,host:77", "10.0.0.1:3377,host:77"),
         ] {
             assert_eq!(with_port(given), expected);
         }

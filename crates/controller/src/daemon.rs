@@ -1,4 +1,5 @@
-//! `ashlar controller`: the store, the owner, the REST API and the agents' link in one process.
+//! `ashlar controller`: the store, the owner, the REST API and the agents' link in one process. Where
+//! several controllers share a store, all that is there while one leads (`leader`).
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,15 +16,18 @@ use tokio::sync::{mpsc, watch};
 
 use crate::access::Gate;
 use crate::handle::{self, Handle};
+use crate::leader;
 use crate::link::authority::{self, Authority};
 use crate::link::{self, Link};
 use crate::rest::{self, Rest};
-use crate::store::{self, Sqlite};
+use crate::store::{self, Location, NoLocation, Sqlite, Store, Term};
 use crate::tls::{self, Certificates};
 use crate::{files, log};
 
 /// The store's name in its directory.
 const STORE: &str = "controller.db";
+/// The variable that has the URL of the store, for one with a password.
+const STORE_VARIABLE: &str = "ASHLAR_STORE";
 /// The folder of the link's authority in it.
 const LINK: &str = "link";
 /// The certificate that clients of the REST API have to trust, if the controller made its own.
@@ -36,6 +40,9 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct Options {
     /// The directory of the store; made if it is not there, for its owner only.
     pub data: PathBuf,
+    /// Where the store is, as [`Location::from_argument`] reads it. Without it the variable
+    /// `ASHLAR_STORE` says it, and without that it is a file in the directory.
+    pub store: Option<String>,
     /// Where the REST API listens without encryption: on a loopback address, unless it has HTTPS to
     /// lead to.
     pub listen: SocketAddr,
@@ -60,6 +67,8 @@ pub enum Error {
     Rest(rest::Error),
     /// HTTPS has no certificate.
     Certificate(std::io::Error),
+    /// No store was named.
+    Location(NoLocation),
     /// The store can not be used, or failed for good.
     Store(store::Error),
     /// Agents can not be listened to.
@@ -79,6 +88,7 @@ impl fmt::Display for Error {
             }
             Error::Rest(error) => error.fmt(f),
             Error::Certificate(error) => write!(f, "{error}"),
+            Error::Location(error) => error.fmt(f),
             Error::Store(error) => error.fmt(f),
             Error::Link(error) => write!(f, "{error}"),
             Error::Start(error) => error.fmt(f),
@@ -128,11 +138,67 @@ impl Agents for Late {
 pub fn run(options: &Options) -> Result<(), Error> {
     let directory = |error| Error::Directory(options.data.clone(), error);
     make_directory(&options.data).map_err(directory)?;
-    let store = Sqlite::open(&options.data.join(STORE)).map_err(Error::Store)?;
+    let mut electorate = match location(options)? {
+        Location::File(file) => {
+            let store = Sqlite::open(&file).map_err(Error::Store)?;
+            return lead(options, Box::new(store), None).map(drop);
+        }
+        Location::Shared(electorate) => electorate,
+    };
+    loop {
+        let led = leader::stand_by(&mut *electorate, options.listen, &reached_at(options))?;
+        let Some((store, term)) = led else { return Ok(()) };
+        log::info("controller", format_args!("leads: {term:?}"));
+        match lead(options, store, Some(term)) {
+            Ok(End::Signal) => return Ok(()),
+            Ok(End::Owner | End::Term) => {
+                log::info("controller", format_args!("leads no longer"));
+            }
+            // Another may lead by now, and this one again when the store answers.
+            Err(error) if error.passes() => log::error("controller", format_args!("{error}")),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Error {
+    /// True if it need not be so the next time.
+    fn passes(&self) -> bool {
+        let (Error::Store(error) | Error::Start(handle::Error::Store(error))) = self else {
+            return false;
+        };
+        matches!(error, store::Error::Server { .. } | store::Error::Deposed { .. })
+    }
+}
+
+/// Where others are sent to while this controller leads: by HTTPS if clients elsewhere can get there.
+fn reached_at(options: &Options) -> String {
+    match options.listen_tls {
+        Some(address) => leader::url("https", address),
+        None => leader::url("http", options.listen),
+    }
+}
+
+fn location(options: &Options) -> Result<Location, Error> {
+    let location = match (&options.store, std::env::var(STORE_VARIABLE)) {
+        (Some(text), _) => Location::from_argument(text),
+        (None, Ok(url)) => Location::new(&url),
+        (None, Err(_)) => Ok(Location::File(options.data.join(STORE))),
+    };
+    location.map_err(Error::Location)
+}
+
+/// Runs what a controller runs that has the store, for a term if there are others.
+fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Result<End, Error> {
     // After the store: only who has that one may touch the other files.
     let gate = Gate::open(&options.data, !options.token_required).map_err(Error::Access)?;
+    // Agents know a controller by its authority, whichever leads.
+    let link = options.data.join(LINK);
+    let own = authority::text(&link).map_err(Error::Link)?;
+    let shared = store.file("authority.pem", own).map_err(Error::Store)?;
+    authority::adopt(&link, &shared).map_err(Error::Link)?;
     let agents = Arc::new(Late::default());
-    let (handle, thread) = handle::start(Box::new(store), agents.clone()).map_err(Error::Start)?;
+    let (handle, thread) = handle::start(store, agents.clone()).map_err(Error::Start)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::System)?;
     let result = runtime.block_on(async {
@@ -142,15 +208,21 @@ pub fn run(options: &Options) -> Result<(), Error> {
         // It is set here and nowhere else.
         let _ = agents.0.set(link);
         let rest = listen_to_clients(options, authority).await?;
-        serve(rest, handle, gate).await
+        let end = serve(rest, handle, gate, term.clone()).await;
+        if let Some(term) = &term {
+            term.resign().await;
+        }
+        end
     });
     // Streams of events have no end of their own.
     runtime.shutdown_timeout(Duration::from_secs(1));
     match result? {
         // A transaction that is under way is whole or not there, as after a power cut.
-        End::Signal => Ok(()),
-        End::Owner => match thread.join() {
-            Ok(ended) => ended.map_err(Error::Store),
+        End::Signal => Ok(End::Signal),
+        // Another leads: what this one had has to be gone before it waits. Its agents' link ends with
+        // its owner.
+        end @ (End::Owner | End::Term) => match thread.join() {
+            Ok(ended) => ended.map_err(Error::Store).map(|()| end),
             Err(_) => Err(Error::System(std::io::Error::other("its owner's thread panicked"))),
         },
     }
@@ -210,18 +282,35 @@ enum End {
     Signal,
     /// Nobody carries out commands any more.
     Owner,
+    /// The term is over.
+    Term,
 }
 
-async fn serve(rest: Rest, handle: Handle, gate: Gate) -> Result<End, Error> {
+async fn serve(
+    rest: Rest,
+    handle: Handle,
+    gate: Gate,
+    term: Option<Term>,
+) -> Result<End, Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::System)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::System)?;
+    let over = async {
+        match &term {
+            Some(term) => term.over().await,
+            None => std::future::pending().await,
+        }
+    };
     let (stop, stopped) = watch::channel(false);
-    let server = rest.serve(Arc::new(handle.clone()), Arc::new(gate), stopped);
-    let server = tokio::spawn(server);
+    let mut router = linstor::guarded(Arc::new(handle.clone()), Arc::new(gate));
+    if let Some(term) = &term {
+        router = leader::guard(router, term.clone());
+    }
+    let server = tokio::spawn(rest.serve(router, stopped));
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
         () = handle.ended() => return Ok(End::Owner),
+        () = over => return Ok(End::Term),
     }
     log::info("controller", format_args!("goes down"));
     let _ = stop.send(true);

@@ -15,8 +15,6 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::serve::{Listener, ListenerExt as _};
-use linstor::access::Access;
-use linstor::controller::Controller;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio_rustls::server::TlsStream;
@@ -100,17 +98,12 @@ impl Rest {
         Ok((self.plain.local_addr()?, tls))
     }
 
-    /// Serves until `stop` is true, and then what is under way.
+    /// Serves `router`, which sees to it who may call, until `stop` is true, and then what is under
+    /// way.
     ///
     /// # Errors
     /// If a server fails.
-    pub async fn serve(
-        self,
-        controller: Arc<dyn Controller>,
-        access: Arc<dyn Access>,
-        stop: watch::Receiver<bool>,
-    ) -> io::Result<()> {
-        let router = linstor::guarded(controller, access);
+    pub async fn serve(self, router: Router, stop: watch::Receiver<bool>) -> io::Result<()> {
         let plain = match self.redirected {
             None => router.clone(),
             Some(port) => leads_to(port),

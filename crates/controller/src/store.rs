@@ -1,5 +1,16 @@
 //! Where the wanted state is kept.
+//!
+//! - `sqlite`: one file, of one controller
+//! - `shared`: a server that several controllers share, of which one leads; `postgres` and `etcd` are
+//!   such servers
+//! - `location`: which one, as an operator names it
+//! - `row`: rows as text, the same in all
 
+mod etcd;
+mod location;
+mod postgres;
+mod row;
+mod shared;
 mod sqlite;
 #[cfg(test)]
 mod tests;
@@ -10,6 +21,8 @@ use std::path::{Path, PathBuf};
 use cluster::change::{Change, Object};
 use linstor::controller::{Report, ReportFilter};
 
+pub use location::{Location, NoLocation};
+pub use shared::{Electorate, Standing, Term};
 pub use sqlite::Sqlite;
 
 /// A store of rows. Its owner is the only one who writes.
@@ -20,7 +33,8 @@ pub trait Store: Send {
     /// If it can not be read.
     fn load(&mut self) -> Result<Vec<Object>, Error>;
 
-    /// Makes the changes of one command durable: all of them, or after an error or a crash none.
+    /// Makes changes durable, those of one command or of several: all of them, or after an error or a
+    /// crash none.
     ///
     /// # Errors
     /// If they could not be written. Whether they are there is for `load` to say.
@@ -55,6 +69,16 @@ pub trait Store: Send {
     /// # Errors
     /// If they could not be deleted.
     fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, Error>;
+
+    /// A file of which every controller of the cluster has the same: the one that is kept, or from now
+    /// on `content`. A store that only one controller can have keeps none.
+    ///
+    /// # Errors
+    /// If it can not be read or written.
+    fn file(&mut self, name: &'static str, content: String) -> Result<String, Error> {
+        let _ = name;
+        Ok(content)
+    }
 }
 
 /// Why a store can not do what it should. All are told with the file, the cause and the next step.
@@ -92,6 +116,22 @@ pub enum Error {
     Exists {
         /// The file.
         file: PathBuf,
+    },
+    /// A server can not be reached, or refuses.
+    Server {
+        /// Where it is, without any password.
+        store: String,
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        cause: String,
+        /// What to do about it.
+        next: &'static str,
+    },
+    /// Another controller leads by now: nothing was changed.
+    Deposed {
+        /// The store.
+        store: String,
     },
     /// The file can not be read or written.
     Failed {
@@ -131,6 +171,14 @@ impl fmt::Display for Error {
             Error::Exists { file } => {
                 write!(f, "{} exists: name a file that does not", file.display())
             }
+            Error::Server { store, doing, cause, next } => {
+                write!(f, "{doing} the store {store} failed: {cause}; {next}")
+            }
+            Error::Deposed { store } => write!(
+                f,
+                "another controller leads on the store {store} by now, so this one changes nothing \
+                 any more; ask that one"
+            ),
             Error::Failed { file, doing, cause } => {
                 write!(f, "{doing} the store {} failed: {cause}", file.display())?;
                 write!(f, "; look at its file system, then try again")

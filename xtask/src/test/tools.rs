@@ -28,6 +28,9 @@ const TOOLS: &[(&str, &str)] = &[
     // Pools of files: snapshots share blocks on both.
     ("mkfs.xfs", "xfsprogs"),
     ("mkfs.btrfs", "btrfs-progs"),
+    // Stores that controllers share.
+    ("postgres", "postgresql"),
+    ("etcd", "etcd-server"),
     ("timeout", "coreutils"),
     // libFuzzer is C++.
     ("c++", "g++"),
@@ -71,6 +74,9 @@ fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<_> = std::env::split_paths(&path).collect();
     folders.extend(["/usr/sbin", "/sbin"].map(Into::into));
+    // PostgreSQL's are in a folder for each version.
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    folders.extend(versions.map(|version| version.path().join("bin")));
     folders.iter().any(|folder| folder.join(program).is_file())
 }
 

@@ -26,7 +26,7 @@ use crate::report::now;
 pub struct Identity {
     /// The node.
     pub node: NodeName,
-    /// The controller's address, `HOST:PORT`.
+    /// The controller's address, `HOST:PORT`; of several controllers all, with commas between.
     pub controller: String,
     /// The private key, PKCS #8, DER.
     pub(super) key: Vec<u8>,

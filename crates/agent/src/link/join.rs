@@ -17,6 +17,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
@@ -25,6 +26,8 @@ use crate::report::now;
 
 /// How long connecting and a call may take.
 const CALL: Duration = Duration::from_secs(15);
+/// How long one of several controllers may take to answer.
+const DIAL: Duration = Duration::from_secs(4);
 
 /// Why a node did not join.
 #[derive(Debug)]
@@ -136,15 +139,27 @@ pub(super) async fn channel(address: &str, config: ClientConfig) -> Result<Chann
     let connector = service_fn(move |_: Uri| {
         let (address, config) = (address.clone(), config.clone());
         async move {
-            let socket = TcpStream::connect(&address).await?;
-            socket.set_nodelay(true)?;
-            let name = ServerName::try_from(CONTROLLER).map_err(io::Error::other)?;
-            let stream = TlsConnector::from(config).connect(name, socket).await?;
-            Ok::<_, io::Error>(TokioIo::new(stream))
+            // Of several controllers only the one that leads listens.
+            let mut why = io::Error::other("there is no address");
+            for address in address.split(',') {
+                match tokio::time::timeout(DIAL, dial(address, config.clone())).await {
+                    Ok(Ok(stream)) => return Ok(TokioIo::new(stream)),
+                    Ok(Err(error)) => why = error,
+                    Err(_) => why = io::Error::other(format!("{address} does not answer")),
+                }
+            }
+            Err(why)
         }
     });
     let connected = tokio::time::timeout(CALL, endpoint.connect_with_connector(connector)).await;
     connected.map_err(|_| "no answer in time".to_owned())?.map_err(|error| causes(&error))
+}
+
+async fn dial(address: &str, config: Arc<ClientConfig>) -> io::Result<TlsStream<TcpStream>> {
+    let socket = TcpStream::connect(address).await?;
+    socket.set_nodelay(true)?;
+    let name = ServerName::try_from(CONTROLLER).map_err(io::Error::other)?;
+    TlsConnector::from(config).connect(name, socket).await
 }
 
 /// An error with its causes, which say what really happened.

@@ -285,6 +285,27 @@ impl Authority {
     }
 }
 
+/// The authority of a folder as text, key and certificate; made there at the first time.
+///
+/// # Errors
+/// If the folder can not be used, or has something else in it.
+pub fn text(directory: &Path) -> io::Result<String> {
+    // What is damaged is not shared.
+    Authority::open(directory, VALID)?;
+    fs::read_to_string(directory.join("authority.pem"))
+}
+
+/// Has the authority of a folder be that one, which all controllers of the cluster share.
+///
+/// # Errors
+/// If the folder can not be used.
+pub fn adopt(directory: &Path, shared: &str) -> io::Result<()> {
+    if text(directory)? == shared {
+        return Ok(());
+    }
+    replace(&directory.join("authority.pem"), shared.as_bytes())
+}
+
 /// A new authority: its key and its certificate.
 fn make() -> Result<String, rcgen::Error> {
     let key = KeyPair::generate()?;
@@ -352,6 +373,18 @@ mod tests {
         fs::write(directory.path().join("authority.pem"), "nothing").unwrap();
         let error = Authority::open(directory.path(), VALID).err().unwrap().to_string();
         assert!(error.contains("restore it"), "{error}");
+    }
+
+    #[test]
+    fn controllers_of_one_cluster_come_to_have_one_authority() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut kept: Option<String> = None;
+        for directory in [&one, &two, &one] {
+            let own = text(directory.path()).unwrap();
+            adopt(directory.path(), kept.get_or_insert(own)).unwrap();
+        }
+        let of = |directory: &Path| authority(directory).certificate().to_vec();
+        assert_eq!(of(one.path()), of(two.path()));
     }
 
     #[test]

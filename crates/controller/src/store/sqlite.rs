@@ -1,20 +1,19 @@
 //! The store in one SQLite file.
 //!
-//! A row of the wanted state is a row of the table `rows`: its key, in lower case because names match
-//! without regard to case, and the object as JSON. A command is one transaction in the write-ahead
-//! log, synchronised before `commit` returns. The file is locked for as long as it is open, so that
-//! two controllers never share one.
+//! A row of the wanted state is a row of the table `rows`. A commit is one transaction in the
+//! write-ahead log, synchronised before it returns. The file is locked for as long as it is open, so
+//! that two controllers never share one.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cluster::change::{Change, Key, Object};
+use cluster::change::{Change, Object};
 use linstor::controller::{Report, ReportFilter};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
-use super::{Error, Store};
+use super::{Error, Store, row};
 
 /// Marks a file as ours: "Ashl".
 const APPLICATION: i64 = 0x4173_686c;
@@ -83,6 +82,15 @@ impl Sqlite {
         Ok(Sqlite { file, connection })
     }
 
+    /// Makes a new store in a file that is not there yet.
+    ///
+    /// # Errors
+    /// If the file exists or can not be written.
+    pub fn create(file: &Path) -> Result<Sqlite, Error> {
+        new_file(file)?;
+        Sqlite::open(file)
+    }
+
     fn failed(&self, doing: &'static str) -> impl Fn(rusqlite::Error) -> Error + use<> {
         let file = self.file.clone();
         move |error| failed(&file, doing, &error)
@@ -93,13 +101,10 @@ impl Sqlite {
         {
             let mut put = transaction.prepare_cached("REPLACE INTO rows VALUES (?1, ?2)")?;
             let mut remove = transaction.prepare_cached("DELETE FROM rows WHERE key = ?1")?;
-            for change in changes {
-                match change {
-                    Change::Put(object) => {
-                        let text = serde_json::to_string(object).map_err(json)?;
-                        put.execute(params![key(&object.key())?, text])?
-                    }
-                    Change::Remove(gone) => remove.execute(params![key(gone)?])?,
+            for (key, text) in row::texts(changes).map_err(json)? {
+                match text {
+                    Some(text) => put.execute(params![key, text])?,
+                    None => remove.execute(params![key])?,
                 };
             }
         }
@@ -137,16 +142,12 @@ impl Store for Sqlite {
         let mut query =
             self.connection.prepare("SELECT key, object FROM rows").map_err(&reading)?;
         let mut rows = query.query([]).map_err(&reading)?;
+        let name = self.file.display().to_string();
         let mut objects = Vec::new();
         while let Some(row) = rows.next().map_err(&reading)? {
             let (key, text): (String, String) =
                 (row.get(0).map_err(&reading)?, row.get(1).map_err(&reading)?);
-            let object = serde_json::from_str(&text).map_err(|error| Error::Row {
-                file: self.file.clone(),
-                key,
-                cause: error.to_string(),
-            })?;
-            objects.push(object);
+            objects.push(row::object(&name, key, &text)?);
         }
         Ok(objects)
     }
@@ -158,16 +159,7 @@ impl Store for Sqlite {
 
     fn backup(&mut self, to: &Path) -> Result<(), Error> {
         let writing = |error| failed(to, "writing a copy of", &error);
-        // Not after it was looked for: whoever makes it in between keeps it.
-        let new = OpenOptions::new().create_new(true).write(true).mode(0o600).open(to);
-        new.map_err(|error| match error.kind() {
-            std::io::ErrorKind::AlreadyExists => Error::Exists { file: to.to_owned() },
-            _ => Error::Failed {
-                file: to.to_owned(),
-                doing: "writing a copy of",
-                cause: error.to_string(),
-            },
-        })?;
+        new_file(to)?;
         let copied = self.copy(to);
         if copied.is_err() {
             // Half a copy is none.
@@ -219,9 +211,17 @@ impl Store for Sqlite {
     }
 }
 
-/// The key of a row, the same for every spelling of its names.
-fn key(key: &Key) -> Result<String, rusqlite::Error> {
-    Ok(serde_json::to_string(key).map_err(json)?.to_ascii_lowercase())
+/// Makes a file. Not after it was looked for: whoever makes it in between keeps it.
+fn new_file(file: &Path) -> Result<(), Error> {
+    let new = OpenOptions::new().create_new(true).write(true).mode(0o600).open(file);
+    new.map(drop).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Error::Exists { file: file.to_owned() },
+        _ => Error::Failed {
+            file: file.to_owned(),
+            doing: "writing a copy of",
+            cause: error.to_string(),
+        },
+    })
 }
 
 fn json(error: serde_json::Error) -> rusqlite::Error {

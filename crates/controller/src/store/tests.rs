@@ -1,9 +1,11 @@
-//! The store: what it keeps, what it refuses, and what a killed process leaves.
+//! The stores: what they keep, what they refuse, and what a killed process leaves. The same tests run
+//! on all of them; PostgreSQL and etcd are started for them, and skipped where they are missing.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use cluster::change::{Change, Key, Object};
 use cluster::model::Model;
@@ -11,29 +13,121 @@ use cluster::name::StoreName;
 use cluster::objects::{Props, Uuid};
 use linstor::controller::{Report, ReportFilter};
 
-use super::{Error, Sqlite, Store};
+use super::{Electorate, Error, Location, Sqlite, Standing, Store, Term};
+
+#[path = "../../tests/servers/mod.rs"]
+mod servers;
+
+/// Terms of the tests: etcd has none that are shorter.
+const TERM: Duration = Duration::from_secs(2);
 
 fn instance(name: &str, value: usize) -> Object {
     let props = Props::from([("n".to_owned(), value.to_string())]);
     Object::Store(StoreName::new(name).unwrap(), props)
 }
 
+fn value(row: &Object) -> usize {
+    match row {
+        Object::Store(_, props) => props["n"].parse().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn electorate(url: &str) -> Box<dyn Electorate> {
+    match Location::new(url).unwrap() {
+        Location::Shared(electorate) => electorate,
+        Location::File(file) => panic!("{} is not shared", file.display()),
+    }
+}
+
+/// Leads, once nobody else does.
+fn leads(electorate: &mut dyn Electorate) -> (Box<dyn Store>, Term) {
+    let begun = Instant::now();
+    loop {
+        // A server that has just begun refuses for a moment.
+        if let Ok(Standing::Leads(store, term)) = electorate.stand("http://here", TERM) {
+            return (store, term);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "nobody can lead");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn open(url: &str) -> Box<dyn Store> {
+    match Location::new(url).unwrap() {
+        Location::File(file) => Box::new(Sqlite::open(&file).unwrap()),
+        Location::Shared(mut electorate) => leads(&mut *electorate).0,
+    }
+}
+
+/// Everything that holds for each store. `place` gives the URL of a new one.
+fn suite(mut place: impl FnMut() -> String) {
+    rows_come_back_as_they_were_whatever_the_spelling(&place());
+    large_changes_are_made_and_taken_back(&place());
+    a_copy_is_a_store_of_its_own_and_never_overwrites(&place());
+    error_reports_are_found_deleted_and_counted_on(&place());
+    a_killed_process_leaves_all_of_a_transaction_or_nothing(&place());
+}
+
 #[test]
-fn rows_come_back_as_they_were_whatever_the_spelling() {
+fn sqlite_is_a_store() {
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("store.db");
+    let mut count = 0;
+    suite(|| {
+        count += 1;
+        format!("sqlite://{}", directory.path().join(format!("{count}.db")).display())
+    });
+}
+
+#[test]
+fn postgresql_is_a_store_that_controllers_share() {
+    let server = match servers::postgres() {
+        Ok(server) => server,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let (start, _) = server.url.rsplit_once('/').unwrap();
+    let mut count = 0;
+    let mut place = || {
+        count += 1;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let connected = tokio_postgres::connect(&server.url, tokio_postgres::NoTls).await;
+            let (client, connection) = connected.unwrap();
+            tokio::spawn(connection);
+            client.batch_execute(&format!("CREATE DATABASE test{count}")).await.unwrap();
+        });
+        format!("{start}/test{count}")
+    };
+    suite(&mut place);
+    shared(place);
+}
+
+#[test]
+fn etcd_is_a_store_that_controllers_share() {
+    let server = match servers::etcd() {
+        Ok(server) => server,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let mut count = 0;
+    let mut place = || {
+        count += 1;
+        format!("{}/test{count}", server.url)
+    };
+    suite(&mut place);
+    shared(place);
+}
+
+fn rows_come_back_as_they_were_whatever_the_spelling(url: &str) {
     let model = Model::new(Uuid(7));
     {
-        let mut store = Sqlite::open(&file).unwrap();
+        let mut store = open(url);
         assert!(store.load().unwrap().is_empty());
-        let mode = |file: &Path| std::fs::metadata(file).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(&file), 0o600);
         store.commit(&model.rows().map(Change::Put).collect::<Vec<_>>()).unwrap();
         store.commit(&[Change::Put(instance("Some", 1)), Change::Put(instance("two", 2))]).unwrap();
         store.commit(&[Change::Put(instance("sOME", 3))]).unwrap();
         store.commit(&[Change::Remove(Key::Store(StoreName::new("TWO").unwrap()))]).unwrap();
     }
-    let mut store = Sqlite::open(&file).unwrap();
+    let mut store = open(url);
     let mut expected = model.clone();
     expected.put(instance("sOME", 3));
     let loaded = Model::from_rows(store.load().unwrap());
@@ -42,11 +136,34 @@ fn rows_come_back_as_they_were_whatever_the_spelling() {
     assert_eq!(name.as_str(), "sOME");
 }
 
+/// More rows and bytes than a transaction of etcd takes.
+fn large_changes_are_made_and_taken_back(url: &str) {
+    let row = |number: usize| {
+        let padding = ("padding".to_owned(), "x".repeat(10_000));
+        let props = Props::from([("n".to_owned(), number.to_string()), padding]);
+        Object::Store(StoreName::new(&format!("row{number}")).unwrap(), props)
+    };
+    let mut store = open(url);
+    store.commit(&[Change::Put(instance("other", 1000))]).unwrap();
+    store.commit(&(0..400).map(|number| Change::Put(row(number))).collect::<Vec<_>>()).unwrap();
+    let mut values: Vec<usize> = store.load().unwrap().iter().map(value).collect();
+    values.sort_unstable();
+    assert_eq!(values, (0..400).chain([1000]).collect::<Vec<_>>());
+    drop(store);
+    let mut store = open(url);
+    assert_eq!(store.load().unwrap().len(), 401);
+    let gone = (0..400).map(|number| Change::Remove(row(number).key()));
+    store.commit(&gone.collect::<Vec<_>>()).unwrap();
+    assert_eq!(store.load().unwrap(), [instance("other", 1000)]);
+}
+
 #[test]
 fn a_newer_file_a_foreign_file_and_one_in_use_are_refused_and_stay_as_they_are() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("store.db");
     let first = Sqlite::open(&file).unwrap();
+    let mode = |file: &Path| std::fs::metadata(file).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&file), 0o600);
     assert!(matches!(Sqlite::open(&file).unwrap_err(), Error::InUse { .. }));
     drop(first);
     let raw = rusqlite::Connection::open(&file).unwrap();
@@ -69,10 +186,9 @@ fn a_newer_file_a_foreign_file_and_one_in_use_are_refused_and_stay_as_they_are()
     assert!(matches!(Sqlite::open(&other).unwrap_err(), Error::Foreign { .. }));
 }
 
-#[test]
-fn a_copy_is_a_store_of_its_own_and_never_overwrites() {
+fn a_copy_is_a_store_of_its_own_and_never_overwrites(url: &str) {
     let directory = tempfile::tempdir().unwrap();
-    let mut store = Sqlite::open(&directory.path().join("store.db")).unwrap();
+    let mut store = open(url);
     store.commit(&[Change::Put(instance("aa", 1))]).unwrap();
     let copy = directory.path().join("copy.db");
     store.backup(&copy).unwrap();
@@ -82,10 +198,7 @@ fn a_copy_is_a_store_of_its_own_and_never_overwrites() {
     assert_eq!(store.load().unwrap().len(), 2);
 }
 
-#[test]
-fn error_reports_are_found_deleted_and_counted_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("store.db");
+fn error_reports_are_found_deleted_and_counted_on(url: &str) {
     let report = |id: &str, node: &str| Report {
         id: id.to_owned(),
         time: cluster::objects::Millis(5),
@@ -94,7 +207,7 @@ fn error_reports_are_found_deleted_and_counted_on() {
         cause: "c".to_owned(),
         correction: "n".to_owned(),
     };
-    let mut store = Sqlite::open(&file).unwrap();
+    let mut store = open(url);
     assert_eq!(store.next_report().unwrap(), 0);
     store.add_report(&report("a", "n1")).unwrap();
     store.add_report(&report("b", "n2")).unwrap();
@@ -106,18 +219,20 @@ fn error_reports_are_found_deleted_and_counted_on() {
     assert_eq!(ids(store.reports(&all).unwrap()), ["b"]);
     store.delete_reports(&all).unwrap();
     drop(store);
-    assert_eq!(Sqlite::open(&file).unwrap().next_report().unwrap(), 2);
+    assert_eq!(open(url).next_report().unwrap(), 2);
 }
 
-/// Where the process that is killed finds its file.
-const FILE: &str = "ASHLAR_TEST_STORE";
-/// Rows of each transaction.
-const ROWS: usize = 8;
+/// Where the process that is killed finds its store.
+const URL: &str = "ASHLAR_TEST_STORE";
+/// Rows of each transaction, so many that etcd makes it in several.
+const ROWS: usize = 120;
 
 /// What is killed: it writes transaction after transaction and says which is stored.
-fn write_until_killed(file: &Path) -> ! {
-    let mut store = Sqlite::open(file).unwrap();
-    let mut number = 0;
+#[test]
+fn write_until_killed() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let mut store = open(&url);
+    let mut number = store.load().unwrap().first().map_or(0, value);
     loop {
         number += 1;
         let rows = (0..ROWS).map(|row| Change::Put(instance(&format!("row{row}"), number)));
@@ -126,21 +241,12 @@ fn write_until_killed(file: &Path) -> ! {
     }
 }
 
-#[test]
-fn a_killed_process_leaves_all_of_a_transaction_or_nothing() {
-    if let Some(file) = std::env::var_os(FILE) {
-        write_until_killed(file.as_ref());
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("store.db");
+fn a_killed_process_leaves_all_of_a_transaction_or_nothing(url: &str) {
+    let mut before = 0;
     for round in 0..5 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "store::tests::a_killed_process_leaves_all_of_a_transaction_or_nothing",
-                "--nocapture",
-            ])
-            .env(FILE, &file)
+            .args(["--exact", "store::tests::write_until_killed", "--nocapture"])
+            .env(URL, url)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -151,7 +257,7 @@ fn a_killed_process_leaves_all_of_a_transaction_or_nothing() {
             if let Some(number) = line.strip_prefix("stored ") {
                 told = number.parse::<usize>().unwrap();
             }
-            if told >= 10 + 7 * round {
+            if told >= before + 10 + 7 * round {
                 break;
             }
         }
@@ -159,15 +265,87 @@ fn a_killed_process_leaves_all_of_a_transaction_or_nothing() {
         // What it said before it died was stored, too.
         told = lines.filter_map(|l| l.strip_prefix("stored ")?.parse().ok()).last().unwrap_or(told);
         child.wait().unwrap();
-        assert!(told >= 10, "the process wrote nothing");
-        let rows = Sqlite::open(&file).unwrap().load().unwrap();
+        assert!(told >= before + 10, "the process wrote nothing");
+        let rows = open(url).load().unwrap();
         assert_eq!(rows.len(), ROWS);
-        let value = |row: &Object| match row {
-            Object::Store(_, props) => props["n"].parse::<usize>().unwrap(),
-            other => panic!("{other:?}"),
-        };
         let values: Vec<usize> = rows.iter().map(value).collect();
         assert!(values.iter().all(|value| *value == values[0]), "torn: {values:?}");
         assert!(values[0] >= told, "{told} was acknowledged, {} is there", values[0]);
+        before = values[0];
     }
+}
+
+/// Everything that holds for stores that controllers share.
+fn shared(mut place: impl FnMut() -> String) {
+    one_leads_and_who_was_stopped_writes_nothing(&place());
+    who_resigns_is_followed_at_once(&place());
+    all_leaders_have_the_same_files(&place());
+}
+
+fn one_leads_and_who_was_stopped_writes_nothing(url: &str) {
+    let (mut one, mut two) = (electorate(url), electorate(url));
+    let (mut first, term) = leads(&mut *one);
+    first.commit(&[Change::Put(instance("aa", 1))]).unwrap();
+    // It renews its term, for longer than one.
+    let begun = Instant::now();
+    while begun.elapsed() < TERM * 2 {
+        match two.stand("http://there", TERM).unwrap() {
+            Standing::Follows(leader) => assert_eq!(leader.as_deref(), Some("http://here")),
+            Standing::Leads(..) => panic!("two lead"),
+        }
+        assert!(term.holds());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // Now it is stopped: nothing is renewed.
+    let stopped = term.stop_renewing();
+    let (mut second, other) = leads(&mut *two);
+    assert!(!term.holds() && other.holds());
+    // Its clients' calls were under way.
+    let error = first.commit(&[Change::Put(instance("aa", 2))]).unwrap_err();
+    assert!(matches!(error, Error::Deposed { .. }), "{error}");
+    assert!(matches!(first.load().unwrap_err(), Error::Deposed { .. }));
+    let report = Report {
+        id: "a".to_owned(),
+        time: cluster::objects::Millis(5),
+        node: "n".to_owned(),
+        message: String::new(),
+        cause: String::new(),
+        correction: String::new(),
+    };
+    assert!(matches!(first.add_report(&report).unwrap_err(), Error::Deposed { .. }));
+    drop(stopped);
+    second.commit(&[Change::Put(instance("bb", 3))]).unwrap();
+    assert!(matches!(first.commit(&[]).unwrap_err(), Error::Deposed { .. }));
+    let mut values: Vec<usize> = second.load().unwrap().iter().map(value).collect();
+    values.sort_unstable();
+    assert_eq!(values, [1, 3]);
+    assert!(second.reports(&ReportFilter::default()).unwrap().is_empty());
+    assert!(other.holds(), "the end of the first is not that of the second");
+}
+
+fn who_resigns_is_followed_at_once(url: &str) {
+    let (mut one, mut two) = (electorate(url), electorate(url));
+    let (first, term) = leads(&mut *one);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(term.resign());
+    runtime.block_on(term.over());
+    assert!(!term.holds());
+    let standing = two.stand("http://there", TERM).unwrap();
+    assert!(matches!(standing, Standing::Leads(..)));
+    drop(first);
+    std::thread::sleep(Duration::from_millis(200));
+    let Standing::Leads(mut second, _) = standing else { return };
+    second.commit(&[Change::Put(instance("aa", 1))]).unwrap();
+}
+
+fn all_leaders_have_the_same_files(url: &str) {
+    assert_eq!(open(url).file("authority.pem", "one".to_owned()).unwrap(), "one");
+    assert_eq!(open(url).file("authority.pem", "two".to_owned()).unwrap(), "one");
+}
+
+#[test]
+fn a_file_alone_has_no_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = Sqlite::open(&directory.path().join("store.db")).unwrap();
+    assert_eq!(store.file("authority.pem", "own".to_owned()).unwrap(), "own");
 }
