@@ -116,15 +116,11 @@ impl Step<'_> {
     /// A pool, which has to be of the kind that the plan was made for.
     fn pool(&self, name: &PoolName, kind: Provider) -> Result<Open, Failed> {
         let pool = self.node.pools.get(name)?;
-        if pool.kind().name() == kind.word() {
+        if pool.kind() == kind {
             return Ok(pool);
         }
         Err(Failed::new(
-            format!(
-                "pool {name} is of kind {}, and {} needs {kind}",
-                pool.kind().name(),
-                self.name
-            ),
+            format!("pool {name} is of kind {}, and {} needs {kind}", pool.kind(), self.name),
             "nothing is to be done: the controller's next plan knows the pool as it is",
         ))
     }

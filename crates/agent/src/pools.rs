@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::link::Pool;
 use cluster::name::PoolName;
-use cluster::objects::{Generation, Provider as Kind};
+use cluster::objects::Generation;
 use cluster::observed::PoolState;
 use serde::{Deserialize, Serialize};
 use vocab::Bytes;
@@ -17,7 +17,7 @@ use crate::failed::Failed;
 use crate::files;
 use crate::storage::file::Folder;
 use crate::storage::lvm::Group;
-use crate::storage::{Name, Provider};
+use crate::storage::{Kind, Name, Provider};
 
 /// The space of a pool without any: nothing in it takes space.
 const DISKLESS: Bytes = Bytes(i64::MAX as u64);

@@ -14,39 +14,11 @@ pub mod lvm;
 use std::fmt;
 use std::path::PathBuf;
 
+/// What a pool is made of.
+pub use cluster::objects::Provider as Kind;
 use vocab::Bytes;
 
 use crate::command::{CommandError, Failure};
-
-/// What a pool is made of, in LINSTOR's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// Files in a folder, with all their space allocated.
-    File,
-    /// Sparse files in a folder.
-    FileThin,
-    /// Logical volumes of a volume group.
-    Lvm,
-    /// Thin volumes of a thin pool.
-    LvmThin,
-}
-
-impl Kind {
-    /// As in LINSTOR's interface.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::File => "FILE",
-            Kind::FileThin => "FILE_THIN",
-            Kind::Lvm => "LVM",
-            Kind::LvmThin => "LVM_THIN",
-        }
-    }
-
-    /// True if volumes may promise more than the pool has.
-    pub const fn is_thin(self) -> bool {
-        matches!(self, Kind::FileThin | Kind::LvmThin)
-    }
-}
 
 /// The name of a backing volume or of a snapshot: letters, digits, `_`, `-`, `.` and `+`, at most
 /// 120 of them, beginning with none of `-`, `.` and `+`. Safe as part of a path and of a command.
