@@ -2,7 +2,7 @@
 //!
 //! - Here: what a node is, and which step is done where. `volumes`: backing volumes and metadata.
 //!   `up`: the resource in the engine. `grow`: volumes that grow. `snapshots`: suspensions and
-//!   snapshots.
+//!   snapshots. `rollback`: resources that go back to one.
 //!
 //! The rules that all of them follow: nothing older than what was begun is done; what is about to be
 //! done is written down before, and what was done after; doing a step twice is doing it once; data go
@@ -10,6 +10,7 @@
 //! one resource come one after the other (`work`).
 
 mod grow;
+mod rollback;
 mod snapshots;
 #[cfg(test)]
 mod tests;
@@ -88,6 +89,9 @@ impl Node {
             Action::TakeSnapshot { token, snapshot } => step.take_snapshot(*token, snapshot),
             Action::Resume { token } => step.resume(*token),
             Action::DeleteSnapshot { snapshot } => step.delete_snapshot(snapshot),
+            Action::TakeDown { token } => step.take_down(*token),
+            Action::RollBack { token, snapshot } => step.roll_back(*token, snapshot),
+            Action::Discard { token } => step.discard(*token),
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use cluster::name::{PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Generation, Provider};
-use cluster::observed::{Suspension, SuspensionState};
+use cluster::observed::{DownForRollback, Suspension, SuspensionState};
 use cluster::plan::ResourceConfig;
 use codec::admin::Listen;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,9 @@ pub struct Record {
     /// again until all are there.
     #[serde(default)]
     pub reconnect: bool,
+    /// It is taken down for a rollback, and comes up only when it is configured again.
+    #[serde(default)]
+    pub down: Option<Down>,
 }
 
 /// A backing volume.
@@ -93,6 +96,30 @@ pub struct Growing {
     pub to: u64,
     /// Exports of the resource that are to be there again.
     pub exports: Vec<Export>,
+}
+
+/// A resource that is down for a rollback.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Down {
+    /// What for.
+    pub token: Generation,
+    /// How far it is.
+    pub state: DownState,
+    /// Exports of the resource that are to be there again.
+    pub exports: Vec<Export>,
+}
+
+/// How far a resource is that is taken down for a rollback.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum DownState {
+    /// It is being taken down.
+    Going,
+    /// It is down.
+    Down,
+    /// It is down, and its disks have the snapshot's data, or are gone.
+    Changed,
+    /// It is being brought up again.
+    Back,
 }
 
 /// An export over NBD.
@@ -143,12 +170,24 @@ impl Record {
             snapshots: BTreeMap::new(),
             suspension: None,
             reconnect: false,
+            down: None,
         }
     }
 
     /// True if there is nothing of the resource on this node.
     pub fn is_empty(&self) -> bool {
         self.config.is_none() && self.volumes.is_empty() && self.snapshots.is_empty()
+    }
+
+    /// What controllers know of a rollback.
+    pub fn rollback(&self) -> Option<DownForRollback> {
+        let down = self.down.as_ref()?;
+        let changed = match down.state {
+            DownState::Going | DownState::Back => return None,
+            DownState::Down => false,
+            DownState::Changed => true,
+        };
+        Some(DownForRollback { token: down.token, changed })
     }
 
     /// The suspension as controllers know it.

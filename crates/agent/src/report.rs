@@ -113,6 +113,7 @@ fn report(
         volumes: numbers.into_iter().map(volume).collect(),
         connections: connections.collect(),
         suspension: record.suspension(),
+        rollback: record.rollback(),
         snapshots: complete
             .map(|(name, snapshot)| (name.clone(), SnapshotState { token: snapshot.token }))
             .collect(),

@@ -15,7 +15,7 @@ pub mod proto {
 }
 
 /// The newest version of the link that this release speaks.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The oldest one.
 pub const PROTOCOL_MIN: u32 = 1;
@@ -165,6 +165,10 @@ mod tests {
             }),
             step(Action::Configure(config)),
             step(Action::Remove(Guard { at_least: 1, of: vec![] })),
+            step(Action::RollBack {
+                token: Generation(5),
+                snapshot: cluster::name::SnapshotName::new("monday").unwrap(),
+            }),
         ]
     }
 

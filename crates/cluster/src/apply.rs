@@ -10,6 +10,7 @@ mod helpers;
 mod nodes;
 mod pools;
 mod resources;
+mod rollback;
 mod settle;
 mod small;
 pub(crate) mod snapshots;
@@ -46,6 +47,7 @@ pub fn apply(
 
 fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
     use Command::*;
+    rollback::refuse_while_busy(edit, &command)?;
     match command {
         ModifyController { props } => small::modify_controller(edit, &props),
 
@@ -149,6 +151,7 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         RestoreResources { name, snapshot, to, nodes, pools } => {
             snapshots::restore_resources(edit, &name, &snapshot, &to, &nodes, &pools)
         }
+        RollBack { name, snapshot } => rollback::begin(edit, &name, &snapshot),
 
         ModifyStore { name, edit: change } => small::modify_store(edit, name, &change),
         DeleteStore { name } => small::delete_store(edit, name),

@@ -242,6 +242,8 @@ pub enum Command {
         nodes: Vec<NodeName>,
         pools: BTreeMap<PoolName, PoolName>,
     },
+    /// Gives all replicas the data of a snapshot, which stays. What was written since is lost.
+    RollBack { name: ResourceName, snapshot: SnapshotName },
 
     /// Changes an instance of the key-value store; made with its first key, gone with its last.
     ModifyStore { name: StoreName, edit: PropsEdit },

@@ -242,7 +242,7 @@ impl Future<'_> {
             }
             Action::Configure(config) => {
                 replica.generation = plan.generation;
-                replica.up = true;
+                (replica.up, replica.rollback) = (true, None);
                 replica.connections =
                     config.connections.keys().map(|peer| (peer.clone(), false)).collect();
                 for (number, wanted) in &config.volumes {
@@ -278,6 +278,24 @@ impl Future<'_> {
             }
             Action::DeleteSnapshot { snapshot } => {
                 replica.snapshots.remove(snapshot);
+            }
+            Action::TakeDown { token } => {
+                let down = DownForRollback { token: *token, changed: false };
+                (replica.rollback, replica.up) = (Some(down), false);
+                replica.connections.clear();
+                for state in replica.volumes.values_mut() {
+                    (state.disk, state.size) = (None, Bytes(0));
+                }
+            }
+            Action::RollBack { token, .. } => {
+                replica.rollback = Some(DownForRollback { token: *token, changed: true });
+                for state in replica.volumes.values_mut() {
+                    state.disk = Some(DiskState::UpToDate);
+                }
+            }
+            Action::Discard { token } => {
+                replica.rollback = Some(DownForRollback { token: *token, changed: true });
+                replica.volumes.clear();
             }
         }
         *replica != before

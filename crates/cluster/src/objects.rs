@@ -406,8 +406,57 @@ pub struct Definition {
     /// Its volumes.
     #[serde(with = "row::by_volume")]
     pub volumes: BTreeMap<VolumeNr, VolumeDefinition>,
+    /// The last time that its data were rolled back to a snapshot.
+    #[serde(default)]
+    pub rollback: Option<Rollback>,
     /// Generation of the last change of it, of a resource or of a snapshot of it.
     pub generation: Generation,
+}
+
+impl Definition {
+    /// The rollback that is under way.
+    pub fn rolling_back(&self) -> Option<&Rollback> {
+        self.rollback.as_ref().filter(|rollback| rollback.is_under_way())
+    }
+}
+
+/// All replicas go back to the data of a snapshot.
+///
+/// First the resource is taken down on every node; until that is done it can be given up. Then disks
+/// are changed: a node that still had the newer data would bring them back, so none comes up before
+/// all have the older ones.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Rollback {
+    /// The snapshot.
+    pub snapshot: SnapshotName,
+    /// The generation in which it was asked for: what nodes say that they are down for.
+    pub token: Generation,
+    /// When it was asked for.
+    pub since: Millis,
+    /// The nodes whose replicas get the snapshot's data. Others get theirs from these.
+    pub holders: BTreeSet<NodeName>,
+    /// How far it is.
+    pub phase: RollbackPhase,
+}
+
+impl Rollback {
+    /// True if it has neither been done nor given up.
+    pub const fn is_under_way(&self) -> bool {
+        matches!(self.phase, RollbackPhase::Stopping | RollbackPhase::Changing)
+    }
+}
+
+/// How far a rollback is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum RollbackPhase {
+    /// The resource is taken down. No data have been changed.
+    Stopping,
+    /// It is down everywhere, and data are changed. There is no way back.
+    Changing,
+    /// All replicas have the snapshot's data, or none.
+    Done,
+    /// It was given up, for this reason.
+    GivenUp(String),
 }
 
 /// A volume that every replica has.

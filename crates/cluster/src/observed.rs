@@ -72,6 +72,9 @@ pub struct ReplicaState {
     pub suspension: Option<Suspension>,
     /// Its snapshots.
     pub snapshots: BTreeMap<SnapshotName, SnapshotState>,
+    /// It is down for a rollback.
+    #[serde(default)]
+    pub rollback: Option<DownForRollback>,
 }
 
 /// A volume of a replica.
@@ -110,6 +113,16 @@ pub enum SuspensionState {
     Released,
     /// The agent, or a restart, ended it before a step did.
     Expired,
+}
+
+/// A resource that is down for a rollback, and stays so, also after a restart of its node, until it
+/// is configured again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DownForRollback {
+    /// What for.
+    pub token: Generation,
+    /// Its disks have the snapshot's data, or are gone.
+    pub changed: bool,
 }
 
 /// A snapshot on a node.
@@ -157,6 +170,17 @@ impl Observed {
     ) -> Option<SuspensionState> {
         let suspension = self.replica(name, node)?.suspension?;
         (suspension.token == token).then_some(suspension.state)
+    }
+
+    /// What a node has done for the rollback of a token: nothing yet, or it is down.
+    pub fn rollback(
+        &self,
+        name: &ResourceName,
+        node: &NodeName,
+        token: Generation,
+    ) -> Option<DownForRollback> {
+        let down = self.replica(name, node)?.rollback?;
+        (down.token == token).then_some(down)
     }
 
     /// True if a peer whose agent is connected has a DRBD connection to the node.

@@ -8,6 +8,7 @@
 
 mod config;
 mod replica;
+mod rollback;
 mod snapshot;
 mod step;
 #[cfg(test)]
@@ -81,7 +82,10 @@ pub fn plan(model: &Model, observed: &Observed, name: &ResourceName) -> Plan {
     if let Some(definition) = model.definition(name) {
         let resources = model.resources_of(name).map(|r| (r.node.clone(), r)).collect();
         let ask = Ask { model, observed, definition, resources };
-        replica::plan(&ask, &mut plan);
+        match definition.rolling_back() {
+            Some(running) => rollback::plan(&ask, running, &mut plan),
+            None => replica::plan(&ask, &mut plan),
+        }
         snapshot::plan(&ask, &mut plan);
     }
     leftovers(model, observed, name, &mut plan);

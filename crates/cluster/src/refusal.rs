@@ -91,6 +91,7 @@ codes! {
         MinorsExhausted = 801, "no minor number is left";
         TcpPortsExhausted = 802, "no TCP port is left";
         NodeIdsExhausted = 803, "no DRBD node id is left";
+        RollbackRunning = 971, "a rollback or a clone is under way";
         PoolMixing = 972, "these kinds of storage pools do not mix";
         NotUpToDate = 974, "not everything is UpToDate";
         Evacuating = 975, "the node is being evacuated";

@@ -70,6 +70,7 @@ impl<'a> Question<'a> {
             peer_slots: 7,
             next_node_id: 0,
             volumes: Default::default(),
+            rollback: None,
             generation: Generation(0),
         };
         Ok(Question { model, observed, definition })

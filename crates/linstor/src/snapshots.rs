@@ -7,14 +7,14 @@ use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::Command;
 use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
-use cluster::objects::{Props, SnapshotDefinition};
+use cluster::objects::{Props, RollbackPhase, SnapshotDefinition};
 use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Call, Found, Read, without_empty};
-use crate::ask::{App, Asked, Body, Modify, Path, names};
+use crate::ask::{App, Asked, Body, Modify, Path, names, unsupported};
 use crate::code::{Kind, Operation, number};
 use crate::definitions::find;
 use crate::nodes::unknown;
@@ -264,8 +264,34 @@ async fn restore_resources(
     Ok(call.run(&app, command).await)
 }
 
-async fn rollback() -> Answer {
-    let text = "a resource can not be rolled back to a snapshot";
-    let next = "restore the snapshot into a new resource definition";
-    Answer::refused(Kind::Snapshot, number::UNSUPPORTED, text, "it is not there yet", next)
+#[derive(Deserialize, JsonSchema)]
+struct RollBack {
+    zfs_rollback_strategy: Option<String>,
+}
+
+/// Rolls back, and says whether that was done once it is known.
+async fn rollback(
+    State(app): State<App>,
+    Path((name, snapshot)): Path<(String, String)>,
+    Body(body): Body<RollBack>,
+) -> Result<Answer, Answer> {
+    let strategy = body.zfs_rollback_strategy.is_some_and(|strategy| !strategy.is_empty());
+    unsupported(&[("zfs_rollback_strategy", strategy, "newer snapshots always stay")])?;
+    let (name, snapshot) = (ResourceName::new(&name)?, SnapshotName::new(&snapshot)?);
+    let said = format!("{name} is rolled back to snapshot {snapshot}");
+    let call = Call::new(Operation::Modify, Kind::Snapshot, said).about("RscDfn", &name);
+    let call = call.about("Snapshot", &snapshot);
+    let command = Command::RollBack { name: name.clone(), snapshot: snapshot.clone() };
+    let mut answer = call.run(&app, command).await;
+    let state = app.state();
+    let last = state.model.definition(&name).and_then(|found| found.rollback.as_ref());
+    if let Some(RollbackPhase::GivenUp(why)) = last.map(|last| &last.phase) {
+        if answer.status() == answer.success {
+            let text = format!("the rollback of {name} to snapshot {snapshot} was given up");
+            let next = "the data are what they were; see to the cause, and try again";
+            let refused = Answer::refused(Kind::Snapshot, number::UNSUPPORTED, &text, why, next);
+            answer.entries = refused.entries;
+        }
+    }
+    Ok(answer)
 }

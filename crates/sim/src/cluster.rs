@@ -31,6 +31,8 @@ pub struct Stats {
     pub removed_copies: u64,
     /// Snapshots that became usable.
     pub snapshots: u64,
+    /// Replicas that went back to one.
+    pub rollbacks: u64,
 }
 
 impl Stats {
@@ -43,10 +45,11 @@ impl Stats {
         self.faults += other.faults;
         self.removed_copies += other.removed_copies;
         self.snapshots += other.snapshots;
+        self.rollbacks += other.rollbacks;
     }
 
     /// Name and value of each.
-    pub fn lines(&self) -> [(&'static str, u64); 7] {
+    pub fn lines(&self) -> [(&'static str, u64); 8] {
         [
             ("commands", self.commands),
             ("refusals", self.refusals),
@@ -55,6 +58,7 @@ impl Stats {
             ("faults", self.faults),
             ("removed-copies", self.removed_copies),
             ("snapshots", self.snapshots),
+            ("rollbacks", self.rollbacks),
         ]
     }
 }

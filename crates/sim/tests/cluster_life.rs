@@ -2,7 +2,7 @@
 
 use cluster::command::{Command, NewDefinition, NewResource, NewVolumeDefinition};
 use cluster::name::{PoolName, ResourceName, SnapshotName};
-use cluster::objects::{Props, ResourceFlag};
+use cluster::objects::{Props, ResourceFlag, RollbackPhase};
 use cluster::refusal::Code;
 use sim::cluster::scenario::Scenario;
 use vocab::Bytes;
@@ -272,5 +272,56 @@ fn volumes_do_not_change_while_a_snapshot_of_them_is_made() {
     assert_eq!(refusal.code, Code::InUse, "{refusal}");
     scenario.hold(0, false);
     scenario.run(5_000);
+    scenario.end();
+}
+
+fn phase(scenario: &Scenario<'_>) -> RollbackPhase {
+    scenario.model().definition(&name()).unwrap().rollback.clone().unwrap().phase
+}
+
+#[test]
+fn a_node_that_is_away_while_others_go_back_to_a_snapshot_holds_them_until_it_has_too() {
+    let mut nothing = |_: &str| {};
+    let mut scenario = Scenario::new(&mut nothing);
+    deployed(&mut scenario, &[0, 1, 2]);
+    let snapshot = SnapshotName::new("snap").unwrap();
+    let snapshots = vec![(name(), snapshot.clone(), vec![])];
+    scenario.command(Command::CreateSnapshots { snapshots, props: Props::new() }).unwrap();
+    scenario.run(5_000);
+    scenario.open(0, &name(), true);
+    scenario.write();
+    scenario.run(1_000);
+    let back = || Command::RollBack { name: name(), snapshot: snapshot.clone() };
+    assert_eq!(scenario.command(back()).unwrap_err().code, Code::InUse);
+    scenario.open(0, &name(), false);
+    scenario.run(1_000);
+
+    // One does not hear of it, and another goes away: nothing was changed.
+    scenario.hold(1, true);
+    scenario.command(back()).unwrap();
+    scenario.run(5_000);
+    assert_eq!(phase(&scenario), RollbackPhase::Stopping);
+    scenario.cut(0);
+    scenario.run(5_000);
+    assert!(matches!(phase(&scenario), RollbackPhase::GivenUp(_)));
+    scenario.hold(1, false);
+    scenario.link(0);
+    scenario.run(10_000);
+    assert!((0..3).all(|node| scenario.is_current(node, &name())), "all have the write");
+
+    scenario.command(back()).unwrap();
+    while phase(&scenario) == RollbackPhase::Stopping {
+        scenario.run(1);
+    }
+    scenario.set_up(1, false);
+    scenario.run(30_000);
+    assert_eq!(phase(&scenario), RollbackPhase::Changing);
+    let plan = scenario.plan(&name());
+    assert!(plan.steps.is_empty(), "nobody comes up: {:?}", plan.steps);
+    assert!(plan.waits.iter().any(|wait| wait.node == Some(Scenario::node(1))), "{:?}", plan.waits);
+    scenario.set_up(1, true);
+    scenario.run(10_000);
+    assert_eq!(phase(&scenario), RollbackPhase::Done);
+    assert!((0..3).all(|node| scenario.is_current(node, &name())), "all have gone back");
     scenario.end();
 }

@@ -30,14 +30,7 @@ impl Step<'_> {
         let aside = self.node.store.aside(self.name, number);
         if volume.growing.is_none() {
             self.nobody_uses_it("growing a volume")?;
-            let exports = self.engine.exports(self.name.as_str())?;
-            let exports = exports.into_iter().map(|export| Export {
-                name: export.name,
-                volume: export.volume.0,
-                listen: export.listen,
-                read_only: export.read_only,
-            });
-            let growing = Growing { to: size.0, exports: exports.collect() };
+            let growing = Growing { to: size.0, exports: self.exports()? };
             self.removed_aside(number)?;
             self.update(|record| {
                 record.reconnect = true;
@@ -82,21 +75,39 @@ impl Step<'_> {
     fn back_up(&self, number: u16) -> Result<(), Failed> {
         self.adjust()?;
         let exports = self.record()?.volumes.get(&number).and_then(|v| v.growing.clone());
-        for export in exports.map(|growing| growing.exports).unwrap_or_default() {
+        self.export_again(exports.map(|growing| growing.exports).unwrap_or_default())?;
+        self.grown(number)
+    }
+
+    /// What is served of the resource: it goes when the resource is taken down.
+    pub(super) fn exports(&self) -> Result<Vec<Export>, Failed> {
+        let exports = self.engine.exports(self.name.as_str())?.into_iter().map(|export| Export {
+            name: export.name,
+            volume: export.volume.0,
+            listen: export.listen,
+            read_only: export.read_only,
+        });
+        Ok(exports.collect())
+    }
+
+    /// Serves again what was served before.
+    pub(super) fn export_again(&self, exports: Vec<Export>) -> Result<(), Failed> {
+        for export in exports {
             let what = format!("export volume {} of {} again", export.volume, self.name);
+            let there = self.engine.exports(self.name.as_str())?;
+            if there.iter().any(|other| other.name == export.name) {
+                continue;
+            }
             let request = Request::Export {
                 resource: self.name.to_string(),
                 volume: VolumeNr(export.volume),
-                name: export.name.clone(),
+                name: export.name,
                 listen: export.listen,
                 read_only: export.read_only,
             };
-            let there = self.engine.exports(self.name.as_str())?;
-            if !there.iter().any(|other| other.name == export.name) {
-                self.engine.ask(&what, request)?;
-            }
+            self.engine.ask(&what, request)?;
         }
-        self.grown(number)
+        Ok(())
     }
 
     fn has_grown(&self, number: u16, size: Bytes) -> Result<(), Failed> {

@@ -18,6 +18,7 @@ use super::Step;
 use crate::configure;
 use crate::failed::Failed;
 use crate::files;
+use crate::record::DownState;
 
 impl Step<'_> {
     pub(super) fn configure(
@@ -28,8 +29,14 @@ impl Step<'_> {
         configure::check(self.name, config)?;
         self.finish_growing()?;
         self.put_files(config)?;
-        self.update(|record| record.config = Some(config.clone()))?;
+        self.update(|record| {
+            record.config = Some(config.clone());
+            if let Some(down) = &mut record.down {
+                down.state = DownState::Back;
+            }
+        })?;
         self.adjust()?;
+        self.back_from_rollback()?;
         self.update(|record| record.confirmed = generation)
     }
 
@@ -41,6 +48,7 @@ impl Step<'_> {
             return Ok(());
         }
         self.none_is_aside()?;
+        self.may_be_up(&record)?;
         let wanted = configure::of(&self.node.name, &record, config)?;
         let resource = self.name.as_str();
         let before = self.engine.config(resource)?;

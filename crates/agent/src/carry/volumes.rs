@@ -293,13 +293,14 @@ impl Step<'_> {
             record.config = None;
             record.suspension = None;
             record.reconnect = false;
+            record.down = None;
             record.confirmed = generation;
         })?;
         self.node.store.drop_empty(self.name)
     }
 }
 
-fn path_of(volume: &storage::Volume) -> Result<String, Failed> {
+pub(super) fn path_of(volume: &storage::Volume) -> Result<String, Failed> {
     volume.path.to_str().map(str::to_owned).ok_or_else(|| {
         let text = format!("{} can not be told to the engine", volume.path.display());
         Failed::new(text, "use a pool whose path is UTF-8")

@@ -79,6 +79,7 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
         peer_slots,
         next_node_id: 0,
         volumes: BTreeMap::new(),
+        rollback: None,
         generation: Generation(0),
     }));
     Ok(name)
@@ -176,6 +177,9 @@ pub fn delete(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     not_in_use(edit, name, &key)?;
     edit.modify_definition(name, |d| {
         d.flags.insert(DefinitionFlag::Delete);
+        if let Some(rollback) = d.rollback.as_mut().filter(|rollback| rollback.is_under_way()) {
+            rollback.phase = RollbackPhase::GivenUp("it is being deleted".to_owned());
+        }
     });
     let nodes: Vec<NodeName> = edit.model.resources_of(name).map(|r| r.node.clone()).collect();
     for node in nodes {

@@ -15,7 +15,7 @@ use crate::props::{Owner, PropsEdit, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::definitions::{self, free_number, volume_number};
-use super::{helpers, resources, small};
+use super::{helpers, resources, rollback, small};
 
 /// Replicas of a group that was made without a place count.
 const PLACE_COUNT: u32 = 2;
@@ -254,7 +254,7 @@ pub fn adjust(edit: &mut Edit<'_>, name: &GroupName, filter: &Filter) -> Result<
 
 /// Autoplaces, and makes a note of it where that can not be done.
 fn place_or_note(edit: &mut Edit<'_>, name: &ResourceName, filter: &Filter) -> Result<(), Refusal> {
-    if edit.definition(name).is_err() {
+    if edit.definition(name).is_err() || rollback::is_busy(edit, name) {
         return Ok(());
     }
     match resources::autoplace(edit, name, filter) {

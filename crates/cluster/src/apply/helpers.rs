@@ -15,7 +15,7 @@ use crate::props::{PropsEdit, chain};
 use crate::redundancy::replaces;
 use crate::refusal::{NoteCode, Refusal};
 
-use super::resources;
+use super::{resources, rollback};
 
 /// Whether a tie-breaker is made where one is missing.
 pub const AUTO_TIE_BREAKER: &str = "DrbdOptions/auto-add-quorum-tiebreaker";
@@ -55,7 +55,8 @@ pub fn has_no_data(observed: &Observed, name: &ResourceName, node: &NodeName) ->
 pub fn review(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     let Some(definition) = edit.model.definition(name) else { return Ok(()) };
     let going = definition.flags.contains(&DefinitionFlag::Delete);
-    if going || !definition.layers.contains(&Layer::Drbd) {
+    let busy = rollback::is_busy(edit, name);
+    if going || busy || !definition.layers.contains(&Layer::Drbd) {
         return Ok(());
     }
     initial_replica(edit, name);

@@ -17,7 +17,7 @@ use crate::redundancy;
 use crate::refusal::Refusal;
 use crate::size;
 
-use super::{definitions, helpers, nodes, resources, snapshots, trouble};
+use super::{definitions, helpers, nodes, resources, rollback, snapshots, trouble};
 
 pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     if edit.model.definition(name).is_none() {
@@ -27,20 +27,25 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     will_not_begin(edit, name);
     resized(edit, name);
     let nodes: Vec<NodeName> = edit.model.resources_of(name).map(|r| r.node.clone()).collect();
-    for node in &nodes {
-        trouble::evacuate_one(edit, name, node, false)?;
-        migrated(edit, name, node);
-        toggled(edit, name, node);
-        restored(edit, name, node);
+    let busy = rollback::go_on(edit, name);
+    if !busy {
+        for node in &nodes {
+            trouble::evacuate_one(edit, name, node, false)?;
+            migrated(edit, name, node);
+            toggled(edit, name, node);
+            restored(edit, name, node);
+        }
+        withdraw(edit, name, &nodes);
+        leave(edit, name, &nodes);
     }
-    withdraw(edit, name, &nodes);
-    leave(edit, name, &nodes);
     let snapshotted = edit.model.snapshots_of(name).flat_map(|snapshot| snapshot.nodes.keys());
     let snapshotted: BTreeSet<NodeName> = snapshotted.cloned().collect();
-    for node in &nodes {
-        gone(edit, name, node);
+    if !busy {
+        for node in &nodes {
+            gone(edit, name, node);
+        }
+        volumes_gone(edit, name);
     }
-    volumes_gone(edit, name);
     let names: Vec<SnapshotName> =
         edit.model.snapshots_of(name).map(|snapshot| snapshot.name.clone()).collect();
     for snapshot in &names {

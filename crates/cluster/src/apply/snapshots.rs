@@ -243,7 +243,7 @@ pub fn restore_volumes(
 }
 
 /// A snapshot that data can be taken from.
-fn usable(
+pub fn usable(
     edit: &Edit<'_>,
     name: &ResourceName,
     snapshot: &SnapshotName,

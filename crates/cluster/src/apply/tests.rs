@@ -82,6 +82,11 @@ impl Bed {
         self.observed.nodes.insert(node(index), state);
     }
 
+    /// So many milliseconds pass.
+    pub fn pass(&mut self, milliseconds: u64) {
+        self.now += milliseconds;
+    }
+
     pub fn run(&mut self, command: Command) -> Result<Applied, Refusal> {
         self.now += 1;
         self.draws = self.draws.wrapping_add(1);

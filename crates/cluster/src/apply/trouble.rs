@@ -12,7 +12,7 @@ use crate::redundancy::{MIGRATE_FROM, replaces};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::resources::{self, DISKFUL_BY};
-use super::{helpers, nodes, toggle};
+use super::{helpers, nodes, rollback, toggle};
 
 const MINUTE: u64 = 60_000;
 /// LINSTOR's default of `DrbdOptions/AutoEvictAfterTime`, in minutes.
@@ -79,6 +79,13 @@ pub fn evacuate_one(
     let Ok(definition) = edit.definition(name).cloned() else { return Ok(()) };
     let Some(resource) = edit.model.resource(name, node) else { return Ok(()) };
     if resource.is_deleting() || !resource.flags.contains(&ResourceFlag::Evacuate) {
+        return Ok(());
+    }
+    if rollback::is_busy(edit, name) {
+        if tell {
+            let text = format!("{key} stays until {name} has been rolled back");
+            edit.note(NoteCode::NotEvacuating, key, text);
+        }
         return Ok(());
     }
     if !definition.layers.contains(&Layer::Drbd) {
@@ -216,6 +223,9 @@ pub fn evict(edit: &mut Edit<'_>, name: &NodeName) -> Result<(), Refusal> {
 /// Makes the replicas that a resource definition lacks since a node was evicted, if it can.
 fn replace_missing(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     let Ok(definition) = edit.definition(name) else { return Ok(()) };
+    if rollback::is_busy(edit, name) {
+        return Ok(());
+    }
     let Some(group) = edit.model.group(&definition.group) else { return Ok(()) };
     let minimum = chain::definition(edit.model, definition)
         .number("DrbdOptions/AutoEvictMinReplicaCount")
@@ -330,7 +340,7 @@ fn alive(edit: &Edit<'_>, node: &NodeName) -> bool {
 /// What is due of one resource definition.
 fn tick_one(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     let Ok(definition) = edit.definition(name) else { return Ok(()) };
-    if !definition.layers.contains(&Layer::Drbd) {
+    if !definition.layers.contains(&Layer::Drbd) || rollback::is_busy(edit, name) {
         return Ok(());
     }
     let evicted = |r: &Resource| r.flags.contains(&ResourceFlag::Evicted);

@@ -104,7 +104,13 @@ fn make(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
 
 /// Deletes what is not wanted.
 fn delete(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
+    let needed = ask.definition.rolling_back().filter(|r| r.snapshot == snapshot.name);
     for (node, _) in snapshot.nodes.iter().filter(|(_, on_node)| on_node.deleting) {
+        if needed.is_some() {
+            let text = format!("snapshot {} is deleted after the rollback to it", snapshot.name);
+            plan.wait(Some(node), text);
+            continue;
+        }
         if !ask.observed.is_connected(node) {
             plan.wait(
                 Some(node),

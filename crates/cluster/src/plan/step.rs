@@ -144,6 +144,24 @@ pub enum Action {
         /// Its name.
         snapshot: SnapshotName,
     },
+    /// Takes the resource down for a rollback. It stays down, whatever is restarted, until it is
+    /// configured again. Refused while somebody uses it.
+    TakeDown {
+        /// What it is down for.
+        token: Generation,
+    },
+    /// Gives the volumes of a resource that is down the data of a snapshot, as a whole.
+    RollBack {
+        /// What it is down for.
+        token: Generation,
+        /// The snapshot.
+        snapshot: SnapshotName,
+    },
+    /// Deletes the backing volumes of a resource that is down: others have the data that count.
+    Discard {
+        /// What it is down for.
+        token: Generation,
+    },
 }
 
 /// What an agent itself looks at before it takes data away. What was planned is as old as the last
@@ -213,6 +231,9 @@ impl fmt::Display for Action {
             Action::TakeSnapshot { snapshot, .. } => write!(f, "take snapshot {snapshot}"),
             Action::Resume { .. } => write!(f, "resume I/O"),
             Action::DeleteSnapshot { snapshot } => write!(f, "delete snapshot {snapshot}"),
+            Action::TakeDown { .. } => write!(f, "take it down for a rollback"),
+            Action::RollBack { snapshot, .. } => write!(f, "roll back to snapshot {snapshot}"),
+            Action::Discard { .. } => write!(f, "discard the data that were not rolled back"),
         }
     }
 }

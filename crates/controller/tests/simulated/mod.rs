@@ -13,7 +13,8 @@ use cluster::layer::Layer;
 use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Generation, Provider};
 use cluster::observed::{
-    NodeState, PoolState, ReplicaState, SnapshotState, Suspension, SuspensionState, VolumeState,
+    DownForRollback, NodeState, PoolState, ReplicaState, SnapshotState, Suspension,
+    SuspensionState, VolumeState,
 };
 use cluster::plan::{Action, Begin};
 use controller::Handle;
@@ -49,6 +50,7 @@ struct Record {
     disks: BTreeMap<u16, Disk>,
     snapshots: BTreeMap<SnapshotName, (Generation, BTreeMap<u16, Disk>)>,
     suspension: Option<Suspension>,
+    down: Option<DownForRollback>,
 }
 
 #[derive(Clone, Default)]
@@ -267,6 +269,7 @@ fn step(
             });
             record.sizes = sizes.collect();
             record.confirmed = generation;
+            record.down = None;
         }
         Action::RemoveDisk(_) => record.disks.clear(),
         Action::RemoveVolume { volume } => {
@@ -290,6 +293,18 @@ fn step(
             record.suspension = Some(Suspension { token, state: SuspensionState::Released });
         }
         Action::DeleteSnapshot { snapshot } => drop(record.snapshots.remove(&snapshot)),
+        Action::TakeDown { token } => {
+            record.peers = None;
+            record.down = Some(DownForRollback { token, changed: false });
+        }
+        Action::RollBack { token, snapshot } => {
+            record.disks = record.snapshots[&snapshot].1.clone();
+            record.down = Some(DownForRollback { token, changed: true });
+        }
+        Action::Discard { token } => {
+            record.disks.clear();
+            record.down = Some(DownForRollback { token, changed: true });
+        }
     }
 }
 
@@ -366,6 +381,7 @@ fn report(
         volumes: volumes.collect(),
         connections: peers.map(|peer| (peer.clone(), connected.contains(peer))).collect(),
         suspension: record.suspension,
+        rollback: record.down,
         snapshots: snapshots
             .map(|(snapshot, (token, _))| (snapshot.clone(), SnapshotState { token: *token }))
             .collect(),

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ::cluster::name::{NodeName, ResourceName, SnapshotName};
 use ::cluster::objects::{Generation, Millis};
-use ::cluster::observed::{ReplicaState, SnapshotState, Suspension, SuspensionState, VolumeState};
+use ::cluster::observed::{
+    DownForRollback, ReplicaState, SnapshotState, Suspension, SuspensionState, VolumeState,
+};
 use ::cluster::plan::{Action, Begin, Guard};
 use vocab::{Bytes, DiskState, VolumeNr};
 
@@ -36,6 +38,10 @@ pub struct Record {
     pub volumes: BTreeMap<u16, Disk>,
     /// Snapshots: token, and the version of the data of each volume.
     pub snapshots: BTreeMap<SnapshotName, (Generation, BTreeMap<u16, Version>)>,
+    /// Sizes of the volumes of a snapshot.
+    pub sizes: BTreeMap<SnapshotName, BTreeMap<u16, u64>>,
+    /// It is down for a rollback.
+    pub down: Option<DownForRollback>,
     /// The last suspension.
     pub suspension: Option<(Generation, SuspensionState)>,
     /// Since when it is Primary.
@@ -107,6 +113,7 @@ impl Record {
             volumes: volumes.collect(),
             connections: connections.map(|p| (p.clone(), peers.contains(p))).collect(),
             suspension: self.suspension.map(|(token, state)| Suspension { token, state }),
+            rollback: self.down,
             snapshots: snapshots
                 .map(|(name, (token, _))| (name.clone(), SnapshotState { token: *token }))
                 .collect(),
@@ -177,6 +184,7 @@ impl Record {
                     }
                 }
                 self.confirmed = generation;
+                self.down = None;
             }
             Action::RemoveDisk(guard) => {
                 self.guard(guard, current)?;
@@ -194,7 +202,7 @@ impl Record {
                 self.volumes.clear();
                 self.configured.clear();
                 self.peers = None;
-                self.suspension = None;
+                (self.suspension, self.down) = (None, None);
                 self.confirmed = generation;
             }
             Action::Suspend { token } => {
@@ -208,6 +216,8 @@ impl Record {
                 }
                 let has = self.volumes.iter().filter_map(|(nr, disk)| Some((*nr, disk.version?)));
                 self.snapshots.entry(snapshot.clone()).or_insert((*token, has.collect()));
+                let sizes = self.volumes.iter().map(|(nr, disk)| (*nr, disk.size)).collect();
+                self.sizes.entry(snapshot.clone()).or_insert(sizes);
             }
             Action::Resume { token } => {
                 if self.suspension == Some((*token, SuspensionState::Held)) {
@@ -216,9 +226,47 @@ impl Record {
             }
             Action::DeleteSnapshot { snapshot } => {
                 self.snapshots.remove(snapshot);
+                self.sizes.remove(snapshot);
+            }
+            Action::TakeDown { token } => {
+                if self.primary.is_some() {
+                    return Err(Refused::Not);
+                }
+                if self.down.is_none_or(|down| down.token != *token) {
+                    self.down = Some(DownForRollback { token: *token, changed: false });
+                }
+                self.peers = None;
+                self.configured.clear();
+            }
+            Action::RollBack { token, snapshot } => {
+                if self.is_changed(*token)? {
+                    return Ok(());
+                }
+                let Some((_, versions)) = self.snapshots.get(snapshot) else {
+                    return Err(Refused::Not);
+                };
+                for (number, disk) in &mut self.volumes {
+                    let from = versions.get(number).copied();
+                    disk.version = from.map(|from| data.roll_back(name, *number, *token, from));
+                    let sizes = self.sizes.get(snapshot);
+                    disk.size = sizes.and_then(|s| s.get(number)).copied().unwrap_or(disk.size);
+                }
+                self.down = Some(DownForRollback { token: *token, changed: true });
+            }
+            Action::Discard { token } => {
+                if !self.is_changed(*token)? {
+                    self.volumes.clear();
+                    self.down = Some(DownForRollback { token: *token, changed: true });
+                }
             }
         }
         Ok(())
+    }
+
+    /// Whether the data of a resource that is down for this rollback were changed already.
+    fn is_changed(&self, token: Generation) -> Result<bool, Refused> {
+        let down = self.down.filter(|down| down.token == token && self.peers.is_none());
+        down.map(|down| down.changed).ok_or(Refused::Not)
     }
 
     fn guard(&self, guard: &Guard, current: &[NodeName]) -> Result<(), Refused> {

@@ -74,7 +74,8 @@ pub fn any(rng: &mut Rng) -> Command {
     let name = resource(rng);
     let on = node(rng.below(NODES as u64) as usize);
     let count = || Filter { place_count: None, ..Filter::default() };
-    let weights = [12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 3, 2, 2, 2, 1, 2];
+    let weights =
+        [12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 4];
     match rng.weighted(&weights) {
         0 => Command::Spawn {
             group: GroupName::default_group(),
@@ -161,6 +162,7 @@ pub fn any(rng: &mut Rng) -> Command {
             let (to, snapshot) = (resource(rng), snapshot(rng));
             Command::RestoreVolumeDefinitions { name, snapshot, to }
         }
+        26 => Command::RollBack { name, snapshot: snapshot(rng) },
         20 => {
             let other = vec![node(rng.below(NODES as u64) as usize)];
             match rng.one_in(2) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ::cluster::model::Model;
 use ::cluster::name::{ResourceName, SnapshotName};
-use ::cluster::objects::{DefinitionFlag, ResourceFlag, VolumeDefinitionFlag};
+use ::cluster::objects::{DefinitionFlag, Generation, ResourceFlag, VolumeDefinitionFlag};
 use vocab::VolumeNr;
 
 /// A snapshot, by its resource definition and name.
@@ -30,6 +30,8 @@ pub struct Data {
     born: BTreeMap<u64, u64>,
     /// What was restored from which snapshot: all nodes get the same data.
     restored: BTreeMap<(ResourceName, u16, u64, Source, Version), u64>,
+    /// What was rolled back for which token: all nodes get the same data.
+    rolled_back: BTreeMap<(ResourceName, u16, Generation, Version), u64>,
 }
 
 impl Data {
@@ -62,6 +64,23 @@ impl Data {
         let Some(lineage) = self.restored.get(&key).copied() else {
             let version = self.begin(name, volume);
             self.restored.insert(key, version.lineage);
+            return version;
+        };
+        Version { lineage, write: 0 }
+    }
+
+    /// The data go on from an older write. What was written since is no part of them any more.
+    pub fn roll_back(
+        &mut self,
+        name: &ResourceName,
+        volume: u16,
+        token: Generation,
+        from: Version,
+    ) -> Version {
+        let key = (name.clone(), volume, token, from);
+        let Some(lineage) = self.rolled_back.get(&key).copied() else {
+            let version = self.begin(name, volume);
+            self.rolled_back.insert(key, version.lineage);
             return version;
         };
         Version { lineage, write: 0 }

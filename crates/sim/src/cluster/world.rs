@@ -443,6 +443,9 @@ impl<'t> World<'t> {
             Action::BeginData { volume } => self.begun(index, name, *volume),
             _ => current,
         };
+        if let Action::RollBack { .. } | Action::Discard { .. } = action {
+            self.check_rollback(index, name, action);
+        }
         let before = self.holders(name);
         let sources = self.agents[index].records.iter().flat_map(|(name, record)| {
             let snapshots = record.snapshots.iter();
@@ -467,6 +470,10 @@ impl<'t> World<'t> {
             }
             Err(Refused::Old) => self.stats.refused_steps += 1,
             Err(Refused::Not) => self.stats.refused_steps += 1,
+        }
+        if matches!(action, Action::RollBack { .. }) {
+            // It may come late, when nobody wants the data any more.
+            self.data.follow(&self.model);
         }
         let begun = version(&self.agents[index].records[name]);
         if let (true, Some(number), Some(begun)) = (empty, number, begun) {

@@ -8,7 +8,7 @@ use ::cluster::objects::{NodeFlag, VolumeDefinitionFlag};
 use ::cluster::observed::SuspensionState;
 use ::cluster::plan::plan;
 
-use super::{Generation, NODES, World, commands, node, successful};
+use super::{Action, Generation, NODES, World, commands, node, successful};
 
 impl World<'_> {
     /// Data were removed from a node by a step of a generation: somebody wanted that then, and another
@@ -47,6 +47,38 @@ impl World<'_> {
             if version.is_some_and(|version| self.data.is_live(name, volume, version)) {
                 let text = format!("{name} began on {} and on {}", node(other), node(index));
                 self.broken = Some(text);
+            }
+        }
+    }
+
+    /// Disks change under a rollback only while the resource is down on every node that has it, also
+    /// on those that are away: one that came up with newer data would give them to the others. What
+    /// was not rolled back goes only when others have been.
+    pub(super) fn check_rollback(&mut self, index: usize, name: &ResourceName, action: &Action) {
+        let Some(record) = self.agents[index].records.get(name) else { return };
+        let (Action::RollBack { token, .. } | Action::Discard { token }) = action else { return };
+        let will = record.down.is_some_and(|down| down.token == *token && !down.changed);
+        let running = self.model.definition(name).and_then(|d| d.rolling_back());
+        let running = running.is_some_and(|running| running.token == *token);
+        if !will || !running {
+            return;
+        }
+        let up = self.agents.iter().enumerate().find(|(_, agent)| {
+            agent.records.get(name).is_some_and(|record| record.peers.is_some())
+        });
+        if let Some((up, _)) = up {
+            let text = format!("{name} is up on {} while {} is rolled back", node(up), node(index));
+            self.broken = Some(text);
+        }
+        if let Action::RollBack { .. } = action {
+            self.stats.rollbacks += 1;
+            return;
+        }
+        for (number, had) in self.holders(name) {
+            let last = self.data.last(name, number);
+            let live = last.is_some_and(|last| self.data.is_live(name, number, last));
+            if live && !had.iter().any(|other| *other != index) {
+                self.broken = Some(format!("{} discards the only data of {name}", node(index)));
             }
         }
     }
@@ -149,6 +181,9 @@ impl World<'_> {
                 if wanted > 0 && !current {
                     return Err(format!("{name} on {} is not UpToDate", resource.node));
                 }
+            }
+            if definition.rolling_back().is_some() {
+                return Err(format!("{name} does not end being rolled back"));
             }
             let resizing = VolumeDefinitionFlag::Resize;
             if definition.volumes.values().any(|volume| volume.flags.contains(&resizing)) {

@@ -1,0 +1,248 @@
+//! Rolling all replicas of a resource definition back to a snapshot (control plane §8.3).
+//!
+//! ```text
+//! Stopping ──down everywhere──► Changing ──every disk changed──► Done
+//!     └─away, in use, too long─► GivenUp ◄─the snapshot is lost─┘
+//! ```
+
+use std::collections::BTreeSet;
+
+use crate::change::Key;
+use crate::command::Command;
+use crate::edit::Edit;
+use crate::name::*;
+use crate::objects::*;
+use crate::refusal::{Code, Refusal};
+
+use super::snapshots;
+
+#[cfg(test)]
+mod tests;
+
+/// How long a resource may be held down before anything is changed, in milliseconds.
+const PATIENCE: u64 = 60_000;
+
+/// Refuses commands that would change the replicas of a resource definition while all of them are
+/// being exchanged.
+pub fn refuse_while_busy(edit: &Edit<'_>, command: &Command) -> Result<(), Refusal> {
+    use Command::*;
+    match command {
+        CreateVolumeDefinition { name, .. }
+        | ModifyVolumeDefinition { name, size: Some(_), .. }
+        | DeleteVolumeDefinition { name, .. }
+        | CreateResource { name, .. }
+        | DeleteResource { name, .. }
+        | Autoplace { name, .. }
+        | MakeAvailable { name, .. }
+        | ToggleDisk { name, .. }
+        | RestoreVolumeDefinitions { to: name, .. }
+        | RestoreResources { to: name, .. }
+        | RollBack { name, .. } => refuse_if_busy(edit, name),
+        CreateSnapshots { snapshots, .. } => {
+            snapshots.iter().try_for_each(|(name, _, _)| refuse_if_busy(edit, name))
+        }
+        DeleteSnapshot { name, snapshot, .. } => match running(edit, name) {
+            Some(running) if running.snapshot == *snapshot => refuse_if_busy(edit, name),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn running<'a>(edit: &'a Edit<'_>, name: &ResourceName) -> Option<&'a Rollback> {
+    edit.model.definition(name)?.rolling_back()
+}
+
+/// True while the replicas of a resource definition are not to be touched.
+pub fn is_busy(edit: &Edit<'_>, name: &ResourceName) -> bool {
+    running(edit, name).is_some()
+}
+
+fn refuse_if_busy(edit: &Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
+    let Some(running) = running(edit, name) else { return Ok(()) };
+    let key = Key::Definition(name.clone());
+    Err(Refusal::new(Code::RollbackRunning, format!("{key} can not be changed"))
+        .cause(format!("it is being rolled back to snapshot {}", running.snapshot))
+        .correction("wait until that is done")
+        .about(key))
+}
+
+pub fn begin(
+    edit: &mut Edit<'_>,
+    name: &ResourceName,
+    snapshot: &SnapshotName,
+) -> Result<(), Refusal> {
+    let found = snapshots::usable(edit, name, snapshot)?;
+    let definition = edit.definition(name)?;
+    let key = Key::Definition(name.clone());
+    let refuse = |code, cause: String, correction: &str| {
+        Err(Refusal::new(code, format!("{key} can not be rolled back to snapshot {snapshot}"))
+            .cause(cause)
+            .correction(correction)
+            .about(key.clone()))
+    };
+    if definition.flags.contains(&DefinitionFlag::RestoreTarget) {
+        let cause = "it is being made from a snapshot".to_owned();
+        return refuse(Code::InUse, cause, "wait until that is done");
+    }
+    if let Some(other) = edit.model.snapshots_of(name).find(|snapshot| snapshot.is_pending()) {
+        let cause = format!("its snapshot {} is being made", other.name);
+        return refuse(Code::InUse, cause, "wait until that is done");
+    }
+    if definition.layers != found.layers {
+        let cause = "its layers are not those of the snapshot".to_owned();
+        return refuse(Code::InvalidLayerStack, cause, "restore it into a new resource definition");
+    }
+    if definition.volumes.keys().ne(found.sizes.keys()) {
+        let cause = "it has other volumes than the snapshot".to_owned();
+        return refuse(Code::InvalidVolumeNumber, cause, "restore it into a new one");
+    }
+    let changing = [VolumeDefinitionFlag::Delete, VolumeDefinitionFlag::Resize];
+    let mut volumes = definition.volumes.values();
+    if volumes.any(|volume| changing.iter().any(|flag| volume.flags.contains(flag))) {
+        let cause = "a volume is growing or being deleted".to_owned();
+        return refuse(Code::InUse, cause, "wait until that is done");
+    }
+    for resource in edit.model.resources_of(name) {
+        let node = &resource.node;
+        if !is_settled(resource) {
+            let cause = format!("its resource on node {node} is being changed or given up");
+            return refuse(Code::InvalidResourceState, cause, "wait until that is done");
+        }
+        // One with the newer data would bring them back later.
+        if !edit.observed().is_connected(node) {
+            let cause = format!("node {node} is not connected");
+            let next = "wait until it is back, or delete its resource";
+            return refuse(Code::NotConnected, cause, next);
+        }
+        if edit.observed().in_use(name, node) {
+            let cause = format!("it is Primary or open on node {node}");
+            return refuse(Code::InUse, cause, "close it there: unmount it, or stop what uses it");
+        }
+    }
+    let holders = edit.model.resources_of(name).filter(|resource| has(edit, &found, resource));
+    let holders: BTreeSet<NodeName> = holders.map(|resource| resource.node.clone()).collect();
+    if holders.is_empty() {
+        let cause = "no replica has it: they were made after it, or in another pool".to_owned();
+        return refuse(Code::UnknownSnapshot, cause, "restore it into a new resource definition");
+    }
+    let rollback = Rollback {
+        snapshot: snapshot.clone(),
+        token: Generation(edit.model.generation().0 + 1),
+        since: edit.context.now,
+        holders,
+        phase: RollbackPhase::Stopping,
+    };
+    edit.modify_definition(name, |definition| definition.rollback = Some(rollback));
+    Ok(())
+}
+
+/// True if nothing is being done to the resource.
+fn is_settled(resource: &Resource) -> bool {
+    use ResourceFlag::*;
+    let moving = [
+        Delete,
+        DrbdDelete,
+        Inactive,
+        Evicted,
+        Evacuate,
+        DiskAddRequested,
+        DiskAdding,
+        DiskRemoveRequested,
+        DiskRemoving,
+        RestoreFromSnapshot,
+    ];
+    !moving.iter().any(|flag| resource.flags.contains(flag))
+}
+
+/// True if the snapshot is one of this very replica: its metadata have the replica's node id, and
+/// its data are in the same pools.
+fn has(edit: &Edit<'_>, snapshot: &SnapshotDefinition, resource: &Resource) -> bool {
+    let Some(on_node) = snapshot.nodes.get(&resource.node) else { return false };
+    let pools = resource.volumes.iter().map(|(number, volume)| (number, &volume.pool));
+    let replica = edit.observed().replica(&resource.name, &resource.node);
+    let there = replica.and_then(|replica| replica.snapshots.get(&snapshot.name));
+    resource.is_diskful()
+        && !on_node.deleting
+        && on_node.node_id == resource.node_id
+        && pools.eq(on_node.pools.iter())
+        && there.is_some_and(|there| there.token == snapshot.token)
+}
+
+/// Goes on with a rollback by what nodes have reported. True while it is under way: nothing else
+/// is done to the resource definition until it has ended.
+pub fn go_on(edit: &mut Edit<'_>, name: &ResourceName) -> bool {
+    let Some(rollback) = running(edit, name).cloned() else { return false };
+    let set = |edit: &mut Edit<'_>, phase: RollbackPhase| {
+        edit.modify_definition(name, |definition| {
+            if let Some(rollback) = &mut definition.rollback {
+                rollback.phase = phase;
+            }
+        });
+    };
+    if let Some(why) = has_to_end(edit, name, &rollback) {
+        set(edit, RollbackPhase::GivenUp(why));
+        return false;
+    }
+    let state = |resource: &Resource| {
+        edit.observed().rollback(name, &resource.node, rollback.token).filter(|_| {
+            // What a node has done it has done for good, but what is known of it may be old.
+            edit.observed().is_connected(&resource.node)
+        })
+    };
+    if rollback.phase == RollbackPhase::Stopping {
+        if edit.model.resources_of(name).all(|resource| state(resource).is_some()) {
+            set(edit, RollbackPhase::Changing);
+        }
+        return true;
+    }
+    let changed = |resource: &Resource| {
+        !resource.is_diskful() || state(resource).is_some_and(|down| down.changed)
+    };
+    if !edit.model.resources_of(name).all(changed) {
+        return true;
+    }
+    done(edit, name, &rollback.snapshot);
+    set(edit, RollbackPhase::Done);
+    false
+}
+
+/// Why a rollback can not go on.
+fn has_to_end(edit: &Edit<'_>, name: &ResourceName, rollback: &Rollback) -> Option<String> {
+    let resources = || edit.model.resources_of(name);
+    if !resources().any(|resource| rollback.holders.contains(&resource.node)) {
+        return Some("the nodes that had the snapshot are gone".to_owned());
+    }
+    if rollback.phase == RollbackPhase::Changing {
+        return None;
+    }
+    for resource in resources() {
+        let node = &resource.node;
+        if !edit.observed().is_connected(node) {
+            return Some(format!("node {node} is not connected any more"));
+        }
+        if edit.observed().in_use(name, node) {
+            return Some(format!("it is in use on node {node}"));
+        }
+    }
+    let down = |r: &&Resource| edit.observed().rollback(name, &r.node, rollback.token).is_none();
+    let late = edit.context.now.since(rollback.since) >= PATIENCE;
+    let node = resources().find(down).filter(|_| late).map(|resource| &resource.node)?;
+    let seconds = PATIENCE / 1000;
+    Some(format!("node {node} has not taken the resource down within {seconds} seconds"))
+}
+
+/// All have the snapshot's data, or none: sizes are the snapshot's, and nobody begins any data.
+fn done(edit: &mut Edit<'_>, name: &ResourceName, snapshot: &SnapshotName) {
+    let Some(found) = edit.model.snapshot(name, snapshot).cloned() else { return };
+    edit.modify_definition(name, |definition| {
+        for (number, volume) in &mut definition.volumes {
+            if let Some(size) = found.sizes.get(number) {
+                volume.size = *size;
+            }
+            volume.flags.insert(VolumeDefinitionFlag::DrbdInitialized);
+            // A new replica copies everything: what was never written is not known any more.
+            (volume.initial_on, volume.passed_on) = (None, false);
+        }
+    });
+}
