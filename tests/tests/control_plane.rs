@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cluster::command::{Command, NewDefinition};
 use cluster::name::SnapshotName;
-use cluster::objects::Props;
+use cluster::objects::{Props, RollbackPhase};
 use cluster::props::PropsEdit;
 use control_support::{Cluster, MIB, node, pool, rd};
 use engine_support::nbd::Client;
@@ -194,6 +194,118 @@ fn a_snapshot_of_a_volume_in_use_is_of_one_moment_and_becomes_a_volume() {
     let name = rd("web");
     cluster.command(Command::DeleteSnapshot { name, snapshot: snapshot.clone(), nodes: vec![] });
     cluster.wait("the snapshot is gone", |c| c.model.snapshot(&rd("web"), &snapshot).is_none());
+    delete(&mut cluster, "web");
+    delete(&mut cluster, "copy");
+    assert_no_files(&cluster);
+}
+
+#[test]
+fn a_resource_goes_back_to_a_snapshot_on_every_node_whoever_is_killed_meanwhile() {
+    let mut cluster = Cluster::up(&NODES);
+    if !cluster.pools.has_snapshots {
+        return;
+    }
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (old, new) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    client.write(0, &old).unwrap();
+    client.write(40 * MIB, &old).unwrap();
+    cluster.wait("it is in use", |c| c.replica("web", "alpha").unwrap().in_use.is_some());
+    let snapshot = SnapshotName::new("monday").unwrap();
+    let snapshots = vec![(rd("web"), snapshot.clone(), vec![])];
+    cluster.command(Command::CreateSnapshots { snapshots, props: Props::new() });
+    cluster.wait("the snapshot is complete", |c| {
+        c.model.snapshot(&rd("web"), &snapshot).is_some_and(|s| s.is_successful())
+    });
+    // Since then a third replica has come, that never had the snapshot, and much was written.
+    cluster.command(Command::MakeAvailable {
+        name: rd("web"),
+        node: node("charlie"),
+        diskful: true,
+    });
+    client.write(0, &new).unwrap();
+    client.write(20 * MIB, &new).unwrap();
+    cluster.wait_settled("web");
+    assert!(cluster.content("web", "charlie", MIB) == new);
+    client.close();
+    cluster.wait("it is closed", |c| c.replica("web", "alpha").unwrap().in_use.is_none());
+
+    let name = rd("web");
+    cluster.command(Command::RollBack { name, snapshot: snapshot.clone() });
+    for name in ["charlie", "alpha", "bravo", "alpha", "charlie", "bravo"] {
+        cluster.turn();
+        cluster.node(name).kill_agent();
+        cluster.node(name).start_agent();
+    }
+    let ended = |c: &Cluster| c.model.definition(&rd("web")).unwrap().rolling_back().is_none();
+    cluster.wait("the rollback has ended", ended);
+    let phase = |c: &Cluster| c.model.definition(&rd("web")).unwrap().rollback.clone().unwrap().phase;
+    // With an agent away before anything was changed it is given up, and all is as it was.
+    if matches!(phase(&cluster), RollbackPhase::GivenUp(_)) {
+        println!("given up: {:?}", phase(&cluster));
+        cluster.wait_settled("web");
+        assert!(cluster.content("web", "bravo", MIB) == new);
+        let name = rd("web");
+        cluster.command(Command::RollBack { name, snapshot: snapshot.clone() });
+        cluster.wait("the rollback has ended", ended);
+    }
+    assert_eq!(phase(&cluster), RollbackPhase::Done);
+    cluster.wait_settled("web");
+    for name in NODES {
+        assert!(cluster.content("web", name, MIB) == old, "{name} has what was there then");
+    }
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    for (at, expected) in [(0, &old), (20, &vec![0; MIB as usize]), (40, &old)] {
+        assert!(client.read(at * MIB, MIB as usize).unwrap() == *expected, "{at}: served again");
+    }
+    client.write(20 * MIB, &new).unwrap();
+    for name in NODES {
+        assert!(cluster.content("web", name, 21 * MIB)[20 * MIB as usize..] == new, "{name}");
+    }
+    client.close();
+    let name = rd("web");
+    cluster.command(Command::DeleteSnapshot { name, snapshot: snapshot.clone(), nodes: vec![] });
+    cluster.wait("the snapshot is gone", |c| c.model.snapshot(&rd("web"), &snapshot).is_none());
+    delete(&mut cluster, "web");
+    assert_no_files(&cluster);
+}
+
+#[test]
+fn a_clone_of_a_volume_in_use_has_its_data_and_goes_its_own_way() {
+    let mut cluster = Cluster::up(&NODES);
+    if !cluster.pools.has_snapshots {
+        return;
+    }
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (first, second) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    client.write(8 * MIB, &first).unwrap();
+    cluster.wait("it is in use", |c| c.replica("web", "alpha").unwrap().in_use.is_some());
+    let to = NewDefinition { name: Some(rd("copy")), ..NewDefinition::default() };
+    let (name, props) = (rd("web"), PropsEdit::default());
+    cluster.command(Command::CloneDefinition { name, to, props });
+    cluster.wait("the clone is complete", |c| {
+        c.model.definition(&rd("copy")).is_some_and(|found| found.flags.is_empty())
+    });
+    cluster.wait_settled("copy");
+    cluster.wait("its snapshot is gone", |c| c.model.snapshots().next().is_none());
+    client.write(8 * MIB, &second).unwrap();
+    let copy = cluster.node("bravo").export("copy");
+    let mut other = Client::open(&copy, "copy/0").unwrap();
+    assert!(other.read(8 * MIB, MIB as usize).unwrap() == first);
+    other.write(0, &second).unwrap();
+    assert!(cluster.content("web", "alpha", MIB) != second);
+    for name in ["alpha", "bravo"] {
+        assert!(cluster.content("copy", name, MIB) == second, "{name} has what was written");
+    }
+    client.close();
+    other.close();
     delete(&mut cluster, "web");
     delete(&mut cluster, "copy");
     assert_no_files(&cluster);

@@ -4,6 +4,7 @@
 //! One file for each kind of object. `helpers` is what follows from a change by itself (quorum and
 //! tie-breakers), `trouble` is about nodes that leave, `settle` takes note of what is done.
 
+mod clone;
 mod definitions;
 mod groups;
 mod helpers;
@@ -151,6 +152,7 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         RestoreResources { name, snapshot, to, nodes, pools } => {
             snapshots::restore_resources(edit, &name, &snapshot, &to, &nodes, &pools)
         }
+        CloneDefinition { name, to, props } => clone::begin(edit, &name, to, &props),
         RollBack { name, snapshot } => rollback::begin(edit, &name, &snapshot),
 
         ModifyStore { name, edit: change } => small::modify_store(edit, name, &change),

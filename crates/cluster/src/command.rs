@@ -244,6 +244,10 @@ pub enum Command {
     },
     /// Gives all replicas the data of a snapshot, which stays. What was written since is lost.
     RollBack { name: ResourceName, snapshot: SnapshotName },
+    /// Makes another resource definition with the data as they are now, on the nodes and in the pools
+    /// of the first. Of what is new only names, group and layers count; its properties are those of
+    /// the first, changed by `props`.
+    CloneDefinition { name: ResourceName, to: NewDefinition, props: PropsEdit },
 
     /// Changes an instance of the key-value store; made with its first key, gone with its last.
     ModifyStore { name: StoreName, edit: PropsEdit },

@@ -119,6 +119,10 @@ words! {
         Delete = "DELETE",
         /// Is made from a snapshot.
         RestoreTarget = "RESTORE_TARGET",
+        /// Is being made from another one.
+        Cloning = "CLONING",
+        /// Could not be made from another one.
+        Failed = "FAILED",
     }
 }
 
@@ -409,6 +413,9 @@ pub struct Definition {
     /// The last time that its data were rolled back to a snapshot.
     #[serde(default)]
     pub rollback: Option<Rollback>,
+    /// The snapshot that it is, or was to be, cloned from. It is there for that alone.
+    #[serde(default)]
+    pub clone_of: Option<(ResourceName, SnapshotName)>,
     /// Generation of the last change of it, of a resource or of a snapshot of it.
     pub generation: Generation,
 }
@@ -573,6 +580,9 @@ pub struct SnapshotDefinition {
     pub token: Generation,
     /// The snapshot of each node.
     pub nodes: BTreeMap<NodeName, Snapshot>,
+    /// The resource definition that is cloned from it, for which it is made.
+    #[serde(default)]
+    pub clone_to: Option<ResourceName>,
 }
 
 impl SnapshotDefinition {

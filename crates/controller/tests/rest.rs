@@ -92,10 +92,11 @@ async fn what_is_not_there_says_so() {
             assert!(!entry[part].as_str().unwrap().is_empty(), "{method} {path}: {entry}");
         }
     }
-    let answer = server.call("POST", "/v1/resource-definitions/a/clone", r#"{"name":"b"}"#).await;
-    assert_eq!(answer.status, 500);
-    assert_eq!(answer.json()["clone_name"], "b");
-    assert_eq!(answer.json()["messages"][0]["ret_code"].as_i64().unwrap() & 0x7fff, 998);
+    // Clients that are refused a clone look for an array, those that get one for an object.
+    let answer = server.call("POST", "/v1/resource-definitions/aa/clone", r#"{"name":"bb"}"#).await;
+    assert_eq!((answer.status, answer.first()), (404, (301, true)));
+    let answer = server.call("GET", "/v1/resource-definitions/aa/clone/bb", "").await;
+    assert_eq!((answer.status, answer.first()), (404, (301, true)));
     let health = server.call("GET", "/health", "").await;
     assert_eq!((health.status, health.body.len()), (200, 0));
     assert_eq!(server.call("GET", "/v1/remotes", "").await.status, 200);
@@ -329,4 +330,55 @@ async fn any_change_can_be_foretold_and_nothing_is_changed_by_that() {
     let unclear = server.call("DELETE", &format!("{vol}?dry_run=1"), "").await;
     assert_eq!(unclear.status, 400);
     assert!(picture().await == before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clones_are_there_at_once_and_say_how_far_they_are() {
+    let server = Server::with_volume().await;
+    let path = "/v1/resource-definitions/vol/clone";
+    let body = r#"{"name":"copy","use_zfs_clone":true}"#;
+    assert_eq!(server.call("POST", path, body).await.first(), (234, true));
+    assert_eq!(server.call("POST", path, "{}").await.first(), (202, true));
+    let body = r#"{"name":"copy","override_props":{"Aux/of":"vol"}}"#;
+    let answer = server.call("POST", path, body).await;
+    assert_eq!(answer.status, 201);
+    let started = answer.json();
+    let location = started["location"].as_str().unwrap().to_owned();
+    assert_eq!((&started["clone_name"], &started["source_name"]), (&"copy".into(), &"vol".into()));
+    let (code, bits) = (started["messages"][0]["ret_code"].as_i64().unwrap(), 0x7fff);
+    assert_eq!((code & bits, code >= 0), (1, true));
+    for _ in 0..100 {
+        let status = server.call("GET", &location, "").await.json()["status"].clone();
+        if status == "COMPLETE" {
+            let copy = server.call("GET", "/v1/resource-definitions/copy", "").await.json();
+            assert_eq!(copy["props"]["Aux/of"], "vol");
+            return;
+        }
+        assert_eq!(status, "CLONING");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    panic!("the clone does not come to an end");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_is_answered_when_it_is_done() {
+    let server = Server::with_volume().await;
+    let path = "/v1/resource-definitions/vol/snapshot-rollback/monday";
+    let answer = server.call("POST", path, "").await;
+    assert_eq!((answer.status, answer.first()), (404, (313, true)));
+    let snapshot = r#"{"name":"monday"}"#;
+    let made = server.call("POST", "/v1/resource-definitions/vol/snapshots", snapshot).await;
+    assert_eq!(made.status, 201);
+    let answer = server.call("POST", path, r#"{"zfs_rollback_strategy":"clone"}"#).await;
+    assert_eq!(answer.first(), (234, true));
+    let answer = server.call("POST", path, "").await;
+    let text = String::from_utf8_lossy(&answer.body).into_owned();
+    assert_eq!((answer.status, answer.first()), (200, (3, false)), "{text}");
+    let resources = server.call("GET", "/v1/view/resources", "").await.json();
+    for resource in resources.as_array().unwrap() {
+        for volume in resource["volumes"].as_array().unwrap() {
+            let state = volume["state"]["disk_state"].as_str().unwrap();
+            assert!(["UpToDate", "Diskless", "TieBreaker"].contains(&state), "{resource}");
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 use axum::extract::State;
 use axum::http::Method;
-use axum::response::Response;
 use cluster::change::Key;
 use cluster::command::{Command, NewDefinition, NewVolumeDefinition};
 use cluster::layer::Layer;
@@ -14,13 +13,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vocab::{Bytes, DiskState, Minor, VolumeNr};
 
-use crate::answer::{Answer, Call, Changed, Found, Read, json as answer_json, without_empty};
+use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, Path, kib, layers, unsupported};
-use crate::code::{Kind, Operation, number};
+use crate::code::{Kind, Operation};
 use crate::controller;
 use crate::groups::{gross_size, refuse_passphrases};
 use crate::nodes::unknown;
-use crate::routes::{PAGE, Routes, Says};
+use crate::routes::{PAGE, Routes};
 use crate::shown::{List, View};
 
 pub fn routes() -> Routes {
@@ -41,8 +40,6 @@ pub fn routes() -> Routes {
         .get(&volume, self::volume)
         .user(Method::PUT, &volume, modify_volume)
         .user(Method::DELETE, &volume, delete_volume)
-        .user(Method::POST, &format!("{D}/clone"), clone)
-        .says(Says::Json)
 }
 
 /// What the layer DRBD says of a resource definition.
@@ -248,26 +245,6 @@ async fn sync_status(State(app): State<App>, Path(name): Path<String>) -> Read {
         })
     });
     Ok(Found(json!({ "synced_on_all": synced })))
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct Clone {
-    name: Option<String>,
-}
-
-/// The one answer whose entries are inside of an object: clients look for them there.
-async fn clone(Path(source): Path<String>, Body(body): Body<Clone>) -> Response {
-    let text = "resource definitions can not be cloned";
-    let next = "make a snapshot and restore it into a new resource definition";
-    let refused =
-        Answer::refused(Kind::Definition, number::UNSUPPORTED, text, "it is not there yet", next);
-    let answer = json!({
-        "location": "",
-        "source_name": source,
-        "clone_name": body.name.unwrap_or_default(),
-        "messages": refused.entries,
-    });
-    answer_json(refused.status(), &answer)
 }
 
 async fn volumes(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {

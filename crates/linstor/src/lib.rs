@@ -14,6 +14,7 @@ pub mod access;
 mod answer;
 mod ashlar;
 mod ask;
+mod clone;
 mod code;
 mod control;
 pub mod controller;
@@ -85,6 +86,7 @@ fn routes() -> Routes {
         .merge(definitions::routes())
         .merge(resources::routes())
         .merge(snapshots::routes())
+        .merge(clone::routes())
         .merge(small::routes())
         .merge(events::routes())
         .merge(metrics::routes())

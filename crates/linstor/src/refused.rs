@@ -12,7 +12,6 @@ use crate::code::{self, Kind, number};
 
 /// Paths, what they are for, and why that is not there.
 const REFUSED: &[(&str, Kind, &str, &str)] = &[
-    ("/v1/resource-definitions/{r}/clone/{n}", Kind::Definition, "clones", LATER),
     ("/v1/resource-definitions/{r}/drbd-proxy", Kind::Definition, "DRBD Proxy", PROXY),
     ("/v1/resource-definitions/{r}/drbd-proxy/{*p}", Kind::Definition, "DRBD Proxy", PROXY),
     (

@@ -71,6 +71,7 @@ impl<'a> Question<'a> {
             next_node_id: 0,
             volumes: Default::default(),
             rollback: None,
+            clone_of: None,
             generation: Generation(0),
         };
         Ok(Question { model, observed, definition })

@@ -39,6 +39,8 @@ pub fn routes() -> Routes {
         .user(Method::POST, &volumes, restore_volumes)
         .user(Method::POST, &resources, restore_resources)
         .user(Method::POST, &format!("{D}/snapshot-rollback/{{snapshot}}"), rollback)
+        // What it answers is whether the nodes went back.
+        .at_once()
 }
 
 fn show(snapshot: &SnapshotDefinition) -> Value {

@@ -14,7 +14,7 @@ use crate::place::space;
 use crate::props::{self, Owner, PropsEdit, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 
-use super::{helpers, resources, small};
+use super::{clone, helpers, resources, small};
 
 /// Volumes are counted in KiB.
 const KIB: u64 = 1024;
@@ -80,6 +80,7 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
         next_node_id: 0,
         volumes: BTreeMap::new(),
         rollback: None,
+        clone_of: None,
         generation: Generation(0),
     }));
     Ok(name)
@@ -181,6 +182,7 @@ pub fn delete(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
             rollback.phase = RollbackPhase::GivenUp("it is being deleted".to_owned());
         }
     });
+    clone::drop_snapshot(edit, name);
     let nodes: Vec<NodeName> = edit.model.resources_of(name).map(|r| r.node.clone()).collect();
     for node in nodes {
         resources::mark_deleted(edit, name, &node);

@@ -53,17 +53,35 @@ fn running<'a>(edit: &'a Edit<'_>, name: &ResourceName) -> Option<&'a Rollback> 
     edit.model.definition(name)?.rolling_back()
 }
 
-/// True while the replicas of a resource definition are not to be touched.
+/// True while the replicas of a resource definition are not to be touched: they are rolled back, or
+/// cloned from others.
 pub fn is_busy(edit: &Edit<'_>, name: &ResourceName) -> bool {
-    running(edit, name).is_some()
+    why_busy(edit, name).is_some()
 }
 
-fn refuse_if_busy(edit: &Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
-    let Some(running) = running(edit, name) else { return Ok(()) };
+fn why_busy(edit: &Edit<'_>, name: &ResourceName) -> Option<(String, &'static str)> {
+    let definition = edit.model.definition(name)?;
+    let has = |flag| definition.flags.contains(&flag);
+    let wait = "wait until that is done";
+    match definition.rolling_back() {
+        Some(running) => {
+            Some((format!("it is being rolled back to snapshot {}", running.snapshot), wait))
+        }
+        None if has(DefinitionFlag::Cloning) => Some(("it is being cloned".to_owned(), wait)),
+        None if has(DefinitionFlag::Failed) => {
+            Some(("it could not be cloned".to_owned(), "delete it, and clone again"))
+        }
+        None => None,
+    }
+}
+
+/// Refuses what would touch the replicas of such a resource definition.
+pub fn refuse_if_busy(edit: &Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
+    let Some((cause, correction)) = why_busy(edit, name) else { return Ok(()) };
     let key = Key::Definition(name.clone());
     Err(Refusal::new(Code::RollbackRunning, format!("{key} can not be changed"))
-        .cause(format!("it is being rolled back to snapshot {}", running.snapshot))
-        .correction("wait until that is done")
+        .cause(cause)
+        .correction(correction)
         .about(key))
 }
 

@@ -17,7 +17,7 @@ use crate::redundancy;
 use crate::refusal::Refusal;
 use crate::size;
 
-use super::{definitions, helpers, nodes, resources, rollback, snapshots, trouble};
+use super::{clone, definitions, helpers, nodes, resources, rollback, snapshots, trouble};
 
 pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     if edit.model.definition(name).is_none() {
@@ -35,6 +35,8 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
             toggled(edit, name, node);
             restored(edit, name, node);
         }
+        all_restored(edit, name);
+        clone::review(edit, name);
         withdraw(edit, name, &nodes);
         leave(edit, name, &nodes);
     }
@@ -206,8 +208,17 @@ fn restored(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
         resource.flags.remove(&ResourceFlag::RestoreFromSnapshot);
         resource.props.remove(snapshots::RESTORE_FROM);
     });
+}
+
+/// A resource definition of which every resource has got a snapshot's data, or is gone.
+fn all_restored(edit: &mut Edit<'_>, name: &ResourceName) {
     let restoring = ResourceFlag::RestoreFromSnapshot;
-    if !edit.model.resources_of(name).any(|resource| resource.flags.contains(&restoring)) {
+    let is_target = edit
+        .model
+        .definition(name)
+        .is_some_and(|definition| definition.flags.contains(&DefinitionFlag::RestoreTarget));
+    let left = edit.model.resources_of(name).any(|r| r.flags.contains(&restoring));
+    if is_target && !left {
         edit.modify_definition(name, |definition| {
             definition.flags.remove(&DefinitionFlag::RestoreTarget);
         });
@@ -372,11 +383,12 @@ fn pending(edit: &mut Edit<'_>, snapshot: &SnapshotDefinition) {
         }
     }
     if complete {
-        for one in all {
+        for one in &all {
             edit.modify_snapshot(&one.resource, &one.name, |one| {
                 one.flags.insert(SnapshotFlag::Successful);
             });
         }
+        all.iter().for_each(|one| clone::restore(edit, one));
     }
 }
 

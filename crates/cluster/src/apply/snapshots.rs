@@ -11,7 +11,7 @@ use crate::props::{Owner, PropsEdit, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::resources::{self, DISKFUL_BY};
-use super::{helpers, nodes, small};
+use super::{clone, helpers, nodes, small};
 
 /// The property of a restored resource that names the snapshot, as `<resource>/<snapshot>`.
 pub const RESTORE_FROM: &str = "RestoreFromSnapshot";
@@ -127,6 +127,7 @@ fn create_one(
         frozen_props: definition.props.clone(),
         token,
         nodes: chosen,
+        clone_to: None,
     }));
     Ok(())
 }
@@ -178,7 +179,11 @@ pub fn delete(
     if found.nodes.values().all(|on_node| on_node.deleting) {
         found.flags.insert(SnapshotFlag::Delete);
     }
+    let clone = found.clone_to.clone().filter(|_| !found.is_successful());
     edit.put(Object::Snapshot(found));
+    if let Some(to) = clone {
+        clone::fail(edit, &to);
+    }
     Ok(())
 }
 
@@ -207,7 +212,11 @@ pub fn fail_all(edit: &mut Edit<'_>, token: Generation, disconnected: bool) {
     for mut snapshot in same.cloned().collect::<Vec<_>>() {
         snapshot.flags.extend([flag, SnapshotFlag::Delete]);
         snapshot.nodes.values_mut().for_each(|on_node| on_node.deleting = true);
+        let clone = snapshot.clone_to.clone();
         edit.put(Object::Snapshot(snapshot));
+        if let Some(to) = clone {
+            clone::fail(edit, &to);
+        }
     }
 }
 

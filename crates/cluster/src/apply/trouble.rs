@@ -12,7 +12,7 @@ use crate::redundancy::{MIGRATE_FROM, replaces};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::resources::{self, DISKFUL_BY};
-use super::{helpers, nodes, rollback, toggle};
+use super::{clone, helpers, nodes, rollback, toggle};
 
 const MINUTE: u64 = 60_000;
 /// LINSTOR's default of `DrbdOptions/AutoEvictAfterTime`, in minutes.
@@ -302,6 +302,7 @@ pub fn tick(edit: &mut Edit<'_>) -> Result<(), Refusal> {
     }
     let names: Vec<ResourceName> = edit.model.definitions().map(|d| d.name.clone()).collect();
     for name in &names {
+        clone::review(edit, name);
         tick_one(edit, name)?;
     }
     Ok(())

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use super::step::Action;
 use super::{Ask, Plan};
+use crate::apply::snapshots::RESTORE_FROM;
 use crate::model::Model;
 use crate::name::*;
 use crate::objects::*;
@@ -102,12 +103,34 @@ fn make(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
     }
 }
 
+/// A resource of the node that still has to get its data from the snapshot.
+fn restored_from<'a>(
+    ask: &'a Ask<'_>,
+    snapshot: &SnapshotDefinition,
+    node: &NodeName,
+) -> Option<&'a ResourceName> {
+    let source = format!("{}/{}", snapshot.resource, snapshot.name);
+    let mut resources = ask.model.resources_on(node);
+    resources.find(|name| {
+        ask.model.resource(name, node).is_some_and(|resource| {
+            resource.flags.contains(&ResourceFlag::RestoreFromSnapshot)
+                && !resource.is_deleting()
+                && resource.props.get(RESTORE_FROM) == Some(&source)
+        })
+    })
+}
+
 /// Deletes what is not wanted.
 fn delete(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
     let needed = ask.definition.rolling_back().filter(|r| r.snapshot == snapshot.name);
     for (node, _) in snapshot.nodes.iter().filter(|(_, on_node)| on_node.deleting) {
         if needed.is_some() {
             let text = format!("snapshot {} is deleted after the rollback to it", snapshot.name);
+            plan.wait(Some(node), text);
+            continue;
+        }
+        if let Some(target) = restored_from(ask, snapshot, node) {
+            let text = format!("snapshot {} is deleted when {target} has its data", snapshot.name);
             plan.wait(Some(node), text);
             continue;
         }

@@ -75,7 +75,7 @@ pub fn any(rng: &mut Rng) -> Command {
     let on = node(rng.below(NODES as u64) as usize);
     let count = || Filter { place_count: None, ..Filter::default() };
     let weights =
-        [12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 4];
+        [12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 4, 3];
     match rng.weighted(&weights) {
         0 => Command::Spawn {
             group: GroupName::default_group(),
@@ -161,6 +161,10 @@ pub fn any(rng: &mut Rng) -> Command {
         18 => {
             let (to, snapshot) = (resource(rng), snapshot(rng));
             Command::RestoreVolumeDefinitions { name, snapshot, to }
+        }
+        27 => {
+            let to = NewDefinition { name: Some(resource(rng)), ..NewDefinition::default() };
+            Command::CloneDefinition { name, to, props: PropsEdit::default() }
         }
         26 => Command::RollBack { name, snapshot: snapshot(rng) },
         20 => {

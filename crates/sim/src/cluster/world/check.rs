@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ::cluster::command::Command;
 use ::cluster::name::{ResourceName, SnapshotName};
-use ::cluster::objects::{NodeFlag, VolumeDefinitionFlag};
+use ::cluster::objects::{DefinitionFlag, NodeFlag, VolumeDefinitionFlag};
 use ::cluster::observed::SuspensionState;
 use ::cluster::plan::plan;
 
@@ -181,6 +181,9 @@ impl World<'_> {
                 if wanted > 0 && !current {
                     return Err(format!("{name} on {} is not UpToDate", resource.node));
                 }
+            }
+            if definition.flags.contains(&DefinitionFlag::Cloning) {
+                return Err(format!("{name} does not end being cloned"));
             }
             if definition.rolling_back().is_some() {
                 return Err(format!("{name} does not end being rolled back"));

@@ -1,0 +1,97 @@
+//! Clones of resource definitions: the one answer that is an object, with its entries inside.
+
+use axum::extract::State;
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use cluster::command::{Command, NewDefinition};
+use cluster::name::{GroupName, ResourceName};
+use cluster::objects::DefinitionFlag;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::answer::{Answer, Call, Found, Read, json as answer_json};
+use crate::ask::{App, Body, Modify, Path, layers, unsupported};
+use crate::code::{Kind, Operation};
+use crate::definitions::find;
+use crate::routes::{Routes, Says};
+
+pub fn routes() -> Routes {
+    const CLONE: &str = "/v1/resource-definitions/{resource}/clone";
+    Routes::new()
+        .user(Method::POST, CLONE, clone)
+        .says(Says::Json)
+        // What it answers is about the clone that was begun.
+        .at_once()
+        .get(&format!("{CLONE}/{{clone}}"), status)
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Clone {
+    name: Option<String>,
+    external_name: Option<String>,
+    use_zfs_clone: Option<bool>,
+    layer_list: Option<Vec<String>>,
+    volume_passphrases: Option<Vec<String>>,
+    resource_group: Option<String>,
+    #[serde(flatten)]
+    props: Modify,
+}
+
+/// Begins a clone. It is answered when the data are safe in a snapshot, or it was refused: clients
+/// look for an array then.
+async fn clone(
+    State(app): State<App>,
+    Path(source): Path<String>,
+    Body(body): Body<Clone>,
+) -> Result<Response, Answer> {
+    let passphrases = body.volume_passphrases.is_some_and(|list| !list.is_empty());
+    unsupported(&[
+        ("use_zfs_clone", body.use_zfs_clone == Some(true), "clones depend on nothing"),
+        ("volume_passphrases", passphrases, "the layer LUKS is not there yet"),
+    ])?;
+    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let name = ResourceName::new(&source)?;
+    let external_name = given(body.external_name);
+    let new = given(body.name).filter(|_| external_name.is_none());
+    let group = given(body.resource_group).map(|group| GroupName::new(&group)).transpose()?;
+    let to = NewDefinition {
+        name: new.map(|new| ResourceName::new(&new)).transpose()?,
+        external_name: external_name.clone(),
+        group,
+        layers: layers(body.layer_list)?,
+        ..NewDefinition::default()
+    };
+    let wanted = to.name.clone();
+    let said = format!("{name} is being cloned");
+    let call = Call::new(Operation::Create, Kind::Definition, said).about("RscDfn", &name);
+    let command = Command::CloneDefinition { name: name.clone(), to, props: body.props.into() };
+    let answer = call.run(&app, command).await;
+    if answer.status() != answer.success {
+        return Ok(answer.into_response());
+    }
+    let state = app.state();
+    let derived = external_name.and_then(|name| state.model.by_external_name(&name).cloned());
+    let clone = wanted.or(derived).map(|name| name.to_string()).unwrap_or_default();
+    let started = json!({
+        "location": format!("/v1/resource-definitions/{name}/clone/{clone}"),
+        "source_name": name.as_str(),
+        "clone_name": clone,
+        "messages": answer.entries,
+    });
+    Ok(answer_json(StatusCode::CREATED, &started))
+}
+
+/// How far a clone is; where it came from does not matter.
+async fn status(State(app): State<App>, Path((_, clone)): Path<(String, String)>) -> Read {
+    let state = app.state();
+    let definition = find(&state, &clone)?;
+    let status = if definition.flags.contains(&DefinitionFlag::Failed) {
+        "FAILED"
+    } else if definition.flags.contains(&DefinitionFlag::Cloning) {
+        "CLONING"
+    } else {
+        "COMPLETE"
+    };
+    Ok(Found(json!({ "status": status })))
+}
