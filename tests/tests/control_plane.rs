@@ -6,11 +6,14 @@
 mod control_support;
 mod engine_support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use api::link::Order;
 use cluster::command::{Command, NewDefinition};
 use cluster::name::SnapshotName;
 use cluster::objects::{Props, RollbackPhase};
+use cluster::observed::SuspensionState;
+use cluster::plan::Action;
 use cluster::props::PropsEdit;
 use control_support::{Cluster, MIB, node, pool, rd};
 use engine_support::nbd::Client;
@@ -308,6 +311,43 @@ fn a_clone_of_a_volume_in_use_has_its_data_and_goes_its_own_way() {
     other.close();
     delete(&mut cluster, "web");
     delete(&mut cluster, "copy");
+    assert_no_files(&cluster);
+}
+
+#[test]
+fn a_volume_that_is_frozen_goes_on_in_time_when_agents_and_controller_are_gone() {
+    let mut cluster = Cluster::up(&NODES);
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    client.write(0, &pattern(1, 4096)).unwrap();
+    let (token, generation) = (cluster.generation(), cluster.generation());
+    for name in NODES {
+        let (resource, action) = (rd("web"), Action::Suspend { token });
+        cluster.send(&node(name), Order::Step { resource, generation, action });
+    }
+    let frozen = Instant::now();
+    cluster.stop_listening();
+    let status = |cluster: &mut Cluster| cluster.node("alpha").ok(&["status", "web"]);
+    while !status(&mut cluster).contains("suspended:user") {
+        assert!(frozen.elapsed() < Duration::from_secs(9), "it is not frozen");
+    }
+    NODES.iter().for_each(|name| cluster.node(name).kill_agent());
+    client.write(4096, &pattern(2, 4096)).unwrap();
+    // Agents have 10 s here, and the engine waits for 10 more.
+    let took = frozen.elapsed();
+    assert!(took > Duration::from_secs(15) && took < Duration::from_secs(30), "{took:?}");
+    // Whoever asks is told that it was not held.
+    NODES.iter().for_each(|name| cluster.node(name).start_agent());
+    cluster.listen();
+    cluster.wait("it is told", |c| {
+        let state = |name| c.observed.suspension(&rd("web"), &node(name), token);
+        NODES.iter().all(|name| state(name) == Some(SuspensionState::Expired))
+    });
+    client.close();
+    delete(&mut cluster, "web");
     assert_no_files(&cluster);
 }
 

@@ -4,12 +4,14 @@
 
 mod engine_support;
 
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use codec::admin::{Call, Request, VERSION, encode_line};
 use engine_support::nbd::Client;
 use engine_support::{Cluster, PATIENCE, Setup, binary, list, pattern};
 use runtime::{DiskFile, DiskOptions};
@@ -127,6 +129,40 @@ fn roles_are_refused_as_the_rules_say() {
     alpha.ok(&["down", "r0"]);
     alpha.ok(&["down", "r0"]);
     assert!(alpha.status().is_null());
+}
+
+/// Who asked for a freeze may be gone when it is to end.
+#[test]
+fn a_suspension_with_a_time_ends_by_itself_and_no_other_does() {
+    let cluster = Cluster::up(&two());
+    let alpha = &cluster.nodes[0];
+    let socket = alpha.export();
+    let mut client = Client::open(&socket, "r0/0").unwrap();
+    client.write(0, &pattern(1, 4096)).unwrap();
+    let ask = |request| {
+        let mut stream = UnixStream::connect(alpha.socket()).unwrap();
+        let call = Call { version: VERSION, id: 1, timeout_ms: 10_000, request };
+        stream.write_all(&encode_line(&call)).unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        assert!(line.contains("ok"), "{line}");
+    };
+    let suspend = |for_ms| Request::SuspendIo { resource: "r0".into(), for_ms };
+    let begun = Instant::now();
+    ask(suspend(Some(1500)));
+    client.write(0, &pattern(2, 4096)).unwrap();
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(1500) && took < Duration::from_secs(20), "{took:?}");
+    // One that an operator has begun meanwhile is not ended by the clock of another.
+    ask(suspend(Some(500)));
+    ask(suspend(None));
+    std::thread::sleep(Duration::from_millis(1200));
+    let status = alpha.ok(&["status", "r0"]);
+    assert!(status.contains("suspended:user"), "{status}");
+    ask(Request::Thaw { resource: "r0".into() });
+    client.write(0, &pattern(3, 4096)).unwrap();
+    client.close();
+    cluster.assert_equal(0, &[0, 1]);
 }
 
 #[test]

@@ -155,6 +155,9 @@ pub struct Held {
     pub state: Option<SuspensionState>,
     /// I/O was suspended by somebody else before, and is left so.
     pub not_ours: bool,
+    /// The engine had the resource when it began.
+    #[serde(default)]
+    pub up: bool,
     /// I/O goes on, as far as this suspension is concerned.
     pub over: bool,
 }

@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use codec::admin::{Answer, EngineInfo, FailureKind, Request};
@@ -20,6 +21,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sectors, StateErro
 
 use crate::digest::Algorithm;
 use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
+use crate::log::{Level, log};
 use crate::maps;
 use crate::state::Stored;
 use crate::transport::tls::Credentials;
@@ -110,12 +112,11 @@ impl Engine {
                 let command = AdminCommand::PauseSync { peer, volume, pause: false };
                 self.simple(&resource, command).map(done)
             }
-            Request::SuspendIo { resource } => {
-                self.simple(&resource, AdminCommand::SuspendIo).map(done)
-            }
+            Request::SuspendIo { resource, for_ms } => self.suspend(&resource, for_ms).map(done),
             Request::ResumeIo { resource } => {
-                self.simple(&resource, AdminCommand::ResumeIo).map(done)
+                self.resume(&resource, AdminCommand::ResumeIo).map(done)
             }
+            Request::Thaw { resource } => self.resume(&resource, AdminCommand::Thaw).map(done),
             Request::NewCurrentUuid { minor, clear_bitmap } => {
                 let (entry, volume) = self.minor(minor)?;
                 let command = AdminCommand::NewCurrentUuid { volume, clear_bitmap };
@@ -164,6 +165,39 @@ impl Engine {
     /// A command that changes nothing that is kept.
     fn simple(&self, resource: &str, command: AdminCommand) -> Done {
         self.command(&*self.entry(resource)?, command)
+    }
+
+    /// Suspends I/O, for so many milliseconds at most if that is said: whoever asked may be gone by
+    /// then. The clock runs from the beginning, for it can take a while until all writes are done.
+    fn suspend(self: &Arc<Self>, resource: &str, for_ms: Option<u32>) -> Done {
+        let entry = self.entry(resource)?;
+        let serial = entry.suspensions.fetch_add(1, Ordering::SeqCst) + 1;
+        if let Some(for_ms) = for_ms {
+            let (engine, entry) = (self.clone(), entry.clone());
+            let run = move || {
+                std::thread::sleep(Duration::from_millis(for_ms.into()));
+                if entry.suspensions.load(Ordering::SeqCst) != serial {
+                    return;
+                }
+                log!(Level::Warn, entry.name, "I/O was suspended for {for_ms} ms and goes on");
+                if let Err(stop) = engine.command(&entry, AdminCommand::Thaw) {
+                    let why = crate::restore::text(&stop);
+                    log!(Level::Error, entry.name, "I/O does not go on: {why}; `ashlar resume-io`");
+                }
+            };
+            let thread = std::thread::Builder::new().name("suspension".to_owned()).spawn(run);
+            thread.map_err(|e| {
+                let next = "see how many threads the engine may have";
+                Stop::failed(FailureKind::Resources, format!("no thread to end it: {e}"), next)
+            })?;
+        }
+        self.command(&entry, AdminCommand::SuspendIo)
+    }
+
+    fn resume(&self, resource: &str, command: AdminCommand) -> Done {
+        let entry = self.entry(resource)?;
+        entry.suspensions.fetch_add(1, Ordering::SeqCst);
+        self.command(&entry, command)
     }
 
     // ---- resources -----------------------------------------------------------------------

@@ -6,6 +6,7 @@
 //! lets commands that change it pass one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -85,6 +86,8 @@ pub(crate) struct Entry {
     /// Passed by one changing command at a time.
     gate: Gate,
     pub(crate) stored: Mutex<Stored>,
+    /// Counts suspensions and their ends: one that ends by the clock is not another by then.
+    pub(crate) suspensions: AtomicU64,
 }
 
 /// Lets one through at a time.
@@ -117,7 +120,8 @@ impl Drop for Pass<'_> {
 impl Entry {
     pub(crate) fn new(shard: usize, id: u16, stored: Stored) -> Entry {
         let name = stored.config.name.clone();
-        Entry { name, shard, id, gate: Gate::default(), stored: Mutex::new(stored) }
+        let (stored, suspensions) = (Mutex::new(stored), AtomicU64::new(0));
+        Entry { name, shard, id, gate: Gate::default(), stored, suspensions }
     }
 
     /// Waits until no other command changes the resource.

@@ -104,6 +104,10 @@ impl Resource {
                 self.resume(true, true, true);
                 Ok(Answer::Now)
             }
+            AdminCommand::Thaw => {
+                self.thaw();
+                Ok(Answer::Now)
+            }
             AdminCommand::NewCurrentUuid { volume, clear_bitmap } => {
                 self.new_current_uuid(id, volume, clear_bitmap)
             }

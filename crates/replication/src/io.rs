@@ -413,6 +413,8 @@ pub enum AdminCommand {
     SuspendIo,
     /// Undo every suspension.
     ResumeIo,
+    /// Undo what `SuspendIo` did, and nothing else: what waits for quorum or data goes on waiting.
+    Thaw,
     /// Start a new data generation by hand.
     NewCurrentUuid {
         /// The volume.

@@ -856,6 +856,15 @@ impl Resource {
         }
     }
 
+    /// Ends what `SuspendIo` began. As long as I/O is held for another reason, too, it stays so.
+    pub(crate) fn thaw(&mut self) {
+        let susp = self.st.susp;
+        match susp.quorum || susp.no_data || susp.fencing || susp.uuid_bridge {
+            true => self.change_hard(|st| st.susp.user = false),
+            false => self.resume(false, false, true),
+        }
+    }
+
     /// I/O runs again: what is still owed by peers that are gone is given up (L5).
     fn resumed(&mut self) {
         for peer in 0..self.peers.len() {

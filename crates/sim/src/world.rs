@@ -469,7 +469,11 @@ impl World {
             return id;
         }
         let suspends = matches!(command, AdminCommand::SuspendIo);
-        if matches!(command, AdminCommand::ResumeIo | AdminCommand::Secondary { force: true }) {
+        let thaws = matches!(
+            command,
+            AdminCommand::ResumeIo | AdminCommand::Thaw | AdminCommand::Secondary { force: true }
+        );
+        if thaws {
             self.checks.thawed(node);
             for (of, suspends) in self.wishes.values_mut() {
                 *suspends &= *of != node;

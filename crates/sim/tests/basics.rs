@@ -227,6 +227,33 @@ fn without_quorum_io_waits_and_goes_on_when_it_returns() {
     });
 }
 
+/// The end of a snapshot is no operator's order to go on without quorum.
+#[test]
+fn what_was_frozen_for_a_snapshot_goes_on_only_if_nothing_else_holds_it() {
+    scenario(with_quorum(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.granted(0, AdminCommand::SuspendIo);
+        w.granted(0, AdminCommand::Thaw);
+        w.expect("nothing is suspended", |w| !w.seen(0).suspended.any());
+        w.write(0, 8);
+        w.granted(0, AdminCommand::SuspendIo);
+        w.cut_off(0, [1, 2]);
+        w.wait("quorum is lost, too", |w| w.seen(0).suspended.quorum && w.seen(0).suspended.user);
+        let id = w.start(0, Op::Write { fua: false }, 16, 8);
+        w.granted(0, AdminCommand::Thaw);
+        w.run_seconds(5);
+        w.expect("the freeze is over", |w| !w.seen(0).suspended.user);
+        w.expect("the write waits", |w| w.seen(0).suspended.quorum && !w.is_answered(id));
+        w.rejoin(0, [1, 2]);
+        w.finish(id).ok();
+        w.write(0, 24);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
 #[test]
 fn without_quorum_io_fails_if_it_is_so_configured() {
     let mut plan = with_quorum(3, 0);

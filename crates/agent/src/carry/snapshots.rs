@@ -1,8 +1,11 @@
 //! Suspensions of I/O, and the snapshots that are taken under them.
 //!
-//! A suspension ends by itself after a time (`expire`), whatever happens to the controller, this
-//! agent or the snapshot. It is said to be over before I/O goes on, and a snapshot counts only if
-//! it is still held when all of it has been taken: so none counts that was written to.
+//! A suspension ends by itself after a time (`expire`), whatever happens to the controller or the
+//! snapshot; if this agent is gone, too, the engine ends it a little later. It is said to be over
+//! before I/O goes on, and a snapshot counts only if the engine still holds it when all of it has been
+//! taken, and when it is told to go on: so none counts that was written to.
+
+use std::time::Duration;
 
 use cluster::name::{ResourceName, SnapshotName};
 use cluster::objects::Generation;
@@ -13,6 +16,9 @@ use super::{Node, Step};
 use crate::failed::Failed;
 use crate::record::{Held, Record, Snapshot};
 use crate::storage::Name;
+
+/// How much longer than this agent the engine waits before it ends a suspension.
+const ENGINE_WAITS: Duration = Duration::from_secs(10);
 
 impl Step<'_> {
     /// True if the engine has the resource, with I/O suspended by an operator or by this agent.
@@ -33,13 +39,17 @@ impl Step<'_> {
             self.node.expire(self.name, held.token)?;
         }
         let before = self.is_suspended()?;
-        let held = Held { token, state: None, not_ours: before == Some(true), over: false };
+        let (not_ours, up) = (before == Some(true), before.is_some());
+        let held = Held { token, state: None, not_ours, up, over: false };
         self.update(|record| record.suspension = Some(held))?;
-        if before.is_some() {
+        if up && !not_ours {
             let resource = self.name.to_string();
             let what = format!("suspend I/O of {resource}");
-            if let Err(failed) = self.engine.ask_patiently(&what, &Request::SuspendIo { resource })
-            {
+            // Should this agent not be there to end it.
+            let for_ms = self.node.suspend_for.saturating_add(ENGINE_WAITS).as_millis();
+            let for_ms = Some(u32::try_from(for_ms).unwrap_or(u32::MAX));
+            let request = Request::SuspendIo { resource, for_ms };
+            if let Err(failed) = self.engine.ask_patiently(&what, &request) {
                 // It may be suspended later than this was waited for.
                 self.node.expire(self.name, token)?;
                 return Err(failed);
@@ -56,8 +66,14 @@ impl Step<'_> {
     pub(super) fn resume(&self, token: Generation) -> Result<(), Failed> {
         match self.record()?.suspension {
             Some(held) if held.token == token && held.state == Some(SuspensionState::Held) => {
-                end(self, held)?;
-                self.finish(token, SuspensionState::Released)
+                // What the engine has ended by itself, or forgotten, was not held until now.
+                match self.is_held_by_engine(held)? {
+                    true => {
+                        end(self, held)?;
+                        self.finish(token, SuspensionState::Released)
+                    }
+                    false => self.finish(token, SuspensionState::Expired),
+                }
             }
             _ => Ok(()),
         }
@@ -125,13 +141,20 @@ impl Step<'_> {
         )
     }
 
-    /// Refuses unless I/O is suspended for the token, as far as this agent and the engine know. An
-    /// engine that was started again has forgotten it.
+    /// True if the engine still does what it did when a suspension began: an engine that was started
+    /// again has forgotten it, and one that had no such resource may have got it since.
+    fn is_held_by_engine(&self, held: Held) -> Result<bool, Failed> {
+        let now = self.is_suspended()?;
+        Ok(if held.up { now == Some(true) } else { now.is_none() })
+    }
+
+    /// Refuses unless I/O is suspended for the token, as far as this agent and the engine know.
     fn held(&self, token: Generation, name: &SnapshotName) -> Result<(), Failed> {
-        let by_us = is_held(&self.record()?, token);
-        match by_us && self.is_suspended()? != Some(false) {
-            true => Ok(()),
-            false => Err(self.too_late(name)),
+        let record = self.record()?;
+        let ours = record.suspension.filter(|_| is_held(&record, token));
+        match ours {
+            Some(held) if self.is_held_by_engine(held)? => Ok(()),
+            _ => Err(self.too_late(name)),
         }
     }
 
@@ -177,7 +200,8 @@ fn end(step: &Step<'_>, held: Held) -> Result<(), Failed> {
     }
     let resource = step.name.to_string();
     let what = format!("resume I/O of {resource}");
-    step.engine.ask_patiently(&what, &Request::ResumeIo { resource }).map(drop)
+    // Not more than was begun: what quorum holds is not to go on.
+    step.engine.ask_patiently(&what, &Request::Thaw { resource }).map(drop)
 }
 
 impl Node {

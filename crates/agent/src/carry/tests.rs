@@ -111,10 +111,10 @@ impl Fake {
                 volume.device_options = DeviceOptions::default();
             }
             Request::Detach { minor, .. } => self.volume(minor).backing = None,
-            Request::SuspendIo { resource } => {
+            Request::SuspendIo { resource, .. } => {
                 self.resources.get_mut(&resource).unwrap().suspended = true;
             }
-            Request::ResumeIo { resource } => {
+            Request::Thaw { resource } => {
                 self.resources.get_mut(&resource).unwrap().suspended = false;
             }
             other => panic!("the agent is not expected to ask {other:?}"),
@@ -342,6 +342,97 @@ fn a_crash_at_any_write_loses_nothing_and_leaves_nothing() {
 }
 
 #[test]
+fn what_is_down_for_a_rollback_stays_down_until_it_is_configured_again() {
+    let take_down = Action::TakeDown { token: TOKEN };
+    let mut crashes = 0;
+    for at in 0.. {
+        let bed = Bed::new();
+        let mut node = bed.start();
+        for step in [create(64 * MIB), create_metadata(), configure()] {
+            node.carry_out(&name(), Generation(1), &step).unwrap();
+        }
+        let up = || bed.fake.lock().unwrap().resources.contains_key("web");
+        *node.store.crash.lock().unwrap() = Some(at);
+        let mut crashed = false;
+        for (generation, step) in (10..).zip([
+            take_down.clone(),
+            Action::Discard { token: TOKEN },
+            create(64 * MIB),
+            create_metadata(),
+            configure(),
+        ]) {
+            for time in ["once", "twice"] {
+                let mut result = node.carry_out(&name(), Generation(generation), &step);
+                if result.is_err() && !crashed {
+                    (crashed, node) = (true, bed.start());
+                    result = node.carry_out(&name(), Generation(generation), &step);
+                }
+                assert_eq!(result, Ok(()), "{step} {time}, after a crash at write {at}");
+            }
+            let record = node.store.get(&name()).unwrap();
+            match &step {
+                Action::Configure(_) => {
+                    assert!(up() && record.down.is_none(), "{at}");
+                    assert_eq!(record.rollback(), None);
+                }
+                Action::TakeDown { .. } => {
+                    assert_eq!(record.rollback().map(|down| down.changed), Some(false));
+                    assert!(!up(), "{at}");
+                    // Nothing but a configuration brings it up.
+                    let failed = node.step(&name()).adjust().unwrap_err();
+                    assert!(failed.cause.contains("down for a rollback"), "{failed}");
+                }
+                _ => assert!(!up(), "{step}: {at}"),
+            }
+        }
+        if !crashed {
+            break;
+        }
+        crashes += 1;
+    }
+    assert!(crashes > 5, "only {crashes} points were tried");
+}
+
+#[test]
+fn data_go_only_while_the_resource_is_down_for_this_rollback() {
+    let bed = Bed::new();
+    let node = bed.start();
+    for step in [create(64 * MIB), create_metadata(), configure()] {
+        node.carry_out(&name(), Generation(1), &step).unwrap();
+    }
+    let snapshot = cluster::name::SnapshotName::new("s1").unwrap();
+    let steps = |token| {
+        let snapshot = snapshot.clone();
+        [Action::Discard { token }, Action::RollBack { token, snapshot }]
+    };
+    let refused = |token, why: &str| {
+        for step in steps(token) {
+            let before = node.store.get(&name()).unwrap();
+            let failed = node.carry_out(&name(), Generation(1), &step).unwrap_err();
+            assert!(failed.cause.contains(why), "{step}: {failed}");
+            assert!(node.store.get(&name()).unwrap() == before, "{step}: nothing has begun");
+        }
+    };
+    refused(TOKEN, "is not down");
+    bed.fake.lock().unwrap().resources.get_mut("web").unwrap().primary = true;
+    let take_down = Action::TakeDown { token: TOKEN };
+    let failed = node.carry_out(&name(), Generation(1), &take_down).unwrap_err();
+    assert!(failed.cause.contains("in use on node alpha"), "{failed}");
+    bed.fake.lock().unwrap().resources.get_mut("web").unwrap().primary = false;
+    let kept = bed.fake.lock().unwrap().resources["web"].clone();
+    node.carry_out(&name(), Generation(1), &take_down).unwrap();
+    refused(Generation(TOKEN.0 + 1), "is not down");
+    // An operator has brought it up by hand.
+    bed.fake.lock().unwrap().resources.insert("web".into(), kept);
+    refused(TOKEN, "is not down");
+    bed.fake.lock().unwrap().resources.clear();
+    let [_, roll_back] = steps(TOKEN);
+    let failed = node.carry_out(&name(), Generation(1), &roll_back).unwrap_err();
+    assert!(failed.cause.contains("no snapshot s1"), "{failed}");
+    assert_eq!(bed.files().len(), 1);
+}
+
+#[test]
 fn what_is_in_use_neither_grows_nor_goes() {
     let bed = Bed::new();
     let node = bed.start();
@@ -411,6 +502,33 @@ fn a_suspension_that_takes_too_long_ends_by_itself() {
     node.carry_out(&name(), Generation(1), &Action::Suspend { token: next }).unwrap();
     node.carry_out(&name(), Generation(1), &Action::Resume { token: next }).unwrap();
     assert!(suspended());
+}
+
+#[test]
+fn a_suspension_that_the_engine_has_ended_or_forgotten_was_not_held() {
+    let bed = Bed::new();
+    let node = bed.start();
+    for step in [create(64 * MIB), create_metadata(), configure()] {
+        node.carry_out(&name(), Generation(1), &step).unwrap();
+    }
+    let state = || node.store.get(&name()).unwrap().suspension().unwrap().state;
+    let snapshot = cluster::name::SnapshotName::new("s1").unwrap();
+    for (token, gone) in [(6, false), (7, true)] {
+        let token = Generation(token);
+        node.carry_out(&name(), Generation(1), &Action::Suspend { token }).unwrap();
+        let kept = bed.fake.lock().unwrap().resources["web"].clone();
+        match gone {
+            true => drop(bed.fake.lock().unwrap().resources.remove("web")),
+            false => bed.fake.lock().unwrap().resources.get_mut("web").unwrap().suspended = false,
+        }
+        let take = Action::TakeSnapshot { token, snapshot: snapshot.clone() };
+        let failed = node.carry_out(&name(), Generation(1), &take).unwrap_err();
+        assert!(failed.cause.contains("not suspended"), "{failed}");
+        node.carry_out(&name(), Generation(1), &Action::Resume { token }).unwrap();
+        assert_eq!(state(), cluster::observed::SuspensionState::Expired);
+        let kept = Resource { suspended: false, ..kept };
+        bed.fake.lock().unwrap().resources.insert("web".into(), kept);
+    }
 }
 
 #[test]

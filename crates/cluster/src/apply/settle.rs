@@ -19,6 +19,9 @@ use crate::size;
 
 use super::{clone, definitions, helpers, nodes, resources, rollback, snapshots, trouble};
 
+/// How long a snapshot may be in the making, in milliseconds. Agents end suspensions long before.
+const MAKE_WITHIN: u64 = 120_000;
+
 pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     if edit.model.definition(name).is_none() {
         return Ok(());
@@ -373,10 +376,14 @@ fn pending(edit: &mut Edit<'_>, snapshot: &SnapshotDefinition) {
     let token = snapshot.token;
     let same = |other: &&SnapshotDefinition| other.token == token && other.is_pending();
     let all: Vec<SnapshotDefinition> = edit.model.snapshots().filter(same).cloned().collect();
+    let began = all.iter().flat_map(|one| one.nodes.values()).map(|on_node| on_node.created).max();
+    let late = edit.context.now.since(began.unwrap_or_default()) >= MAKE_WITHIN;
     let mut complete = true;
     for one in &all {
         match outcome(edit, one) {
             Outcome::Complete => {}
+            // An agent that does not answer must not keep it waiting for ever.
+            Outcome::NotYet if late => return snapshots::fail_all(edit, token, false),
             Outcome::NotYet => complete = false,
             Outcome::Disconnected => return snapshots::fail_all(edit, token, true),
             Outcome::Failed => return snapshots::fail_all(edit, token, false),

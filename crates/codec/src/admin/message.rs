@@ -219,10 +219,17 @@ pub enum Request {
         #[serde(with = "fields::volume")]
         volume: VolumeNr,
     },
-    /// Suspends I/O of all volumes.
-    SuspendIo { resource: String },
-    /// Resumes it.
+    /// Suspends I/O of all volumes. With a time it ends by itself after so many milliseconds, as by
+    /// [`Request::Thaw`], whatever has become of who asked for it.
+    SuspendIo {
+        resource: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        for_ms: Option<u32>,
+    },
+    /// Resumes it, whatever it was suspended for.
     ResumeIo { resource: String },
+    /// Ends what [`Request::SuspendIo`] began: I/O that waits for quorum or data, too, goes on waiting.
+    Thaw { resource: String },
     /// Begins a new data generation; on new metadata `clear_bitmap` skips the initial resync.
     NewCurrentUuid {
         #[serde(with = "fields::minor")]

@@ -503,7 +503,9 @@ fn requests(
         Command::ResumeSync { .. } => {
             copies(&|peer, volume| Request::ResumeSync { resource: resource(), peer, volume })
         }
-        Command::SuspendIo { .. } => whole(Request::SuspendIo { resource: resource() }),
+        Command::SuspendIo { .. } => {
+            whole(Request::SuspendIo { resource: resource(), for_ms: None })
+        }
         Command::ResumeIo { .. } => whole(Request::ResumeIo { resource: resource() }),
         Command::NewCurrentUuid { clear_bitmap, .. } => {
             volumes(&|v| Request::NewCurrentUuid { minor: v.minor, clear_bitmap: *clear_bitmap })

@@ -256,7 +256,7 @@ impl Session<'_> {
         let _lock = self.machine.places.lock(minor)?;
         let resource = self.minor(minor)?.0.name;
         self.order(match self.parsed.command.verb {
-            Verb::SuspendIo => Request::SuspendIo { resource },
+            Verb::SuspendIo => Request::SuspendIo { resource, for_ms: None },
             _ => Request::ResumeIo { resource },
         })
     }

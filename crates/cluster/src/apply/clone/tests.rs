@@ -167,3 +167,16 @@ fn what_can_not_be_cloned_is_refused() {
     bed.observed.nodes.get_mut(&node(0)).unwrap().connected = false;
     assert_eq!(bed.refused(clone(PropsEdit::default())).code, Code::NotConnected);
 }
+
+#[test]
+fn a_snapshot_that_nobody_makes_is_given_up_after_a_while() {
+    let mut bed = deployed();
+    bed.ok(clone(PropsEdit::default()));
+    let settle = Command::Settle { name: rd("disk") };
+    bed.ok(settle.clone());
+    assert_eq!(flags(&bed), [DefinitionFlag::Cloning]);
+    bed.pass(120_000);
+    bed.ok(settle);
+    assert_eq!(flags(&bed), [DefinitionFlag::Failed]);
+    assert!(bed.model.snapshots_of(&rd("disk")).all(SnapshotDefinition::is_deleting));
+}
