@@ -17,6 +17,7 @@ use crate::failed::Failed;
 use crate::files;
 use crate::storage::file::Folder;
 use crate::storage::lvm::Group;
+use crate::storage::zfs::Dataset;
 use crate::storage::{Kind, Name, Provider};
 
 /// The space of a pool without any: nothing in it takes space.
@@ -159,9 +160,14 @@ fn open(name: &PoolName, pool: &Pool) -> Result<Open, Failed> {
             let (group, thin) = (Name::new(group)?, Name::new(thin)?);
             Ok(Arc::new(Group::open(System::default(), group, Some(thin))?))
         }
-        other => Err(Failed::new(
-            format!("pool {name} is of kind {other}, which this agent does not support"),
-            "use a pool of kind FILE, FILE_THIN, LVM or LVM_THIN",
+        Kind::Zfs | Kind::ZfsThin => {
+            let thin = pool.provider == Kind::ZfsThin;
+            let dataset = told(&["StorPoolName", if thin { "ZPoolThin" } else { "ZPool" }])?;
+            Ok(Arc::new(Dataset::open(System::default(), &dataset, thin)?))
+        }
+        Kind::Diskless => Err(Failed::new(
+            format!("pool {name} is for diskless resources, and has no volumes"),
+            "use a pool with storage",
         )),
     }
 }
@@ -171,6 +177,10 @@ pub fn kinds() -> BTreeSet<Kind> {
     let mut kinds = BTreeSet::from([Kind::Diskless, Kind::File, Kind::FileThin]);
     if System::default().run(&["lvm", "version"]).is_ok() {
         kinds.extend([Kind::Lvm, Kind::LvmThin]);
+    }
+    // The tools may be there without the module.
+    if System::default().run(&["zpool", "list", "-H", "-o", "name"]).is_ok() {
+        kinds.extend([Kind::Zfs, Kind::ZfsThin]);
     }
     kinds
 }

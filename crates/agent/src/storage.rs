@@ -10,6 +10,7 @@
 
 pub mod file;
 pub mod lvm;
+pub mod zfs;
 
 use std::fmt;
 use std::path::PathBuf;
