@@ -6,22 +6,27 @@
 mod control_support;
 mod engine_support;
 
+use std::process::Command as Process;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use api::link::Order;
 use cluster::command::{Command, NewDefinition};
 use cluster::name::SnapshotName;
-use cluster::objects::{Props, RollbackPhase};
+use cluster::objects::{Props, Provider, RollbackPhase};
 use cluster::observed::SuspensionState;
 use cluster::plan::Action;
 use cluster::props::PropsEdit;
-use control_support::{Cluster, MIB, node, pool, rd};
+use control_support::{Cluster, MIB, PATIENCE, node, pool, rd};
 use engine_support::nbd::Client;
 use engine_support::pattern;
 
 const NODES: [&str; 3] = ["alpha", "bravo", "charlie"];
 
 fn delete(cluster: &mut Cluster, name: &str) {
+    cluster.wait(&format!("{name} is closed"), |c| {
+        c.observed.replicas(&rd(name)).all(|(_, replica)| replica.in_use.is_none())
+    });
     cluster.command(Command::DeleteDefinition { name: rd(name) });
     cluster.wait(&format!("{name} is gone"), |c| c.model.definition(&rd(name)).is_none());
 }
@@ -245,7 +250,8 @@ fn a_resource_goes_back_to_a_snapshot_on_every_node_whoever_is_killed_meanwhile(
     }
     let ended = |c: &Cluster| c.model.definition(&rd("web")).unwrap().rolling_back().is_none();
     cluster.wait("the rollback has ended", ended);
-    let phase = |c: &Cluster| c.model.definition(&rd("web")).unwrap().rollback.clone().unwrap().phase;
+    let phase =
+        |c: &Cluster| c.model.definition(&rd("web")).unwrap().rollback.clone().unwrap().phase;
     // With an agent away before anything was changed it is given up, and all is as it was.
     if matches!(phase(&cluster), RollbackPhase::GivenUp(_)) {
         println!("given up: {:?}", phase(&cluster));
@@ -329,11 +335,11 @@ fn a_volume_that_is_frozen_goes_on_in_time_when_agents_and_controller_are_gone()
         cluster.send(&node(name), Order::Step { resource, generation, action });
     }
     let frozen = Instant::now();
-    cluster.stop_listening();
     let status = |cluster: &mut Cluster| cluster.node("alpha").ok(&["status", "web"]);
     while !status(&mut cluster).contains("suspended:user") {
         assert!(frozen.elapsed() < Duration::from_secs(9), "it is not frozen");
     }
+    cluster.stop_listening();
     NODES.iter().for_each(|name| cluster.node(name).kill_agent());
     client.write(4096, &pattern(2, 4096)).unwrap();
     // Agents have 10 s here, and the engine waits for 10 more.
@@ -349,6 +355,65 @@ fn a_volume_that_is_frozen_goes_on_in_time_when_agents_and_controller_are_gone()
     client.close();
     delete(&mut cluster, "web");
     assert_no_files(&cluster);
+}
+
+#[test]
+fn writes_wait_for_a_full_pool_and_go_on_when_it_has_space_again() {
+    let mut cluster = Cluster::up(&["alpha", "bravo"]);
+    if !cluster.pools.has_snapshots {
+        return;
+    }
+    cluster.define("web", 256 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    client.write(0, &pattern(1, MIB as usize)).unwrap();
+    // Both pools are on one file system, which somebody fills but for a little.
+    let filler = cluster.pools.of("alpha").parent().unwrap().join("filler");
+    let fill = |size: u64| {
+        let size = size.to_string();
+        let done = Process::new("fallocate").args(["-l", &size]).arg(&filler).output().unwrap();
+        done.status.success()
+    };
+    let mut size = 2048 * MIB;
+    while !fill(size) {
+        size -= 8 * MIB;
+    }
+    cluster.wait("there is an alarm", |c| {
+        let state = c.observed.pool(&node("alpha"), &pool());
+        state.is_some_and(|state| state.alarm(Provider::FileThin).is_some())
+    });
+    let (done, written) = mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        for at in 0..64 {
+            client.write(32 * MIB + at * MIB, &pattern(2, MIB as usize)).unwrap();
+        }
+        done.send(()).unwrap();
+        client
+    });
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(written.try_recv().is_err(), "64 MiB were written where there is no space");
+    for name in ["alpha", "bravo"] {
+        let status = cluster.node(name).ok(&["status", "web"]);
+        assert!(status.contains("disk:UpToDate") && !status.contains("Failed"), "{status}");
+    }
+    std::fs::remove_file(&filler).unwrap();
+    written.recv_timeout(PATIENCE).expect("what waited goes on");
+    let mut client = writer.join().unwrap();
+    for at in 0..64 {
+        let read = client.read(32 * MIB + at * MIB, MIB as usize).unwrap();
+        assert!(read == pattern(2, MIB as usize), "{at}");
+    }
+    client.close();
+    cluster.wait_settled("web");
+    let (a, b) =
+        (cluster.content("web", "alpha", 96 * MIB), cluster.content("web", "bravo", 96 * MIB));
+    assert!(a == b, "nothing was left out on either");
+    delete(&mut cluster, "web");
+    for name in ["alpha", "bravo"] {
+        assert_eq!(cluster.pools.files(name), Vec::<String>::new(), "left on {name}");
+    }
 }
 
 #[test]

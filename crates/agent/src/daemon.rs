@@ -393,6 +393,13 @@ impl Daemon {
         let pools = self.node.pools.states();
         let mut outgoing = self.lock();
         if !outgoing.hello && is_news(&outgoing.sent_pools, &pools) {
+            for (name, state) in &pools {
+                let Some(provider) = self.node.pools.provider(name) else { continue };
+                let old = outgoing.sent_pools.get(name).and_then(|old| old.alarm(provider));
+                if let Some(alarm) = state.alarm(provider).filter(|_| old.is_none()) {
+                    say(&format!("storage pool {name}: {alarm}"));
+                }
+            }
             outgoing.sent_pools = pools.clone();
             send(&mut outgoing, News::Pools(pools));
         }
@@ -479,7 +486,7 @@ fn is_news(old: &BTreeMap<PoolName, PoolState>, new: &BTreeMap<PoolName, PoolSta
     let differs = |name: &PoolName, new: &PoolState| {
         old.get(name).is_none_or(|old| {
             let step = new.total.0 / 100;
-            (&old.error, old.total) != (&new.error, new.total)
+            (&old.error, old.total, old.metadata_used) != (&new.error, new.total, new.metadata_used)
                 || old.free.0.abs_diff(new.free.0) > step
                 || old.snapshots.0.abs_diff(new.snapshots.0) > step
         })

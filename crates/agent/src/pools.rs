@@ -106,6 +106,11 @@ impl Pools {
         Ok(open)
     }
 
+    /// What a pool is made of, as the controller has told.
+    pub fn provider(&self, name: &PoolName) -> Option<Kind> {
+        self.lock().told.pools.get(name).map(|pool| pool.provider)
+    }
+
     /// The state of every pool, asked now.
     pub fn states(&self) -> BTreeMap<PoolName, PoolState> {
         let names: Vec<PoolName> = self.lock().told.pools.keys().cloned().collect();
@@ -113,8 +118,7 @@ impl Pools {
     }
 
     fn state(&self, name: &PoolName) -> PoolState {
-        let told = self.lock().told.pools.get(name).map(|pool| pool.provider);
-        if told == Some(Kind::Diskless) {
+        if self.provider(name) == Some(Kind::Diskless) {
             return PoolState { free: DISKLESS, total: DISKLESS, ..PoolState::default() };
         }
         let asked = self.get(name).and_then(|pool| {
@@ -122,7 +126,13 @@ impl Pools {
             let volumes = pool.volumes()?;
             let snapshots = volumes.iter().filter(|v| v.is_snapshot).map(|v| v.allocated.0).sum();
             let snapshots = Bytes(snapshots);
-            Ok(PoolState { free: space.free, total: space.total, snapshots, error: None })
+            Ok(PoolState {
+                free: space.free,
+                total: space.total,
+                snapshots,
+                metadata_used: space.metadata_used,
+                error: None,
+            })
         });
         asked.unwrap_or_else(|failed| PoolState {
             error: Some(failed.to_string()),

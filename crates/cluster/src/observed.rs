@@ -49,8 +49,38 @@ pub struct PoolState {
     /// Space that snapshots take.
     #[serde(with = "row::bytes")]
     pub snapshots: Bytes,
+    /// How much of its metadata is in use, in percent, where a thin pool has any: with none left it
+    /// takes no more data, however much space it has.
+    #[serde(default)]
+    pub metadata_used: Option<u8>,
     /// What is wrong with it.
     pub error: Option<String>,
+}
+
+/// Percents of a thin pool that are in use when somebody should look at it, and when it is about to
+/// hold up writes.
+const FILLING: (u8, u8) = (80, 95);
+
+impl PoolState {
+    /// True if nothing more should be made in a thin pool, whatever space it has.
+    pub fn is_metadata_full(&self) -> bool {
+        self.metadata_used.is_some_and(|percent| percent >= FILLING.1)
+    }
+
+    /// What somebody should know of a thin pool before it is full, if anything.
+    pub fn alarm(&self, provider: Provider) -> Option<String> {
+        let used = self.total.0.saturating_sub(self.free.0);
+        let data = u128::from(used) * 100 / u128::from(self.total.0.max(1));
+        let data = u8::try_from(data).unwrap_or(100);
+        let metadata = self.metadata_used.unwrap_or(0);
+        let (what, percent) = if metadata > data { ("metadata", metadata) } else { ("data", data) };
+        let next = match percent {
+            _ if percent < FILLING.0 || !provider.is_thin() => return None,
+            _ if percent < FILLING.1 => "enlarge it, or delete what nobody needs",
+            _ => "enlarge it at once: writes to its volumes are about to wait",
+        };
+        Some(format!("{percent} % of its {what} are in use: {next}"))
+    }
 }
 
 /// What a node has of a resource.

@@ -67,6 +67,10 @@ pub fn show(state: &controller::State, pool: &Pool) -> Value {
         let text = format!("storage pool {} of node {}: {error}", pool.name, pool.node);
         reports.push(report(number::STORAGE_ERROR, text, "look at the storage of the node"));
     }
+    if let Some(alarm) = known.and_then(|known| known.alarm(provider)) {
+        let text = format!("storage pool {} of node {}: {alarm}", pool.name, pool.node);
+        reports.push(report(number::STORAGE_ERROR, text, "see how its volumes and snapshots grow"));
+    }
     let mut traits = serde_json::Map::new();
     traits.insert("SupportsSnapshots".to_owned(), json!(provider.has_snapshots().to_string()));
     if !diskless {

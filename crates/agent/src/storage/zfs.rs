@@ -276,9 +276,8 @@ impl<R: Runner> Dataset<R> {
             self.zfs(format!("could not remove {name}"), &["destroy", "-d", &name])?;
         }
         let rows = self.rows()?;
-        let snapshots = |volume: &str| {
-            rows.iter().any(|row| row.volume == volume && row.snapshot.is_some())
-        };
+        let snapshots =
+            |volume: &str| rows.iter().any(|row| row.volume == volume && row.snapshot.is_some());
         let aside = rows.iter().filter(|row| row.snapshot.is_none() && row.is_deleted_volume());
         for row in aside.filter(|row| !snapshots(&row.volume)) {
             let name = self.full(&row.volume);

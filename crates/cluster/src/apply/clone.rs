@@ -128,7 +128,8 @@ pub fn restore(edit: &mut Edit<'_>, snapshot: &SnapshotDefinition) {
     if !edit.model.definition(to).is_some_and(cloning) {
         return;
     }
-    let (name, node) = (&snapshot.resource, |node: &&NodeName| nodes::accepting(edit, node).is_ok());
+    let (name, node) =
+        (&snapshot.resource, |node: &&NodeName| nodes::accepting(edit, node).is_ok());
     let on: Vec<NodeName> = snapshot.nodes.keys().filter(node).cloned().collect();
     let (snap, pools) = (&snapshot.name, BTreeMap::new());
     let made = match on.is_empty() {
@@ -176,7 +177,8 @@ pub fn review(edit: &mut Edit<'_>, to: &ResourceName) {
     let replicas = || edit.model.resources_of(to).filter(|resource| resource.is_diskful());
     let restoring = ResourceFlag::RestoreFromSnapshot;
     let left = replicas().any(|resource| resource.flags.contains(&restoring));
-    match (replicas().next().is_some(), left) {
+    let any = replicas().next().is_some();
+    match (any, left) {
         (_, true) => {}
         (true, false) => {
             edit.modify_definition(to, |definition| {

@@ -31,6 +31,7 @@ pub enum Reason {
     PoolNoTarget,
     PoolFaulty(String),
     KindNotListed(Provider),
+    MetadataFull(u8),
     DoesNotMix(Provider),
     CapacityUnknown,
     NotEnoughSpace { free: Bytes, needed: Bytes },
@@ -61,6 +62,9 @@ impl fmt::Display for Reason {
             Reason::PoolFaulty(error) => write!(f, "the pool is faulty: {error}"),
             Reason::KindNotListed(kind) => write!(f, "its kind {kind} is not in the provider list"),
             Reason::DoesNotMix(kind) => write!(f, "other replicas are in pools of kind {kind}"),
+            Reason::MetadataFull(percent) => {
+                write!(f, "{percent} % of the pool's metadata are in use")
+            }
             Reason::CapacityUnknown => write!(f, "the pool's capacity is not known"),
             Reason::NotEnoughSpace { free, needed } => {
                 write!(
@@ -182,6 +186,9 @@ fn pool_reason(
     };
     if let Some(error) = &state.error {
         return Some(Reason::PoolFaulty(error.clone()));
+    }
+    if let Some(percent) = state.metadata_used.filter(|_| state.is_metadata_full()) {
+        return Some(Reason::MetadataFull(percent));
     }
     let Some(free) = space::estimate(ask.model, ask.observed, pool) else {
         return Some(Reason::CapacityUnknown);

@@ -7,6 +7,7 @@ use crate::apply::tests::{Bed, node, pool, rd};
 use crate::command::Command;
 use crate::name::*;
 use crate::objects::*;
+use crate::observed::PoolState;
 use crate::props::PropsEdit;
 use crate::refusal::Code;
 
@@ -186,4 +187,33 @@ fn the_search_for_what_does_not_exist_ends() {
     let filter = Filter { on_different: keys(&["Aux/site"]), ..count(5) };
     let refusal = place(&bed.model, &bed.observed, &rd("disk"), &filter).unwrap_err();
     assert_eq!(refusal.code, Code::NotEnoughNodes);
+}
+
+#[test]
+fn a_thin_pool_is_told_of_before_it_is_full_and_takes_nothing_when_its_metadata_are() {
+    let state = |free: u64, metadata_used| PoolState {
+        free: Bytes(free),
+        total: Bytes(100),
+        metadata_used,
+        ..PoolState::default()
+    };
+    for (state, says) in [
+        (state(30, None), None),
+        (state(20, None), Some("80 % of its data")),
+        (state(3, Some(90)), Some("97 % of its data are in use: enlarge it at once")),
+        (state(30, Some(96)), Some("96 % of its metadata are in use: enlarge it at once")),
+    ] {
+        let alarm = state.alarm(Provider::LvmThin);
+        assert_eq!(alarm.is_some(), says.is_some(), "{alarm:?}");
+        assert!(alarm.is_none_or(|alarm| alarm.starts_with(says.unwrap())));
+        assert_eq!(state.alarm(Provider::Lvm), None, "what is thick may be full");
+    }
+    let mut bed = Bed::new(2);
+    bed.define("disk");
+    let pools = &mut bed.observed.nodes.get_mut(&node(0)).unwrap().pools;
+    pools.values_mut().for_each(|pool| pool.metadata_used = Some(95));
+    bed.place("disk", 1).unwrap();
+    assert_eq!(bed.nodes_of("disk"), ["node-1"]);
+    let refusal = bed.place("disk", 2).unwrap_err();
+    assert!(refusal.details.contains("95 % of the pool's metadata"), "{refusal}");
 }

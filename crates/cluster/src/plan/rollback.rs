@@ -21,9 +21,7 @@ pub(super) fn plan(ask: &Ask<'_>, rollback: &Rollback, plan: &mut Plan) {
         let action = match state(node) {
             None => Action::TakeDown { token },
             Some(down) if down.changed || !changing || !resource.is_diskful() => continue,
-            Some(_) if holder => {
-                Action::RollBack { token, snapshot: rollback.snapshot.clone() }
-            }
+            Some(_) if holder => Action::RollBack { token, snapshot: rollback.snapshot.clone() },
             Some(_) if restored => Action::Discard { token },
             Some(_) => continue,
         };

@@ -3,10 +3,14 @@
 //! A job lives in [`Jobs`] from its submission until its last ring operation has completed. It
 //! holds what it needs of the disk, so a disk that the core gives up meanwhile stays open until
 //! the jobs on it have ended.
+//!
+//! What a thin pool has no space for has not failed: it waits until the pool has grown, for a disk
+//! that is given up for that has to be copied anew. Only reads and flushes need no space.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
 use codec::disk::{BLOCK_SIZE, Layout, MdParams};
 use replication::io::{
@@ -25,6 +29,9 @@ use crate::digest::Algorithm;
 const RUN_MAX: usize = 256 << 10;
 /// Writes of bitmap blocks in flight for one metadata write.
 const RUNS_IN_FLIGHT: usize = 16;
+
+/// How long an operation waits that found the disk full.
+const FULL: Duration = Duration::from_secs(1);
 
 /// A disk in use.
 pub(crate) struct Disk {
@@ -118,6 +125,12 @@ pub(crate) struct Jobs {
     free: Vec<u32>,
     /// Jobs that wait for memory.
     starved: VecDeque<u32>,
+    /// Jobs that wait for space on their disk.
+    full: Vec<u32>,
+    /// Volumes with such jobs.
+    held: BTreeSet<(u16, VolumeNr)>,
+    /// Volumes that are full from now on, or are not any more.
+    pub(crate) full_news: Vec<(Owner, bool)>,
     /// Jobs that ended without an operation.
     pub(crate) finished: Vec<Finished>,
 }
@@ -146,9 +159,31 @@ enum DataJob {
         zeroes: bool,
         digest: Option<Algorithm>,
     },
-    Write,
+    Write(Rc<Disk>, DiskOp),
     /// Discard, zeroes, flush.
-    Plain,
+    Plain(Rc<Disk>, DiskOp),
+}
+
+impl Job {
+    /// Whose it is, if it is a volume's.
+    fn owner(&self) -> Option<Owner> {
+        match self {
+            Job::Data(owner, _) | Job::Meta(owner, _) => Some(*owner),
+            Job::Attach(_) => None,
+        }
+    }
+
+    /// The disk that it holds.
+    fn disk(&self) -> Option<&Rc<Disk>> {
+        match self {
+            Job::Data(
+                _,
+                DataJob::Unstarted(disk, ..) | DataJob::Write(disk, _) | DataJob::Plain(disk, _),
+            ) => Some(disk),
+            Job::Data(_, DataJob::Read { .. }) | Job::Attach(_) => None,
+            Job::Meta(_, job) => Some(&job.disk),
+        }
+    }
 }
 
 impl Jobs {
@@ -167,8 +202,8 @@ impl Jobs {
         for job in self.slots.iter().flatten() {
             let (owner, counter) = match job {
                 Job::Data(owner, DataJob::Read { .. }) => (owner, &mut count.reads),
-                Job::Data(owner, DataJob::Write) => (owner, &mut count.writes),
-                Job::Data(owner, DataJob::Plain | DataJob::Unstarted(..)) => {
+                Job::Data(owner, DataJob::Write(..)) => (owner, &mut count.writes),
+                Job::Data(owner, DataJob::Plain(..) | DataJob::Unstarted(..)) => {
                     (owner, &mut count.others)
                 }
                 Job::Meta(owner, _) => (owner, &mut count.metadata),
@@ -240,19 +275,19 @@ fn start_data(io: &mut Io, index: u32) {
         DiskOp::Write { range, buf, fua } => {
             let buf = io.bufs.share(buf);
             data.write(&mut io.ring, token, range.start, buf, fua);
-            DataJob::Write
+            DataJob::Write(disk.clone(), op)
         }
         DiskOp::Discard { range } => {
             data.discard(&mut io.ring, token, range);
-            DataJob::Plain
+            DataJob::Plain(disk.clone(), op)
         }
         DiskOp::Zeroes { range, unmap } => {
             data.write_zeroes(&mut io.ring, token, range, !unmap);
-            DataJob::Plain
+            DataJob::Plain(disk.clone(), op)
         }
         DiskOp::Flush => {
             data.flush(&mut io.ring, token);
-            DataJob::Plain
+            DataJob::Plain(disk.clone(), op)
         }
     };
     if let Some(Job::Data(_, job)) = &mut io.jobs.slots[index as usize] {
@@ -278,7 +313,19 @@ pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Fini
     match &io.jobs.slots[index as usize] {
         Some(Job::Data(..)) => {
             let Job::Data(owner, job) = io.jobs.remove(index) else { unreachable!("seen above") };
-            Some(Finished::Disk(owner, data_result(io, job, done)))
+            if let (DataJob::Write(disk, op) | DataJob::Plain(disk, op), Err(Errno::ENOSPC)) =
+                (&job, &done.result)
+            {
+                let again = DataJob::Unstarted(disk.clone(), *op, None);
+                let index = io.jobs.insert(Job::Data(owner, again));
+                hold(io, index, owner);
+                return None;
+            }
+            let result = data_result(io, job, done);
+            if result.is_ok() {
+                has_space(io, owner);
+            }
+            Some(Finished::Disk(owner, result))
         }
         Some(_) => {
             go_on(io, index, Some(done));
@@ -291,11 +338,11 @@ pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Fini
 fn data_result(io: &mut Io, job: DataJob, done: Completed) -> Result<DiskData, DiskError> {
     match job {
         DataJob::Unstarted(..) => panic!("an operation completes after it was started"),
-        DataJob::Plain => match done.result {
+        DataJob::Plain(..) => match done.result {
             Ok(_) => Ok(DiskData::None),
             Err(errno) => Err(disk_error(errno, true)),
         },
-        DataJob::Write => match done.result {
+        DataJob::Write(..) => match done.result {
             Ok(_) => Ok(DiskData::None),
             Err(errno) => Err(disk_error(errno, false)),
         },
@@ -326,12 +373,61 @@ pub(crate) fn retry_starved(io: &mut Io) {
     }
 }
 
+/// An operation waits for space.
+fn hold(io: &mut Io, index: u32, owner: Owner) {
+    io.jobs.full.push(index);
+    if io.jobs.held.insert((owner.resource, owner.volume)) {
+        io.jobs.full_news.push((owner, true));
+    }
+    let until = io.now() + FULL;
+    io.full_until.get_or_insert(until);
+}
+
+/// An operation has found space, or needed none.
+fn has_space(io: &mut Io, owner: Owner) {
+    let key = (owner.resource, owner.volume);
+    let waits = |index: &u32| {
+        let job = io.jobs.slots[*index as usize].as_ref().and_then(Job::owner);
+        job.is_some_and(|other| (other.resource, other.volume) == key)
+    };
+    if io.jobs.held.contains(&key) && !io.jobs.full.iter().any(waits) {
+        io.jobs.held.remove(&key);
+        io.jobs.full_news.push((owner, false));
+    }
+}
+
+/// Lets jobs that waited for space try again, or fail if their disk was given up meanwhile.
+pub(crate) fn retry_full(io: &mut Io) {
+    io.full_until = None;
+    for index in std::mem::take(&mut io.jobs.full) {
+        let Some(job) = &io.jobs.slots[index as usize] else { continue };
+        let (Some(owner), Some(disk)) = (job.owner(), job.disk()) else { continue };
+        let same = |job: &&Job| job.disk().is_some_and(|other| Rc::ptr_eq(other, disk));
+        let held = io.jobs.slots.iter().flatten().filter(same).count();
+        let given_up = Rc::strong_count(disk) <= held;
+        match (given_up, matches!(job, Job::Data(..))) {
+            (false, true) => start_data(io, index),
+            (false, false) => go_on(io, index, None),
+            (true, data) => {
+                io.jobs.remove(index);
+                let error = Err(DiskError::NoSpace);
+                io.jobs.finished.push(match data {
+                    true => Finished::Disk(owner, error.map(|()| DiskData::None)),
+                    false => Finished::Meta(owner, error),
+                });
+            }
+        }
+    }
+}
+
 /// What a job of several steps wants next.
 pub(crate) enum Step {
     /// Its operations are under way.
     Running,
     /// It needs memory first.
     Starved,
+    /// It needs space on the disk first.
+    Full,
     /// It has ended.
     Ended,
 }
@@ -351,9 +447,19 @@ fn go_on(io: &mut Io, index: u32, done: Option<Completed>) {
             io.jobs.starved.push_back(index);
             io.starved = true;
         }
+        Step::Full => {
+            if let Some(owner) = io.jobs.slots[index as usize].as_ref().and_then(Job::owner) {
+                hold(io, index, owner);
+            }
+        }
         Step::Ended => {
             let finished = match io.jobs.remove(index) {
-                Job::Meta(owner, job) => Finished::Meta(owner, job.failed.map_or(Ok(()), Err)),
+                Job::Meta(owner, job) => {
+                    if job.failed.is_none() {
+                        has_space(io, owner);
+                    }
+                    Finished::Meta(owner, job.failed.map_or(Ok(()), Err))
+                }
                 Job::Attach(job) => Finished::Attach(job),
                 Job::Data(..) => unreachable!("seen above"),
             };
@@ -372,7 +478,10 @@ struct MetaJob {
     disk: Rc<Disk>,
     stage: Stage,
     /// Adjacent plain blocks as single writes, by byte position.
-    runs: VecDeque<(u64, Vec<MetaBlock>)>,
+    runs: Vec<(u64, Vec<MetaBlock>)>,
+    /// The first run that is not under way. One that found no space begins anew.
+    next: usize,
+    full: bool,
     commit: Option<MetaBlock>,
     flush: bool,
     in_flight: usize,
@@ -392,21 +501,22 @@ impl MetaJob {
     fn new(disk: Rc<Disk>, write: MetaWrite) -> MetaJob {
         let MetaWrite { mut plain, commit, flush } = write;
         plain.sort_by_key(|block| disk.place(block.place));
-        let mut runs: VecDeque<(u64, Vec<MetaBlock>)> = VecDeque::new();
+        let mut runs: Vec<(u64, Vec<MetaBlock>)> = Vec::new();
         for block in plain {
             let at = disk.place(block.place);
-            match runs.back_mut() {
+            match runs.last_mut() {
                 Some((start, run))
                     if *start + (run.len() * BLOCK_SIZE) as u64 == at
                         && run.len() * BLOCK_SIZE < RUN_MAX =>
                 {
                     run.push(block);
                 }
-                _ => runs.push_back((at, vec![block])),
+                _ => runs.push((at, vec![block])),
             }
         }
-        MetaJob { disk, stage: Stage::FlushData, runs, commit, flush, in_flight: 0, failed: None }
-            .begin()
+        let stage = Stage::FlushData;
+        let (next, full, in_flight, failed) = (0, false, 0, None);
+        MetaJob { disk, stage, runs, next, full, commit, flush, in_flight, failed }.begin()
     }
 
     fn begin(mut self) -> MetaJob {
@@ -419,8 +529,10 @@ impl MetaJob {
     fn go_on(&mut self, io: &mut Io, index: u32, done: Option<Completed>) -> Step {
         if let Some(done) = done {
             self.in_flight -= 1;
-            if let Err(errno) = done.result {
-                self.failed = Some(disk_error(errno, false));
+            match done.result {
+                Ok(_) => {}
+                Err(Errno::ENOSPC) => self.full = true,
+                Err(errno) => self.failed = Some(disk_error(errno, false)),
             }
             if self.stage == Stage::FlushData && self.in_flight == 0 {
                 self.stage = Stage::Plain;
@@ -434,18 +546,24 @@ impl MetaJob {
             if self.failed.is_some() {
                 // What was meant to rely on the failed step must not be written.
                 self.stage = Stage::Done;
+            } else if self.full {
+                if self.in_flight > 0 {
+                    return Step::Running;
+                }
+                (self.full, self.next, self.stage) = (false, 0, Stage::Plain);
+                return Step::Full;
             }
             match self.stage {
                 Stage::Plain => {
                     while self.in_flight < RUNS_IN_FLIGHT
-                        && let Some((at, run)) = self.runs.front()
+                        && let Some((at, run)) = self.runs.get(self.next)
                     {
                         let blocks = run.iter().map(|block| &block.bytes[..]);
                         let Some(buf) = gather(io, run.len() * BLOCK_SIZE, blocks) else {
                             return self.starved();
                         };
                         self.write(io, index, *at, buf, false);
-                        self.runs.pop_front();
+                        self.next += 1;
                         self.in_flight += 1;
                     }
                     if self.in_flight > 0 {

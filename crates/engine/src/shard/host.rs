@@ -232,6 +232,15 @@ impl Host {
         }
     }
 
+    /// A disk has no space for what is written, or has it again.
+    pub(crate) fn full(&mut self, io: &Io, volume: VolumeNr, full: bool) {
+        let (level, text) = match full {
+            true => (Level::Error, "no space for the volume: writes wait until its pool has grown"),
+            false => (Level::Info, "there is space for the volume again: writes go on"),
+        };
+        self.note(io.now(), level, format!("volume {volume}"), text.to_owned());
+    }
+
     /// An operation of a link's socket has completed.
     pub(crate) fn link_completed(
         &mut self,

@@ -25,6 +25,8 @@ pub(crate) struct Io {
     pub(crate) random: Random,
     /// Something could not go on for lack of buffers: look again soon.
     pub(crate) starved: bool,
+    /// When operations that found a disk full are tried again.
+    pub(crate) full_until: Option<Instant>,
     serial: u32,
 }
 
@@ -39,6 +41,7 @@ impl Io {
             listeners: Listeners::default(),
             random: Random::new(),
             starved: false,
+            full_until: None,
             serial: 0,
         })
     }

@@ -265,13 +265,20 @@ impl Shard {
 
     fn deadline(&mut self) -> Option<Instant> {
         let starved = self.io.starved.then(|| self.io.now() + STARVED);
-        [self.timers.next_deadline(), self.nbd.deadline(), starved].into_iter().flatten().min()
+        let all = [self.timers.next_deadline(), self.nbd.deadline(), starved, self.io.full_until];
+        all.into_iter().flatten().min()
     }
 
     fn timeouts(&mut self) {
         let now = self.io.now();
         while let Some(id) = self.timers.pop_expired(now) {
             self.with(id, |host, io, volumes| host.timeout(io, volumes));
+        }
+        if self.io.full_until.is_some_and(|until| until <= now) {
+            disk::retry_full(&mut self.io);
+        }
+        for (owner, full) in std::mem::take(&mut self.io.jobs.full_news) {
+            self.with(owner.resource, |host, io, _| host.full(io, owner.volume, full));
         }
         if std::mem::take(&mut self.io.starved) {
             disk::retry_starved(&mut self.io);

@@ -12,6 +12,7 @@ use crate::command::CommandError;
 /// What is expected next, and what comes of it: output, or words on standard error.
 type Line = (String, Result<String, String>);
 
+#[derive(Debug)]
 struct Script {
     lines: RefCell<VecDeque<Line>>,
 }

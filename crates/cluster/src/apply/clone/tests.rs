@@ -20,7 +20,8 @@ fn deployed() -> Bed {
     bed.ok(Command::ModifyDefinition {
         name: rd("disk"),
         props: PropsEdit {
-            set: [("Aux/a".to_owned(), "1".to_owned()), ("Aux/b".to_owned(), "2".to_owned())].into(),
+            set: [("Aux/a".to_owned(), "1".to_owned()), ("Aux/b".to_owned(), "2".to_owned())]
+                .into(),
             ..PropsEdit::default()
         },
         group: None,
@@ -148,10 +149,7 @@ fn what_can_not_be_cloned_is_refused() {
         name: GroupName::new("elsewhere").unwrap(),
         description: String::new(),
         props: BTreeMap::new(),
-        filter: Filter {
-            pools: Some(vec![PoolName::new("other").unwrap()]),
-            ..Filter::default()
-        },
+        filter: Filter { pools: Some(vec![PoolName::new("other").unwrap()]), ..Filter::default() },
         peer_slots: None,
     });
     let group = Some(GroupName::new("elsewhere").unwrap());
