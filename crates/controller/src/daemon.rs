@@ -286,12 +286,7 @@ enum End {
     Term,
 }
 
-async fn serve(
-    rest: Rest,
-    handle: Handle,
-    gate: Gate,
-    term: Option<Term>,
-) -> Result<End, Error> {
+async fn serve(rest: Rest, handle: Handle, gate: Gate, term: Option<Term>) -> Result<End, Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::System)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::System)?;
     let over = async {

@@ -27,8 +27,8 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::daemon::Error;
-use crate::{log, rest};
 use crate::store::{Electorate, Standing, Store, Term};
+use crate::{log, rest};
 
 /// How long a leader leads before it has to be heard of again.
 pub const TERM: Duration = Duration::from_secs(8);
@@ -36,6 +36,9 @@ pub const TERM: Duration = Duration::from_secs(8);
 const POLL: Duration = Duration::from_millis(500);
 /// LINSTOR's mask of an error, with the number of what can not be done here.
 const NOT_HERE: i64 = (0xc000_0000_0000_0000_u64 | 998).cast_signed();
+
+/// The store of who leads, and the term.
+pub type Led = (Box<dyn Store>, Term);
 
 /// What is known of the leader.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -55,7 +58,7 @@ pub fn stand_by(
     electorate: &mut dyn Electorate,
     listen: SocketAddr,
     address: &str,
-) -> Result<Option<(Box<dyn Store>, Term)>, Error> {
+) -> Result<Option<Led>, Error> {
     let mut known = Known::default();
     // Mostly nobody has to wait.
     match electorate.stand(address, TERM) {
@@ -68,7 +71,9 @@ pub fn stand_by(
     let runtime = runtime.map_err(Error::System)?;
     let shared = Arc::new(RwLock::new(known.clone()));
     let listening = TcpListener::bind(listen);
-    let listener = runtime.block_on(listening).map_err(|error| Error::Rest(rest::Error::Listen(listen, error)))?;
+    let listener = runtime
+        .block_on(listening)
+        .map_err(|error| Error::Rest(rest::Error::Listen(listen, error)))?;
     let router = elsewhere(shared.clone());
     runtime.spawn(async move { axum::serve(listener, router).await });
     let (end, ended) = channel();

@@ -49,7 +49,8 @@ async fn both(options: Options, token_required: bool) -> Both {
     let rest = Rest::listen(LOCAL, Some((LOCAL, certificates)), token_required).await.unwrap();
     let (plain, tls) = rest.addresses().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let serve = rest.serve(Arc::new(server.handle.clone()), Arc::new(gate), stopped);
+    let serve =
+        rest.serve(linstor::guarded(Arc::new(server.handle.clone()), Arc::new(gate)), stopped);
     tokio::spawn(serve);
     let secret = secret.trim().to_owned();
     Both { plain, tls: tls.unwrap(), directory, secret, stop, _server: server }

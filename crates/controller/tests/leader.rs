@@ -251,7 +251,7 @@ fn leaders_come_and_go(server: &servers::Server) {
         if let Err(panic) = result {
             for number in 0..3 {
                 let log = std::fs::read_to_string(directory.path().join(format!("log{number}")));
-                println!("controller {number}:\n{}", log.unwrap_or_default());
+                eprintln!("controller {number}:\n{}", log.unwrap_or_default());
             }
             std::panic::resume_unwind(panic);
         }

@@ -94,20 +94,24 @@ ok(lin.snapshot_resource_restore([], "vol0", "snap", "copy"), "restore resources
 assert len([r for r in resources("copy") if "DISKLESS" not in r.flags]) == 2
 refused(lin.resource_dfn_delete("vol0"), 514, "definition with a snapshot")
 
-# The data of the snapshot in the resource itself, and as they are in a clone.
-ok(lin.snapshot_rollback("vol0", "snap"), "rollback")
-refused(lin.snapshot_rollback("vol0", "never"), 313, "rollback to nothing")
+# The data of a snapshot in the resource itself, and as they are in a clone.
+ok(lin.resource_group_spawn("grp", "small", ["64MiB"]), "spawn")
 current = lambda name: {v.state.disk_state for r in resources(name) for v in r.volumes}
-wait(lambda: current("vol0") <= {"UpToDate", "Diskless", "TieBreaker"}, "rolled back")
-started = lin.resource_dfn_clone("vol0", "clone", property_dict={"Aux/who": "you"})
-assert (started.source_name, started.clone_name) == ("vol0", "clone"), started
+wait(lambda: current("small") <= {"UpToDate", "Diskless", "TieBreaker"}, "small is UpToDate")
+ok(lin.snapshot_create([], "small", "before", False), "snapshot")
+ok(lin.snapshot_rollback("small", "before"), "rollback")
+refused(lin.snapshot_rollback("small", "never"), 313, "rollback to nothing")
+wait(lambda: current("small") <= {"UpToDate", "Diskless", "TieBreaker"}, "rolled back")
+started = lin.resource_dfn_clone("small", "clone", property_dict={"Aux/who": "you"})
+assert (started.source_name, started.clone_name) == ("small", "clone"), started
 ok(started.messages, "clone")
-assert lin.resource_dfn_clone_wait_complete("vol0", "clone", timeout=60)
+assert lin.resource_dfn_clone_wait_complete("small", "clone", timeout=60)
 assert len([r for r in resources("clone") if "DISKLESS" not in r.flags]) == 2
 wait(lambda: current("clone") <= {"UpToDate", "Diskless", "TieBreaker"}, "the clone is UpToDate")
 cloned = lin.resource_dfn_list_raise(filter_by_resource_definitions=["clone"]).resource_definitions[0]
 assert cloned.properties["Aux/who"] == "you" and not cloned.flags, cloned
-wait(lambda: [s.name for s in lin.snapshot_dfn_list_raise().snapshots] == ["snap"], "one snapshot")
+names = lambda: sorted(snapshot.name for snapshot in lin.snapshot_dfn_list_raise().snapshots)
+wait(lambda: names() == ["before", "snap"], "the clone's snapshot goes")
 
 # Two resources at one point in time.
 ok(lin.snapshot_create_multi([], ["vol4", "vol5"], "both"), "snapshots of two")

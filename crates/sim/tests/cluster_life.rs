@@ -276,7 +276,14 @@ fn volumes_do_not_change_while_a_snapshot_of_them_is_made() {
 }
 
 fn phase(scenario: &Scenario<'_>) -> RollbackPhase {
-    scenario.model().definition(&name()).unwrap().rollback.clone().unwrap().phase
+    scenario
+        .model()
+        .definition(&name())
+        .expect("it is there")
+        .rollback
+        .clone()
+        .expect("it was rolled back")
+        .phase
 }
 
 #[test]

@@ -794,10 +794,10 @@ impl Command {
     /// True if the command only says what it would do.
     pub(super) fn is_dry_run(&self) -> bool {
         match self {
-            Command::ResourceGroup { command, .. } => match command {
-                GroupCommand::Spawn { how, .. } | GroupCommand::Adjust { how, .. } => how.dry_run,
-                _ => false,
-            },
+            Command::ResourceGroup {
+                command: GroupCommand::Spawn { how, .. } | GroupCommand::Adjust { how, .. },
+                ..
+            } => how.dry_run,
             Command::Volume { command, .. } => match command {
                 VolumeCommand::Create { how, .. }
                 | VolumeCommand::Resize { how, .. }
@@ -812,12 +812,10 @@ impl Command {
                 | VolumeCommand::Info { .. }
                 | VolumeCommand::Why { .. } => false,
             },
-            Command::Snapshot { command, .. } => match command {
-                SnapshotCommand::Rollback { how, .. } | SnapshotCommand::Delete { how, .. } => {
-                    how.dry_run
-                }
-                _ => false,
-            },
+            Command::Snapshot {
+                command: SnapshotCommand::Rollback { how, .. } | SnapshotCommand::Delete { how, .. },
+                ..
+            } => how.dry_run,
             _ => false,
         }
     }

@@ -356,9 +356,10 @@ fn authority(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
     let text = fs::read(path).map_err(|error| refuse(error.to_string()))?;
     let mut found = Vec::new();
     for item in ureq::tls::parse_pem(&text) {
-        match item.map_err(|error| refuse(error.to_string()))? {
-            PemItem::Certificate(certificate) => found.push(certificate),
-            _ => {}
+        if let PemItem::Certificate(certificate) =
+            item.map_err(|error| refuse(error.to_string()))?
+        {
+            found.push(certificate);
         }
     }
     if found.is_empty() { Err(refuse("it has no certificate".to_owned())) } else { Ok(found) }
