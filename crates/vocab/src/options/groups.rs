@@ -164,7 +164,7 @@ options! {
         /// Keep a bitmap on this disk.
         "bitmap" bitmap: bool = "yes", YES_NO, Honoured::DefaultOnly("every disk keeps a bitmap per diskful peer");
         /// Use only so much of the backing device; 0 is all of it.
-        "size" size: Sectors = "0s", num(0, 1 << 41, Unit::Sectors), Honoured::DefaultOnly("a volume takes all of its backing device; give it a smaller one");
+        "size" size: Sectors = "0s", num(0, 1 << 41, Unit::Sectors), Honoured::DefaultOnly("a volume takes all of its backing device; give it a smaller one, or say `resize --size`, which is not shown as this option");
     }
 }
 
