@@ -376,7 +376,7 @@ impl Resource {
             if !self.st.is_connected(peer) {
                 continue;
             }
-            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol)));
+            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol, peer)));
             self.send(peer, sizes);
             self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
             let word = self.state_word(peer, vol);

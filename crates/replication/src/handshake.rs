@@ -345,7 +345,7 @@ impl Resource {
             let nr = self.vols[vol].nr;
             let params = Packet::SyncParam(nr, Box::new(self.sync_param(peer, vol)));
             self.send(peer, params);
-            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol)));
+            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol, peer)));
             self.send(peer, sizes);
             self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
             let outdated = self.st.peers[peer].devs[vol].disk == DiskState::Outdated;

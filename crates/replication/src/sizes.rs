@@ -15,13 +15,18 @@ use crate::resource::Resource;
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
-    /// This node's sizes.
-    pub(crate) fn sizes(&self, vol: VolIx) -> Sizes {
+    /// This node's sizes, for a peer.
+    ///
+    /// DRBD tells what the smallest disk that it knows of has room for. Where that is told in a circle
+    /// it stays for ever what it once was, though the disk has grown; so nodes of our kind tell of their
+    /// own disks only. Whom they do not reach they hear of by resize's transaction.
+    pub(crate) fn sizes(&self, vol: VolIx, peer: PeerIx) -> Sizes {
         let volume = &self.vols[vol];
         let limits = volume.backing.as_ref().map(|b| b.limits);
         let logical = limits.map_or(512, |l| l.logical_block_size);
         let discard = u8::from(limits.is_none_or(|l| l.discard_zeroes));
-        let smallest = self.smallest_disk(vol, None);
+        let own = volume.backing.as_ref().map_or(0, |b| b.capacity.0);
+        let smallest = if self.is_ours(peer) { own } else { self.smallest_disk(vol, None) };
         Sizes {
             // What a peer has said of its room may be older than the size it has agreed to since.
             d_size: Sectors(if smallest == 0 { 0 } else { smallest.max(volume.size.0) }),
@@ -222,9 +227,11 @@ impl Resource {
 
     /// Tells some of the connected peers this node's sizes.
     fn tell_sizes(&mut self, vol: VolIx, some: impl Fn(&Resource, PeerIx) -> bool) {
-        let sizes = Packet::Sizes(self.vols[vol].nr, Box::new(self.sizes(vol)));
         let peers: Vec<PeerIx> = self.st.connected().filter(|p| some(self, *p)).collect();
-        peers.into_iter().for_each(|peer| self.send(peer, sizes.clone()));
+        for peer in peers {
+            let sizes = Packet::Sizes(self.vols[vol].nr, Box::new(self.sizes(vol, peer)));
+            self.send(peer, sizes);
+        }
     }
 
     /// What this node says of sizes has changed by a command, or by what a disk was found to have room
