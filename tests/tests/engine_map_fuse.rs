@@ -351,7 +351,7 @@ fn answer(mut face: UnixStream, content: &Mutex<Vec<u8>>, size: u64) {
     }
 }
 
-/// No command grows a volume yet, so this is the face and its device without an engine.
+/// This is the face and its device without an engine.
 #[test]
 fn a_device_has_the_size_that_the_newest_connection_tells() {
     let Some(rig) = Rig::of_two() else { return };

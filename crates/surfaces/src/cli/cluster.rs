@@ -107,6 +107,8 @@ struct Session<'a> {
     json: bool,
     /// Nothing is changed: it is only asked what would happen.
     dry_run: bool,
+    /// What a node could not do is no better when it is tried again.
+    at_once: bool,
     /// What a dry run would do, where that is printed as JSON.
     planned: Vec<Value>,
     look: Look,
@@ -125,7 +127,7 @@ impl<'a> Session<'a> {
     ) -> Result<Session<'a>, Error> {
         let http = Http::new(at, common.timeout)?;
         let (json, dry_run, planned) = (common.json, false, Vec::new());
-        Ok(Session { json, dry_run, planned, look, http, out, err })
+        Ok(Session { json, dry_run, at_once: false, planned, look, http, out, err })
     }
 
     fn command(&mut self, command: &Command) -> Result<(), Error> {
@@ -167,8 +169,24 @@ impl<'a> Session<'a> {
             return self.foretell(what, change);
         }
         let bar = Bar::new(self.look, what);
-        let done = wait::carry_out(&self.http, &bar, what, change, follow)?;
+        let answer = wait::carry_out(&self.http, &bar, what, change, follow);
         drop(bar);
+        let done = match (answer, follow) {
+            // It is tried again: what could not be done at first may be done before the time is over.
+            (Err(Error::Troubled { what, taken_on: true, entries }), Some(follow))
+                if !self.at_once =>
+            {
+                let bar = Bar::new(self.look, &what);
+                return match wait::until_done(&self.http, &bar, &what, follow) {
+                    Ok(()) => Ok(Done::default()),
+                    Err(Error::Unfinished { .. }) => {
+                        Err(Error::Troubled { what, taken_on: true, entries })
+                    }
+                    Err(other) => Err(other),
+                };
+            }
+            (answer, _) => answer?,
+        };
         for note in done.notes.iter().filter(|note| !ROUTINE.contains(&note.number())) {
             writeln!(self.err, "{what}: {note}")?;
         }

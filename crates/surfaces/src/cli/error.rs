@@ -94,10 +94,12 @@ pub enum Error {
         /// Its answer.
         entries: Vec<Entry>,
     },
-    /// The controller took it on, and something went wrong.
+    /// Something went wrong beyond the rules.
     Troubled {
         /// What was asked.
         what: String,
+        /// It was taken on, and is tried again.
+        taken_on: bool,
         /// Its answer.
         entries: Vec<Entry>,
     },
@@ -192,7 +194,7 @@ impl fmt::Display for Error {
                 write!(f, "{what}: refused")?;
                 entries.iter().try_for_each(|entry| write!(f, ": {entry}"))
             }
-            Error::Troubled { what, entries } => {
+            Error::Troubled { what, entries, .. } => {
                 write!(f, "{what}: not all of it could be done")?;
                 entries.iter().try_for_each(|entry| write!(f, "\n{entry}"))
             }

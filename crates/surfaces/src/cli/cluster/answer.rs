@@ -108,9 +108,9 @@ pub fn judge(what: &str, mut entries: Vec<Entry>) -> Result<Done, Error> {
         let failed = done || entries.iter().any(failed);
         let what = what.to_owned();
         // What was done is not what the operator has to read then.
-        entries.retain(|entry| entry.severity() != Severity::Success);
+        entries.retain(|entry| matches!(entry.severity(), Severity::Warning | Severity::Error));
         return Err(match failed {
-            true => Error::Troubled { what, entries },
+            true => Error::Troubled { what, taken_on: done, entries },
             false => Error::Denied { what, entries },
         });
     }
@@ -148,10 +148,11 @@ mod tests {
         let refused = judge("x", vec![entry(3, 996, "it can not be placed")]).unwrap_err();
         assert!(matches!(&refused, Error::Denied { .. }) && refused.status() == 10, "{refused}");
         let failed = judge("x", vec![good.clone(), bad]).unwrap_err();
-        assert!(matches!(&failed, Error::Troubled { .. }) && failed.status() == 20, "{failed}");
+        assert!(matches!(&failed, Error::Troubled { taken_on: true, .. }), "{failed}");
+        assert_eq!(failed.status(), 20);
         assert!(!failed.to_string().contains("made"), "{failed}");
         let store = judge("x", vec![entry(3, 100, "nothing was changed")]).unwrap_err();
-        assert_eq!(store.status(), 20);
+        assert!(matches!(&store, Error::Troubled { taken_on: false, .. }) && store.status() == 20);
         let absent = judge("x", vec![entry(2, 3000, "v does not exist")]).unwrap_err();
         assert_eq!(absent.status(), 10);
         let also = judge("x", vec![good, entry(2, 3000, "one of them was not there")]).unwrap();

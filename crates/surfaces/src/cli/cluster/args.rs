@@ -794,28 +794,50 @@ impl Command {
     /// True if the command only says what it would do.
     pub(super) fn is_dry_run(&self) -> bool {
         match self {
-            Command::ResourceGroup {
-                command: GroupCommand::Spawn { how, .. } | GroupCommand::Adjust { how, .. },
-                ..
-            } => how.dry_run,
-            Command::Volume { command, .. } => match command {
-                VolumeCommand::Create { how, .. }
-                | VolumeCommand::Resize { how, .. }
-                | VolumeCommand::Delete { how, .. }
-                | VolumeCommand::Place { how, .. }
-                | VolumeCommand::Unplace { how, .. }
-                | VolumeCommand::ToggleDisk { how, .. }
-                | VolumeCommand::Migrate { how, .. }
-                | VolumeCommand::MakeAvailable { how, .. }
-                | VolumeCommand::Adjust { how, .. } => how.dry_run,
-                VolumeCommand::List { .. }
-                | VolumeCommand::Info { .. }
-                | VolumeCommand::Why { .. } => false,
-            },
-            Command::Snapshot {
-                command: SnapshotCommand::Rollback { how, .. } | SnapshotCommand::Delete { how, .. },
-                ..
-            } => how.dry_run,
+            Command::ResourceGroup { command, .. } => command.is_dry_run(),
+            Command::Volume { command, .. } => command.is_dry_run(),
+            Command::Snapshot { command, .. } => command.is_dry_run(),
+            Command::StoragePool { .. }
+            | Command::Property { .. }
+            | Command::ErrorReport { .. } => false,
+        }
+    }
+}
+
+impl GroupCommand {
+    fn is_dry_run(&self) -> bool {
+        match self {
+            GroupCommand::Spawn { how, .. } | GroupCommand::Adjust { how, .. } => how.dry_run,
+            _ => false,
+        }
+    }
+}
+
+impl VolumeCommand {
+    fn is_dry_run(&self) -> bool {
+        match self {
+            VolumeCommand::Create { how, .. }
+            | VolumeCommand::Resize { how, .. }
+            | VolumeCommand::Delete { how, .. }
+            | VolumeCommand::Place { how, .. }
+            | VolumeCommand::Unplace { how, .. }
+            | VolumeCommand::ToggleDisk { how, .. }
+            | VolumeCommand::Migrate { how, .. }
+            | VolumeCommand::MakeAvailable { how, .. }
+            | VolumeCommand::Adjust { how, .. } => how.dry_run,
+            VolumeCommand::List { .. } | VolumeCommand::Info { .. } | VolumeCommand::Why { .. } => {
+                false
+            }
+        }
+    }
+}
+
+impl SnapshotCommand {
+    fn is_dry_run(&self) -> bool {
+        match self {
+            SnapshotCommand::Rollback { how, .. } | SnapshotCommand::Delete { how, .. } => {
+                how.dry_run
+            }
             _ => false,
         }
     }

@@ -356,9 +356,8 @@ fn authority(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
     let text = fs::read(path).map_err(|error| refuse(error.to_string()))?;
     let mut found = Vec::new();
     for item in ureq::tls::parse_pem(&text) {
-        if let PemItem::Certificate(certificate) =
-            item.map_err(|error| refuse(error.to_string()))?
-        {
+        let item = item.map_err(|error| refuse(error.to_string()))?;
+        if let PemItem::Certificate(certificate) = item {
             found.push(certificate);
         }
     }

@@ -84,6 +84,8 @@ fn create(
         }
         Ok(Progress::Done)
     };
+    // A snapshot is of the moment at which it was asked for.
+    session.at_once = true;
     session.change(&what, &change, Some(&taken)).map(drop)
 }
 

@@ -339,6 +339,32 @@ fn what_is_not_done_in_time_is_said_with_what_is_left() {
 }
 
 #[test]
+fn what_a_node_can_not_do_at_first_is_waited_for_since_it_is_tried_again() {
+    let trouble = || {
+        let mut entries = entry(0, 1, "taken on");
+        entries
+            .as_array_mut()
+            .unwrap()
+            .push(entry(3, 998, "node b could not configure")[0].clone());
+        (500, entries)
+    };
+    let controller = Scripted::new(move |call, body| match call.contains("/spawn") {
+        true => trouble(),
+        false => healthy(call, body),
+    });
+    controller.run("group spawn db vol1 10G").ok();
+    let ran = controller.run("group spawn db vol1 10G --no-wait");
+    assert!(ran.status() == 20 && ran.error().contains("node b"), "{}", ran.error());
+    let controller = Scripted::new(move |call, body| match call {
+        c if c.contains("/spawn") => trouble(),
+        c if c.contains("/v1/view/resources") => (200, json!([replica("b", "Inconsistent")])),
+        _ => healthy(call, body),
+    });
+    let ran = controller.run("group spawn db vol1 10G --timeout 1");
+    assert!(ran.status() == 20 && ran.error().contains("node b"), "{}", ran.error());
+}
+
+#[test]
 fn a_drained_node_is_waited_for_and_who_uses_it_is_named() {
     let controller = Scripted::new(healthy);
     let ran = node_command(&format!("drain a --timeout 1 --controllers {}", controller.url));
