@@ -1,7 +1,6 @@
 //! Wishes of operators.
 
 use codec::wire::{Operation, UuidFlags};
-use vocab::options::Quorum;
 use vocab::{
     ConfigError, ConnState, DiskState, NodeId, NodeMask, Refusal, ReplState, Role, StateError,
     VolumeNr,
@@ -15,9 +14,9 @@ use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
 /// A wish was granted at once, will be answered later, or is refused.
-type Granted = Result<Answer, Refusal>;
+pub(crate) type Granted = Result<Answer, Refusal>;
 
-enum Answer {
+pub(crate) enum Answer {
     Now,
     Later,
 }
@@ -198,7 +197,7 @@ impl Resource {
         Ok(())
     }
 
-    fn known_peer(&self, node: NodeId) -> Result<PeerIx, Refusal> {
+    pub(crate) fn known_peer(&self, node: NodeId) -> Result<PeerIx, Refusal> {
         self.peer_ix(node).ok_or_else(|| {
             let detail = format!("{} has no peer with node id {node}", self.name);
             Refusal::config(ConfigError::InvalidRequest, detail)
@@ -446,82 +445,6 @@ impl Resource {
         }
         self.visible_change = true;
         Ok(Answer::Now)
-    }
-
-    fn del_peer(&mut self, node: NodeId) -> Granted {
-        let peer = self.known_peer(node)?;
-        if self.st.peers[peer].conn != ConnState::StandAlone || self.peers[peer].hs.losing {
-            let detail = format!("disconnect {} first", self.peers[peer].name);
-            return Err(Refusal::config(ConfigError::NetConfigured, detail));
-        }
-        self.may_change_members()?;
-        let in_use = self.twopc.held.is_some()
-            || !self.twopc.jobs.is_empty()
-            || self.log.len() > 0
-            || self.serves.len() > 0
-            || self.peer_writes.len() > 0
-            || self.peer_reads.len() > 0
-            || !self.late_writes.is_empty();
-        if in_use {
-            return Err(StateError::InTransientState.into());
-        }
-        self.peers.remove(peer);
-        self.st.peers.remove(peer);
-        self.change_hard(|_| {});
-        self.visible_change = true;
-        Ok(Answer::Now)
-    }
-
-    /// Who is counted for quorum changes only while quorum is held: the part of a cluster without it
-    /// could become a majority of other nodes otherwise, beside the one that has it (hard case 34).
-    fn may_change_members(&self) -> Result<(), Refusal> {
-        let used = |v: &usize| self.vols[*v].backing.is_some() || self.st.role == Role::Primary;
-        let without = |v: &usize| used(v) && !self.st.vols[*v].quorum;
-        let counts = self.opts.quorum != Quorum::Off;
-        match (0..self.vols.len()).find(without).filter(|_| counts) {
-            None => Ok(()),
-            Some(vol) => Err(Refusal::state(
-                StateError::NoQuorum,
-                format!(
-                    "volume {} has no quorum, and nodes that have it may be in use: connect more of \
-                     them first, or, if you know that they are gone, set quorum to off",
-                    self.vols[vol].nr
-                ),
-            )),
-        }
-    }
-
-    /// A peer that may have a disk needs bitmap slots on the disks attached already.
-    fn slots_for_new_peer(&mut self) -> Result<(), Refusal> {
-        if let Err(refusal) = self.check_all_fit(self.opts.quorum) {
-            // It was added last.
-            self.peers.pop();
-            self.st.peers.pop();
-            return Err(refusal);
-        }
-        for vol in 0..self.vols.len() {
-            for peer in 0..self.peers.len() {
-                let node = self.peers[peer].node;
-                let wants = self.peer_has_bitmap(peer, vol);
-                let Some(backing) = self.vols[vol].backing.as_mut() else { continue };
-                if !wants || backing.slot_of(node).is_some() {
-                    continue;
-                }
-                let free = (0..backing.bitmap.slots()).find(|s| backing.node_of_slot(*s).is_none());
-                let Some(slot) = free.and_then(|s| u8::try_from(s).ok()) else {
-                    self.peers.remove(peer);
-                    self.st.peers.remove(peer);
-                    let detail = format!(
-                        "volume {}: the metadata has no free bitmap slot for node {node}",
-                        self.vols[vol].nr
-                    );
-                    return Err(Refusal::config(ConfigError::InvalidRequest, detail));
-                };
-                backing.sb.peer_mut(node).bitmap_index = Some(slot);
-                self.md_changed_now(vol);
-            }
-        }
-        Ok(())
     }
 
     /// Frozen requests fail: an operator prefers errors to waiting (L6).

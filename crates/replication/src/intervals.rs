@@ -117,6 +117,12 @@ impl<I: Copy> Intervals<I> {
         self.len
     }
 
+    /// The caller's names of all ranges, in no order.
+    pub(crate) fn ids_mut(&mut self) -> impl Iterator<Item = &mut I> {
+        let in_use = |node: &&mut Node<I>| node.generation % 2 == 1;
+        self.nodes.iter_mut().filter(in_use).map(|node| &mut node.id)
+    }
+
     /// True if there is no range.
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -25,6 +25,7 @@ pub mod io;
 mod jobs;
 mod legacy;
 mod loss;
+mod members;
 mod meta;
 mod open;
 mod packets;

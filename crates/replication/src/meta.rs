@@ -318,6 +318,12 @@ impl Resource {
         }
     }
 
+    /// What waits for the metadata of a volume.
+    pub(crate) fn wait_for_metadata_mut(&mut self, vol: VolIx) -> impl Iterator<Item = &mut Work> {
+        let backing = self.vols[vol].backing.iter_mut();
+        backing.flat_map(|backing| backing.meta.waiters.iter_mut().map(|(_, then)| then))
+    }
+
     /// Writes the superblock as it is now, then does `then`. Without a disk there is nothing to
     /// wait for.
     pub(crate) fn persist(&mut self, vol: VolIx, then: Work) {

@@ -18,7 +18,7 @@ pub(crate) struct Read {
     pub vol: VolIx,
     request: Request,
     /// Peer it was sent to; the local disk if none.
-    from: Option<PeerIx>,
+    pub from: Option<PeerIx>,
     /// The local disk has failed it.
     local_failed: bool,
     /// Peers that have failed it.

@@ -39,7 +39,7 @@ pub(super) struct RsRequest {
 /// A resync write whose resync ended before the disk did.
 #[derive(Debug)]
 pub(crate) struct LateWrite {
-    peer: PeerIx,
+    pub peer: PeerIx,
     vol: VolIx,
     id: u64,
     key: Slot,
