@@ -273,7 +273,9 @@ fn a_volume_grows_with_its_devices_under_its_users() {
     client.close();
     for node in [0, 1] {
         f.adm(node, "down r0");
-        // The original tool finds the metadata where they are now, and what they say of the size.
+        // The original tool finds the metadata where they are now, and what they say of the size. As after
+        // the kernel, it wants the activity log applied first.
+        f.adm(node, "apply-al r0");
         let dump = f.adm(node, "dump-md r0");
         assert!(dump.contains(&format!("la-size-sect {};", size / 512)), "{dump}");
     }

@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -66,6 +66,8 @@ pub struct Plane {
     pub pools: Pools,
     network: [u8; 3],
     rest: u16,
+    /// Its port, until the controller takes it.
+    held: Mutex<Option<TcpListener>>,
     leftovers: Leftovers,
     interrupted: Arc<AtomicBool>,
 }
@@ -88,10 +90,11 @@ impl Plane {
                 .with_context(|| format!("can not make the folder {}", folder.display()))?;
         }
         let network = network()?;
-        let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-        let rest = REST.step_by(10).find(free);
-        let rest = rest.context("no free port from 3370 on, on 127.0.0.1")?;
-        Ok(Plane { places, pools, network, rest, leftovers, interrupted })
+        let free = |port| Some((port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?));
+        let rest = REST.step_by(10).find_map(free);
+        let (rest, held) = rest.context("no free port from 3370 on, on 127.0.0.1")?;
+        let held = Mutex::new(Some(held));
+        Ok(Plane { places, pools, network, rest, held, leftovers, interrupted })
     }
 
     /// The REST API.
@@ -173,9 +176,13 @@ impl Plane {
             "--listen-agents".into(),
             self.link().to_string().into(),
         ];
+        drop(self.held.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.start(CONTROLLER_NR, arguments)?;
-        self.until("the controller to answer", || {
-            Ok(std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, self.rest)).is_ok())
+        // Another demo may have taken the port in between: what answers there would be its controller.
+        let log = self.places.logs().join("controller.log");
+        let serves = format!("the REST API is on {}", self.url());
+        self.until("the controller to serve", || {
+            Ok(fs::read_to_string(&log).is_ok_and(|text| text.contains(&serves)))
         })
     }
 
