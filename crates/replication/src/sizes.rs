@@ -17,16 +17,22 @@ use crate::state::{PeerIx, VolIx};
 impl Resource {
     /// This node's sizes, for a peer.
     ///
-    /// DRBD tells what the smallest disk that it knows of has room for. Where that is told in a circle
-    /// it stays for ever what it once was, though the disk has grown; so nodes of our kind tell of their
-    /// own disks only. Whom they do not reach they hear of by resize's transaction.
+    /// DRBD tells what the smallest disk that it knows of has room for, and so fresh disks agree. Where
+    /// that is told in a circle it stays for ever what it once was, though the disk has grown; so once
+    /// there are data, nodes of our kind tell of their own disks only. Whom they do not reach they hear
+    /// of by resize's transaction.
     pub(crate) fn sizes(&self, vol: VolIx, peer: PeerIx) -> Sizes {
         let volume = &self.vols[vol];
         let limits = volume.backing.as_ref().map(|b| b.limits);
         let logical = limits.map_or(512, |l| l.logical_block_size);
         let discard = u8::from(limits.is_none_or(|l| l.discard_zeroes));
         let own = volume.backing.as_ref().map_or(0, |b| b.capacity.0);
-        let smallest = if self.is_ours(peer) { own } else { self.smallest_disk(vol, None) };
+        let has_data = match &volume.backing {
+            Some(_) => !self.is_blank(vol),
+            None => self.counting(None).any(|p| self.settled_size(p, vol).is_some()),
+        };
+        let smallest =
+            if self.is_ours(peer) && has_data { own } else { self.smallest_disk(vol, None) };
         Sizes {
             // What a peer has said of its room may be older than the size it has agreed to since.
             d_size: Sectors(if smallest == 0 { 0 } else { smallest.max(volume.size.0) }),

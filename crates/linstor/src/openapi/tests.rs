@@ -16,7 +16,6 @@ const ELSEWHERE: &[&str] = &[
     "/v1/nodes/{}/config",
     "/v1/controller/auth/",
     "/v1/controller/database/",
-    "/v1/resource-definitions/{}/clone/{}",
     "/v1/resource-definitions/{}/drbd-proxy",
     // Volumes have no properties of their own.
     "/v1/resource-definitions/{}/resources/{}/volumes/properties/info",
