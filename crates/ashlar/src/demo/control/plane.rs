@@ -79,6 +79,7 @@ impl Plane {
     /// If there are none, or they can not be made.
     pub fn prepare(
         places: Places,
+        keep: bool,
         leftovers: Leftovers,
         interrupted: Arc<AtomicBool>,
     ) -> anyhow::Result<Plane> {
@@ -90,9 +91,11 @@ impl Plane {
                 .with_context(|| format!("can not make the folder {}", folder.display()))?;
         }
         let network = network()?;
-        let free = |port| Some((port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?));
-        let rest = REST.step_by(10).find_map(free);
-        let (rest, held) = rest.context("no free port from 3370 on, on 127.0.0.1")?;
+        let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok();
+        // Only who stays is to be found where clients look for it.
+        let held = if keep { REST.step_by(10).find_map(free) } else { free(0) };
+        let held = held.context("no free port on 127.0.0.1; with --keep, from 3370 to 3469")?;
+        let rest = held.local_addr().context("a port has no number")?.port();
         let held = Mutex::new(Some(held));
         Ok(Plane { places, pools, network, rest, held, leftovers, interrupted })
     }

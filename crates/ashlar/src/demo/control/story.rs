@@ -78,7 +78,7 @@ struct Story<'a> {
 pub fn tell(setting: Setting<'_>) -> anyhow::Result<Summary> {
     let begin = Instant::now();
     let Setting { places, disk_bytes, seed, keep, leftovers, interrupted, screen } = setting;
-    let plane = Plane::prepare(places, leftovers, interrupted)?;
+    let plane = Plane::prepare(places, keep, leftovers, interrupted)?;
     let own = if plane.pools.mounted { ", an XFS for the time of the run" } else { "" };
     screen.line(&format!(
         "{}: a controller and three nodes, {} to {}; seed {seed}, pools in {}{own}",
