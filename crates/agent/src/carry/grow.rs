@@ -1,6 +1,6 @@
 //! Volumes that grow.
 //!
-//! The engine can not resize a device that is up. So a volume grows while the resource is down on
+//! The engine can resize a volume that is up, and this does not use it yet: a volume grows while the resource is down on
 //! its node, which nobody may use anywhere then: metadata are kept aside, the backing volume grows,
 //! metadata go to its new end and say the new size, which is the same on every node. Nodes that
 //! have not grown yet are refused by those that have (connecting would shrink them), so sizes never
