@@ -79,6 +79,13 @@ impl Http {
                 Vec::new()
             }
         };
+        let token = token(at.token_file.as_deref())?;
+        let plain = |url: &&String| url.starts_with("http:") && !is_here(url);
+        if let Some(url) = at.controllers.iter().find(plain).filter(|_| token.is_some()) {
+            let why = "the token would be sent there for everybody to read".to_owned();
+            let next = "give its https address, and its authority with --ca".to_owned();
+            return Err(Error::File { path: url.into(), why, next });
+        }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
         let tls = tls.root_certs(RootCerts::Specific(Arc::new(roots))).build();
@@ -95,7 +102,7 @@ impl Http {
             agent: config.new_agent(),
             urls: at.controllers.clone(),
             current: AtomicUsize::new(0),
-            token: token(at.token_file.as_deref())?,
+            token,
             end: Instant::now() + timeout,
         })
     }
@@ -346,6 +353,14 @@ fn token(file: Option<&Path>) -> Result<Option<HeaderValue>, Error> {
     Ok(Some(value))
 }
 
+/// True if the URL leads to this host.
+fn is_here(url: &str) -> bool {
+    let Ok(uri) = url.parse::<ureq::http::Uri>() else { return false };
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let address = host.parse::<std::net::IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
 /// The certificates in a file.
 fn authority(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
     let refuse = |why: String| Error::File {
@@ -382,4 +397,29 @@ pub fn part(name: &str) -> String {
 pub fn query(name: &str, values: &[String]) -> String {
     let pairs: Vec<String> = values.iter().map(|v| format!("{name}={}", part(v))).collect();
     if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_sent_in_the_clear_to_this_host_only() {
+        let file = std::env::temp_dir().join(format!("ashlar-token-{}", std::process::id()));
+        fs::write(&file, "secret\n").unwrap();
+        let new = |url: &str, token_file| {
+            let controllers = vec![url.to_owned()];
+            Http::new(&Controllers { controllers, token_file, ca: None }, CONNECT)
+        };
+        for (url, sent) in [
+            ("http://127.0.0.1:3370", true),
+            ("http://[::1]:3370", true),
+            ("http://localhost:3370", true),
+            ("http://10.0.0.1:3370", false),
+            ("http://localhost.example:3370", false),
+        ] {
+            assert_eq!(new(url, Some(file.clone())).is_ok(), sent, "{url}");
+        }
+        fs::remove_file(&file).unwrap();
+    }
 }
