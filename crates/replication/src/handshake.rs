@@ -1,11 +1,13 @@
 //! Connecting: features, parameters, the exchange of states inside the connect transaction,
 //! and the decision what the connection starts with (semantics §2.8, §4.9; wire §4).
 
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use codec::wire::{
-    self, CF_DISCARD_MY_DATA, Features, Packet, StateWord, SyncParam, SyncParamForm, UuidFlags,
-    feature,
+    self, Agreed, CF_DISCARD_MY_DATA, Features, Packet, StateWord, SyncParam, SyncParamForm,
+    UuidFlags, feature,
 };
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
 use vocab::{
@@ -25,6 +27,12 @@ use crate::state::{PeerIx, VolIx};
 pub(crate) const PROTOCOL_MIN: u32 = 122;
 /// Newest protocol version spoken.
 pub(crate) const PROTOCOL_MAX: u32 = 122;
+/// Features that the core relies on with peers of that protocol.
+const NEEDED: u32 = feature::TRIM
+    | feature::THIN_RESYNC
+    | feature::WSAME
+    | feature::WZEROES
+    | feature::RESYNC_DAGTAG;
 
 /// Progress of the handshake on one link.
 #[derive(Debug, Default)]
@@ -163,10 +171,23 @@ impl Resource {
             None => None,
         };
         let version = legacy.unwrap_or(their_max.min(PROTOCOL_MAX));
+        let p = &mut self.peers[peer];
+        p.agreed_version = version;
+        p.agreed_features = theirs.feature_flags & feature::OURS;
         if legacy.is_none() && version < PROTOCOL_MIN || theirs.protocol_min > PROTOCOL_MAX {
             let text = format!(
                 "the peer speaks protocol {}..{their_max}, this node {PROTOCOL_MIN}..{PROTOCOL_MAX}",
                 theirs.protocol_min
+            );
+            self.refuse_connection(peer, &text);
+            return Ok(());
+        }
+        if legacy.is_none() && theirs.feature_flags & NEEDED != NEEDED {
+            let text = format!(
+                "the peer offers features {:#x} and lacks {:#x}, without which protocol {version} is not \
+                 spoken; every DRBD from 9.2.3 on has them",
+                theirs.feature_flags,
+                NEEDED & !theirs.feature_flags
             );
             self.refuse_connection(peer, &text);
             return Ok(());
@@ -178,9 +199,6 @@ impl Resource {
                 "the peer has another node id than configured, or takes this node for another",
             );
         }
-        let p = &mut self.peers[peer];
-        p.agreed_version = version;
-        p.agreed_features = theirs.feature_flags & feature::OURS;
         self.begin_authentication(peer);
         Ok(())
     }
@@ -279,8 +297,13 @@ impl Resource {
     pub(crate) fn refuse_connection(&mut self, peer: PeerIx, why: &str) {
         let text = format!("{}: connection to {} refused: {why}", self.name, self.peers[peer].name);
         self.log(LogLevel::Error, text);
-        self.send(peer, Packet::Disconnect);
-        // A kernel node that sees the link close before it has read that tries again for ever.
+        let p = &self.peers[peer];
+        // Without it a kernel node that sees the link close tries again for ever; but before protocol
+        // 118 none knows it.
+        if Packet::Disconnect.command().is_agreed(&Agreed::new(p.agreed_version, p.agreed_features))
+        {
+            self.send(peer, Packet::Disconnect);
+        }
         self.part(peer, false);
     }
 
