@@ -170,7 +170,7 @@ fn build_and_run(tree: &Path, sound: &Path, seeds: u64) -> Result<Option<(String
             jobs,
             failures: 5,
             verbose: false,
-            cluster: false,
+            kind: sim::Kind::Data,
             watch: None,
         };
         for (seed, text) in sim::run(&binary, &campaign)?.violations {
@@ -193,7 +193,7 @@ fn breaks(sound: &Path, seed: u64) -> Result<bool> {
         jobs: 1,
         failures: 1,
         verbose: false,
-        cluster: false,
+        kind: sim::Kind::Data,
         watch: None,
     };
     Ok(!sim::run(sound, &campaign)?.violations.is_empty())

@@ -11,13 +11,36 @@ use anyhow::{Context, Result, bail};
 use crate::workspace;
 
 const HELP: &str = "\
-cargo xtask sim [--cluster] [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose]
+cargo xtask sim [--cluster | --liar] [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose]
                [--watch VOLUME:SECTOR]
     Runs N seeds (default 2000) from S (default 1) on J processes (default: one per core).
     Stops after F violations per process (default 1).
     --cluster runs the control plane in place of the data plane.
+    --liar runs the data plane with a node that sends what nobody should.
     --verbose prints everything that happens; meant for one seed.
     --watch adds what every node holds in one sector and thinks of it, whenever that changes.";
+
+/// Kinds of seeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The data plane.
+    Data,
+    /// The control plane.
+    Cluster,
+    /// The data plane with a node that lies.
+    Liar,
+}
+
+impl Kind {
+    /// The option that asks for it.
+    const fn option(self) -> Option<&'static str> {
+        match self {
+            Kind::Data => None,
+            Kind::Cluster => Some("--cluster"),
+            Kind::Liar => Some("--liar"),
+        }
+    }
+}
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -32,8 +55,8 @@ pub struct Campaign {
     pub failures: u64,
     /// Print the trace.
     pub verbose: bool,
-    /// The control plane in place of the data plane.
-    pub cluster: bool,
+    /// What kind of seeds.
+    pub kind: Kind,
     /// A sector to tell the story of, `VOLUME:SECTOR`.
     pub watch: Option<String>,
 }
@@ -63,8 +86,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
     print(&report, seconds);
     for (seed, text) in &report.violations {
         println!("seed {seed} breaks {text}");
-        let which = if campaign.cluster { "--cluster " } else { "" };
-        println!("  repeat with: cargo xtask sim {which}--seeds 1 --start {seed} --verbose");
+        let kind = campaign.kind.option().map(|o| format!("{o} ")).unwrap_or_default();
+        println!("  repeat with: cargo xtask sim {kind}--seeds 1 --start {seed} --verbose");
     }
     if !report.violations.is_empty() {
         bail!("{} of the seeds break a rule", report.violations.len());
@@ -72,12 +95,12 @@ pub fn main(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the first `seeds` seeds, of the control plane's if `cluster`, and returns how many break a rule.
-pub fn share(seeds: u64, cluster: bool) -> Result<u64> {
+/// Runs the first `seeds` seeds of a kind, and returns how many break a rule.
+pub fn share(seeds: u64, kind: Kind) -> Result<u64> {
     let binary = build(workspace::root().as_path())?;
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let campaign =
-        Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false, cluster, watch: None };
+        Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false, kind, watch: None };
     let begun = Instant::now();
     let report = run(&binary, &campaign)?;
     print(&report, begun.elapsed().as_secs_f64());
@@ -96,7 +119,7 @@ fn parse(arguments: &[String]) -> Result<Option<Campaign>> {
         jobs,
         failures: 1,
         verbose: false,
-        cluster: false,
+        kind: Kind::Data,
         watch: None,
     };
     let mut arguments = arguments.iter();
@@ -104,7 +127,8 @@ fn parse(arguments: &[String]) -> Result<Option<Campaign>> {
         match name.as_str() {
             "--help" | "-h" => return Ok(None),
             "--verbose" => campaign.verbose = true,
-            "--cluster" => campaign.cluster = true,
+            "--cluster" => campaign.kind = Kind::Cluster,
+            "--liar" => campaign.kind = Kind::Liar,
             "--watch" => {
                 let place = arguments.next().context("--watch needs VOLUME:SECTOR")?;
                 campaign.watch = Some(place.clone());
@@ -190,9 +214,7 @@ fn spawn(binary: &Path, campaign: &Campaign, start: u64, seeds: u64) -> Result<C
     if campaign.verbose {
         command.arg("--verbose");
     }
-    if campaign.cluster {
-        command.arg("--cluster");
-    }
+    command.args(campaign.kind.option());
     if let Some(place) = &campaign.watch {
         command.args(["--watch", place]);
     }

@@ -165,14 +165,16 @@ fn interop() -> Result<Outcome> {
 /// The share of seeds that runs on every change; campaigns are `cargo xtask sim`.
 fn simulate() -> Result<Outcome> {
     let bound = known::Known::read()?.seeds;
-    let found = sim::share(SIM_SEEDS, false)?;
+    let found = sim::share(SIM_SEEDS, sim::Kind::Data)?;
     println!("{found} of {SIM_SEEDS} seeds break a rule, {bound} may");
     if found < bound {
         println!("lower the bound in {}", known::PATH);
     }
-    let cluster = sim::share(SIM_SEEDS, true)?;
+    let cluster = sim::share(SIM_SEEDS, sim::Kind::Cluster)?;
     println!("{cluster} of {SIM_SEEDS} seeds of the control plane break a rule, none may");
-    Ok(Outcome::of(found <= bound && cluster == 0))
+    let lies = sim::share(SIM_SEEDS, sim::Kind::Liar)?;
+    println!("{lies} of {SIM_SEEDS} seeds with a node that lies break a rule, none may");
+    Ok(Outcome::of(found <= bound && cluster + lies == 0))
 }
 
 /// `cargo` with these arguments, at the root.

@@ -370,8 +370,6 @@ impl Resource {
                 backing.al.check();
             }
         }
-        let primaries = self.st.primary_peers().len() + u32::from(self.st.role == Role::Primary);
-        assert!(primaries <= 1, "connected nodes have at most one Primary (invariant 24)");
         for (peer, st) in self.peers.iter().zip(&self.st.peers) {
             assert_eq!(peer.node, st.node);
             if st.conn != ConnState::Connected {

@@ -567,6 +567,10 @@ impl World {
             resource.invariants();
         }
         let Some(view) = self.view(node) else { return };
+        let primaries = view.peers.iter().flatten().filter(|p| p.role == Role::Primary).count();
+        if primaries + usize::from(view.role == Role::Primary) > 1 {
+            self.violate("24", format!("n{node} is connected and sees several Primaries"));
+        }
         let quorate = !self.plan.failover_is_safe() || view.volumes.iter().any(|v| v.quorum);
         let known = &mut self.checks.known[node];
         let before = known.role.replace(view.role);

@@ -14,6 +14,7 @@ pub mod content;
 pub mod disk;
 pub mod history;
 mod inject;
+mod liar;
 pub mod net;
 pub mod node;
 mod operator;

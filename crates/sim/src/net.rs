@@ -127,6 +127,25 @@ struct Link {
     damaged: [bool; 2],
 }
 
+impl Link {
+    /// What an end has agreed on when it sends a packet.
+    fn agreed(&self, end: usize, packet: &Packet) -> Agreed {
+        let mut agreed = match (packet, self.features[end]) {
+            (Packet::ConnectionFeatures(_), _) => Agreed::NOTHING,
+            (_, (Some(a), Some(b))) => {
+                let max = |f: &Features| match f.protocol_max {
+                    0 => f.protocol_min,
+                    max => max,
+                };
+                Agreed::new(max(&a).min(max(&b)), a.feature_flags & b.feature_flags)
+            }
+            _ => Agreed::NOTHING,
+        };
+        (agreed.own_digest_len, agreed.peer_digest_len) = (self.digests[end], self.digests[end]);
+        agreed
+    }
+}
+
 #[derive(Debug, Default)]
 struct Pair {
     nodes: [NodeIx; 2],
@@ -382,17 +401,10 @@ impl Net {
             }),
             packet => packet.clone(),
         };
-        let mut agreed = match (packet, link.features[end]) {
-            (Packet::ConnectionFeatures(features), _) => {
-                link.features[end].0 = Some(*features);
-                Agreed::NOTHING
-            }
-            (_, (Some(a), Some(b))) => {
-                Agreed::new(a.protocol_max.min(b.protocol_max), a.feature_flags & b.feature_flags)
-            }
-            _ => Agreed::NOTHING,
-        };
-        (agreed.own_digest_len, agreed.peer_digest_len) = (link.digests[end], link.digests[end]);
+        if let Packet::ConnectionFeatures(features) = packet {
+            link.features[end].0 = Some(*features);
+        }
+        let agreed = link.agreed(end, packet);
         if let Packet::Protocol(protocol) | Packet::ProtocolUpdate(protocol) = packet {
             link.digests[end] = if protocol.integrity_alg.is_empty() { 0 } else { DIGEST_LEN };
         }
@@ -405,6 +417,34 @@ impl Net {
             .ok_or_else(|| failed(&"the header is cut short"))?;
         let fixed = &self.bytes[header.size()..];
         decode(header, fixed, &agreed).map_err(|error| failed(&error))
+    }
+
+    /// What the receiver reads if the bytes of a packet are changed; nothing if its codec, or the
+    /// node itself, does not take it.
+    pub(crate) fn changed(
+        &mut self,
+        from: NodeIx,
+        to: NodeIx,
+        packet: &Packet,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Option<Packet> {
+        let (pair, end) = self.pair_of(from, to);
+        let link = self.pairs[pair].link.as_mut()?;
+        if self.legacy && matches!(packet, Packet::ConnectionFeatures(_)) {
+            // Both nodes offer what DRBD 8.4 does without knowing of it.
+            return Some(packet.clone());
+        }
+        let agreed = link.agreed(end, packet);
+        self.bytes.clear();
+        encode(packet, &agreed, &mut self.bytes);
+        change(&mut self.bytes);
+        let header = decode_header(&self.bytes, packet.stream(), &agreed).ok()??;
+        let fixed = self.bytes.get(header.size()..header.size() + header.fixed_len())?;
+        let packet = decode(header, fixed, &agreed).ok()?;
+        if let Packet::ConnectionFeatures(features) = &packet {
+            link.features[1 - end].1 = Some(*features);
+        }
+        Some(packet)
     }
 
     /// Sends a packet, or the end of the streams (`packet` is `None`) on both.

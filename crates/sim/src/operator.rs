@@ -79,9 +79,14 @@ impl World {
 
     /// Lets the operator run everything by the plan.
     pub fn run_plan(&mut self) {
+        self.run_to(Phase::Done);
+    }
+
+    /// Begins to run the plan, up to a phase.
+    pub(crate) fn run_to(&mut self, phase: Phase) {
         self.enter(Phase::Forming);
         self.queue.at(self.now() + ROUND, Event::Operator);
-        while self.violation.is_none() && self.operator.phase != Phase::Done {
+        while self.violation.is_none() && self.operator.phase != phase {
             self.step();
             if self.stats.events > EVENT_LIMIT {
                 self.violate("46", self.describe("something goes on and on"));

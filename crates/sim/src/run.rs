@@ -36,6 +36,13 @@ pub fn seed(seed: u64, trace: Trace) -> Verdict {
     judge(plan, rng, trace, World::run_plan)
 }
 
+/// Runs one seed in which a node lies about everything.
+pub fn liar(seed: u64, trace: Trace) -> Verdict {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::random(&mut rng);
+    judge(plan, rng, trace, World::run_with_liar)
+}
+
 /// Runs a world to its verdict.
 pub fn judge(plan: Plan, rng: Rng, trace: Trace, run: impl FnOnce(&mut World)) -> Verdict {
     let mut world = World::new(plan, rng, trace);

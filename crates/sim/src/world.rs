@@ -21,6 +21,7 @@ use crate::content::{Data, ZERO};
 use crate::disk::Job;
 use crate::history::{History, Stamp};
 use crate::inject::Injector;
+use crate::liar::Liar;
 use crate::net::{Net, NetEvent};
 use crate::node::{Claim, Clock, Drive, Node, OpKind, Origin};
 use crate::operator::Operator;
@@ -180,6 +181,8 @@ pub struct World {
     pub(crate) operator: Operator,
     pub(crate) checks: Checks,
     pub(crate) sizes: Sizes,
+    /// A node that lies, if there is one.
+    pub(crate) liar: Option<Liar>,
     /// What a scenario counts.
     pub(crate) taps: Vec<Tap>,
     pub(crate) trace: Trace,
@@ -238,6 +241,7 @@ impl World {
             answers: BTreeMap::new(),
             answers_of_opens: BTreeMap::new(),
             answers_of_requests: BTreeMap::new(),
+            liar: None,
             taps: Vec::new(),
             trace,
         };
@@ -268,7 +272,7 @@ impl World {
 
     /// Notes that a rule is broken; the first one counts.
     pub fn violate(&mut self, rule: &'static str, message: impl Into<String>) {
-        if self.violation.is_some() {
+        if self.violation.is_some() || (self.liar.is_some() && Liar::may_break(rule)) {
             return;
         }
         let message = message.into();
@@ -676,15 +680,24 @@ impl World {
                     }
                     return;
                 };
-                let origin = match packet {
-                    Packet::Data(..) => Origin::Peer(nodes[1 - end]),
-                    Packet::RsDataReply(..) => Origin::Resync,
-                    _ => Origin::Read,
-                };
-                let payload = parcel.data.map(|d| self.nodes[node].buffers.add(d, origin));
-                self.input(node, Input::Packet { peer, packet, payload });
+                for (packet, data) in self.with_lies(nodes[1 - end], node, (packet, parcel.data)) {
+                    // A packet before may have cost the link.
+                    if self.net.may_send(node, nodes[1 - end]) {
+                        self.packet_arrives(node, nodes[1 - end], packet, data);
+                    }
+                }
             }
         }
+    }
+
+    fn packet_arrives(&mut self, node: usize, from: usize, packet: Packet, data: Option<Data>) {
+        let origin = match packet {
+            Packet::Data(..) => Origin::Peer(from),
+            Packet::RsDataReply(..) => Origin::Resync,
+            _ => Origin::Read,
+        };
+        let payload = data.map(|d| self.nodes[node].buffers.add(d, origin));
+        self.input(node, Input::Packet { peer: node_id(from), packet, payload });
     }
 
     fn link_down(&mut self, pair: usize, link: u64, end: usize, loss: LinkLoss) {

@@ -23,6 +23,8 @@ struct Arguments {
     failures: u64,
     /// The control plane, not the data plane.
     cluster: bool,
+    /// With a peer that lies.
+    liar: bool,
 }
 
 fn main() -> ExitCode {
@@ -47,7 +49,8 @@ fn main() -> ExitCode {
         } else {
             Trace::off()
         };
-        let verdict = run::seed(seed, trace);
+        let run = if arguments.liar { run::liar } else { run::seed };
+        let verdict = run(seed, trace);
         total.add(&verdict.stats);
         done += 1;
         if let Some(violation) = verdict.violation {
@@ -107,11 +110,16 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         watch: None,
         failures: 1,
         cluster: false,
+        liar: false,
     };
     let mut arguments = arguments;
     while let Some(name) = arguments.next() {
         if name == "--cluster" {
             parsed.cluster = true;
+            continue;
+        }
+        if name == "--liar" {
+            parsed.liar = true;
             continue;
         }
         if name == "--verbose" {
