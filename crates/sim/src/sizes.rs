@@ -122,9 +122,12 @@ impl World {
             return;
         }
         let sizes = self.nodes.iter().filter_map(|n| n.drive(volume).map(|d| d.disk.sectors()));
+        let before = sizes.max().unwrap_or(0);
+        // What one disk has room for already may be used as well, if all are forgotten below.
+        let largest = &mut self.sizes.largest[volume];
+        *largest = Some(largest.unwrap_or(0).max(before));
         let most = self.plan.most_sectors();
-        let sectors =
-            (sizes.max().unwrap_or(0) + [8, 8192, 24, 4096][(chance % 4) as usize]).min(most);
+        let sectors = (before + [8, 8192, 24, 4096][(chance % 4) as usize]).min(most);
         for other in 0..self.nodes.len() {
             // One in eight is forgotten.
             if (chance >> other) % 8 != 7 {
