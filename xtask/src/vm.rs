@@ -4,6 +4,7 @@
 //! - `image`: kernels and file systems, built once from Debian packages.
 //! - `blockdev`: volumes as block devices. `lvm`: storage pools.
 //! - `interop`: kernel DRBD and Ashlar as peers. `adopt`: each uses the disks that the other has written.
+//! - `vhost`: virtual machines on volumes.
 //! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
 //!
 //! Two kinds: *user-mode* guests are Linux as a process, there in seconds and near native, with the
@@ -18,6 +19,7 @@ mod image;
 mod interop;
 mod lvm;
 mod rig;
+mod vhost;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -39,6 +41,9 @@ cargo xtask vm lvm
 cargo xtask vm blockdev
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
+cargo xtask vm vhost
+    Boots an emulated guest from a replicated volume over vhost-user, and kills and restarts engines under
+    it. Needs nbdcopy (libnbd-bin) and GRUB (grub-pc-bin, grub-common). Some minutes.
 cargo xtask vm interop [peers|disks]
     peers: kernel DRBD 8.4 in a guest and Ashlar on the host replicate with each other, both ways,
     through disconnects, crashes and verifies. Needs nbdcopy (libnbd-bin) and mkfs.ext4 as well.
@@ -71,6 +76,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         ("smoke", []) => KINDS.into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
         ("blockdev", []) => blockdev::main(),
+        ("vhost", []) => vhost::main(),
         ("interop", []) => {
             interop::main()?;
             adopt::main()

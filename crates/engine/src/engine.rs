@@ -6,7 +6,7 @@
 //! lets commands that change it pass one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -88,6 +88,8 @@ pub(crate) struct Entry {
     pub(crate) stored: Mutex<Stored>,
     /// Counts suspensions and their ends: one that ends by the clock is not another by then.
     pub(crate) suspensions: AtomicU64,
+    /// Brought up with the engine, and not taken from its clients since.
+    pub(crate) restored: AtomicBool,
 }
 
 /// Lets one through at a time.
@@ -121,7 +123,8 @@ impl Entry {
     pub(crate) fn new(shard: usize, id: u16, stored: Stored) -> Entry {
         let name = stored.config.name.clone();
         let (stored, suspensions) = (Mutex::new(stored), AtomicU64::new(0));
-        Entry { name, shard, id, gate: Gate::default(), stored, suspensions }
+        let (gate, restored) = (Gate::default(), AtomicBool::new(false));
+        Entry { name, shard, id, gate, stored, suspensions, restored }
     }
 
     /// Waits until no other command changes the resource.
@@ -143,6 +146,9 @@ pub(crate) struct Engine {
     pub(crate) host: String,
     pub(crate) doctor: crate::doctor::Doctor,
     pub(crate) started: Instant,
+    /// Names this run of the engine, and the one before it if that is known.
+    pub(crate) instance: u64,
+    pub(crate) predecessor: Option<u64>,
     /// Asks the main thread to shut down: by force or not, and where the answer goes.
     pub(crate) shutdown: mpsc::Sender<Shutdown>,
     /// Held by every call that has no answer yet.

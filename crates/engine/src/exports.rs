@@ -1,4 +1,4 @@
-//! What is served over NBD, and where.
+//! What is served over NBD, and where; and what over vhost-user (`crate::vhost` has how).
 //!
 //! Every shard's server knows every export; the first shard listens, and a client moves to the
 //! shard of the volume it asks for. All exports can be asked for at all listeners. Volume 0 has
@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use codec::admin::{ExportStatus, FailureKind, Listen};
 use frontend::nbd::server::{Export, ListenerId, Parting, Place, TargetKey};
@@ -15,6 +17,7 @@ use vocab::{ConfigError, Refusal, VolumeNr};
 use crate::engine::{Done, Engine, Stop, lock, not_kept, while_claimed};
 use crate::shard::Shard;
 use crate::state::StoredExport;
+use crate::vhost::{Server, path_of};
 
 /// The shard that listens.
 const LISTENING: usize = 0;
@@ -24,12 +27,22 @@ const LISTENING: usize = 0;
 pub(crate) struct Exports {
     by_name: BTreeMap<String, StoredExport>,
     listeners: BTreeMap<Listen, ListenerId>,
+    /// Those over vhost-user, by name.
+    vhost: BTreeMap<String, Server>,
+}
+
+impl Exports {
+    /// What is served over vhost-user.
+    pub(crate) fn vhost(&self) -> impl Iterator<Item = (&StoredExport, &Server)> {
+        self.vhost.iter().map(|(name, server)| (&self.by_name[name], server))
+    }
 }
 
 /// The names an export is served under.
 fn names(name: &str, export: &StoredExport) -> Vec<String> {
     let mut names = vec![name.to_owned()];
-    if export.volume == 0 && name == format!("{}/0", export.resource) {
+    let is_nbd = path_of(&export.listen).is_none();
+    if is_nbd && export.volume == 0 && name == format!("{}/0", export.resource) {
         names.push(export.resource.clone());
     }
     names
@@ -38,7 +51,7 @@ fn names(name: &str, export: &StoredExport) -> Vec<String> {
 impl Engine {
     /// Serves a volume.
     pub(crate) fn export(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         resource: &str,
         volume: VolumeNr,
@@ -77,6 +90,12 @@ impl Engine {
             }
             None => {}
         }
+        if let Some(path) = path_of(listen) {
+            let server = self.serve_vhost(name, &export, path)?;
+            exports.vhost.insert(name.to_owned(), server);
+            exports.by_name.insert(name.to_owned(), export);
+            return self.state.put_exports(&exports.by_name).map_err(not_kept);
+        }
         self.listen(&mut exports, listen)?;
         for served in names(name, &export) {
             // A name somebody chose goes before the one that comes for free.
@@ -100,7 +119,9 @@ impl Engine {
                 let ring = &mut shard.io.ring;
                 match &place {
                     Listen::Tcp(address) => shard.nbd.listen_tcp(ring, *address).map(|(id, _)| id),
-                    Listen::Unix(path) => shard.nbd.listen_unix(ring, Path::new(path)),
+                    Listen::Unix(path) | Listen::VhostUser(path) => {
+                        shard.nbd.listen_unix(ring, Path::new(path))
+                    }
                 }
             });
             match result {
@@ -139,6 +160,16 @@ impl Engine {
             let detail = format!("there is no export `{name}`");
             return Err(Stop::invalid(detail));
         };
+        if let Some(mut server) = exports.vhost.remove(name) {
+            self.state.put_exports(&exports.by_name).map_err(not_kept)?;
+            drop(exports);
+            if let Ok(entry) = self.entry(&export.resource) {
+                // What happens to the volume from now on is not what a guest may go on after.
+                entry.restored.store(false, Ordering::Relaxed);
+            }
+            server.end();
+            return Ok(());
+        }
         for served in names(name, &export) {
             if served == name || !exports.by_name.contains_key(&served) {
                 for shard in 0..self.shards.len() {
@@ -184,7 +215,10 @@ impl Engine {
             volume: VolumeNr(export.volume),
             listen: export.listen.clone(),
             read_only: export.read_only,
-            clients: names(name, export).iter().filter_map(|n| clients.get(n)).sum(),
+            clients: match exports.vhost.get(name) {
+                Some(server) => server.clients(),
+                None => names(name, export).iter().filter_map(|n| clients.get(n)).sum(),
+            },
         };
         Ok(exports.by_name.iter().map(status).collect())
     }
@@ -197,6 +231,10 @@ impl Engine {
                 nbd.stop(volumes);
             })?;
         }
+        // They stay listed: what they know of their last client is asked for at the very end.
+        for server in lock(&self.exports).vhost.values_mut() {
+            server.end();
+        }
         Ok(())
     }
 }
@@ -204,6 +242,6 @@ impl Engine {
 fn place_name(listen: &Listen) -> String {
     match listen {
         Listen::Tcp(address) => address.to_string(),
-        Listen::Unix(path) => path.clone(),
+        Listen::Unix(path) | Listen::VhostUser(path) => path.clone(),
     }
 }

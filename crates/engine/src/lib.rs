@@ -3,6 +3,7 @@
 //! - `shard`: a worker thread: resources, their disks and volumes. `transport`: connections.
 //! - `engine`: all shards and resources; `commands`: what operators ask; `control`: the socket
 //!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
+//!   `vhost`: and over vhost-user;
 //!   `maps`: block devices of this machine; `metrics`: numbers for Prometheus.
 //! - `doctor`: measurements of what limits a resource.
 //! - `state`, `restore`: what is kept over a restart. `create_md`, `convert_md`, `signature`: new metadata.
@@ -28,6 +29,7 @@ mod shard;
 mod signature;
 mod state;
 mod transport;
+mod vhost;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -118,6 +120,8 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         None => host_name()?,
     };
     let metrics = options.metrics.map(listen_for_metrics).transpose()?;
+    let instance = random::seed().max(1);
+    let predecessor = state.begin_run(instance)?;
     let hub = Arc::new(Hub::default());
     let shards = start_shards(options, &hub)?;
     let (shutdown, wishes) = mpsc::channel();
@@ -132,6 +136,8 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         host: host.clone(),
         doctor: doctor::Doctor::default(),
         started: std::time::Instant::now(),
+        instance,
+        predecessor,
         shutdown: shutdown.clone(),
         unanswered: Arc::default(),
     });

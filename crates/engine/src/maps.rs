@@ -27,6 +27,7 @@ use crate::log::{Level, log};
 use crate::restore::text;
 use crate::state::StoredMap;
 use links::Links;
+pub(crate) use ublk::refused;
 
 /// How long a start tries to bring devices back: their volumes need peers, and peers need time.
 const RESTORE: Duration = Duration::from_secs(60);

@@ -7,6 +7,7 @@ use std::fs;
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use codec::config::{self, Host, Resolved, SourceFile};
@@ -77,7 +78,7 @@ impl Engine {
         self.restore_maps()
     }
 
-    fn restore_exports(&self) -> Result<(), String> {
+    fn restore_exports(self: &Arc<Self>) -> Result<(), String> {
         for (name, export) in self.state.exports()? {
             let volume = vocab::VolumeNr(export.volume);
             if let Err(stop) =
@@ -97,6 +98,7 @@ impl Engine {
             Ok(entry) => entry,
             Err(stop) => return log!(Level::Error, name, "not brought up: {}", text(&stop)),
         };
+        entry.restored.store(true, Ordering::Relaxed);
         let _pass = entry.pass();
         let report = |what: String, result: Done| {
             if let Err(stop) = result {
@@ -141,17 +143,25 @@ impl Engine {
         let entries = self.entries(None);
         // Block devices first: what is dirty there is written on the way.
         self.take_maps_down();
+        self.begin_end_of_run();
         if let Err(stop) = self.stop_serving() {
-            log!(Level::Warn, "engine", "NBD clients could not be stopped: {}", text(&stop));
+            log!(Level::Warn, "engine", "clients could not be stopped: {}", text(&stop));
         }
+        let unchanged = AtomicBool::new(true);
         std::thread::scope(|scope| {
             for entry in &entries {
-                scope.spawn(|| self.leave(entry));
+                scope.spawn(|| {
+                    if !self.leave(entry) {
+                        unchanged.store(false, Ordering::Relaxed);
+                    }
+                });
             }
         });
+        self.end_run(unchanged.into_inner());
     }
 
-    fn leave(&self, entry: &Entry) {
+    /// Leaves a resource. True if nobody has written to it since its guests lost it.
+    fn leave(&self, entry: &Entry) -> bool {
         let report = |what: &str, result: Done| {
             if let Err(stop) = result {
                 log!(Level::Warn, entry.name, "could not {what}: {}", text(&stop));
@@ -161,22 +171,25 @@ impl Engine {
         if let Err(stop) = self.demote(entry) {
             // Peers that a Primary tells goodbye count it as gone for good and go on without it,
             // while what is in flight here goes on, too. One that just vanishes can not hurt.
-            return log!(
+            log!(
                 Level::Warn,
                 entry.name,
                 "could not demote: {}; leaving it as a crash would",
                 text(&stop)
             );
+            return true;
         }
         for peer in &config.peers {
             let command = AdminCommand::Disconnect { peer: peer.node_id, force: false };
             report(&format!("disconnect from {}", peer.name), self.command(entry, command));
         }
+        let unchanged = self.is_as_left(entry);
         for volume in &config.volumes {
             let (volume, force, intentional) = (volume.nr, false, false);
             let command = AdminCommand::Detach { volume, force, intentional };
             report(&format!("detach volume {volume}"), self.command(entry, command));
         }
+        unchanged
     }
 
     /// Demotes, once what clients left in flight has ended.

@@ -3,8 +3,9 @@
 //! ```text
 //! STATE/lock                   held while an engine runs
 //! STATE/resources/NAME.json    one resource: its configuration and which peers it connects to
-//! STATE/exports.json           what is served over NBD
+//! STATE/exports.json           what is served over NBD and vhost-user
 //! STATE/maps.json              what is mapped as block devices
+//! STATE/run.json               which run of the engine this is, or was the last one
 //! ```
 //!
 //! A file is written beside its place, made durable, and renamed over the old one, so at any
@@ -78,6 +79,13 @@ pub(crate) struct StoredMap {
 struct StoredMaps {
     version: u32,
     maps: Vec<StoredMap>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct StoredRun {
+    version: u32,
+    instance: u64,
 }
 
 /// The directory.
@@ -193,6 +201,33 @@ impl StateDir {
 }
 
 impl StateDir {
+    /// Notes which run this is; returns the one before it, if that is known.
+    ///
+    /// # Errors
+    /// The file can not be used.
+    pub(crate) fn begin_run(&self, instance: u64) -> Result<Option<u64>, String> {
+        let path = self.path.join("run.json");
+        let before = match read::<StoredRun>(&path)? {
+            Some(stored) if stored.version == VERSION => Some(stored.instance),
+            Some(stored) => {
+                return Err(format!("{}: has version {}", path.display(), stored.version));
+            }
+            None => None,
+        };
+        context(replace(&path, &StoredRun { version: VERSION, instance }), &path, "write")?;
+        Ok(before)
+    }
+
+    /// The next run will not know of this one.
+    ///
+    /// # Errors
+    /// The file can not be removed.
+    pub(crate) fn forget_run(&self) -> Result<(), String> {
+        let path = self.path.join("run.json");
+        let removed = fs::remove_file(&path).and_then(|()| sync_parent(&path));
+        context(removed, &path, "remove")
+    }
+
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -290,6 +325,10 @@ mod tests {
         let exports = BTreeMap::from([("b/1".to_owned(), export)]);
         state.put_exports(&exports).unwrap();
         assert_eq!(state.exports().unwrap(), exports);
+        assert_eq!(state.begin_run(7), Ok(None));
+        assert_eq!(state.begin_run(8), Ok(Some(7)));
+        state.forget_run().unwrap();
+        assert_eq!(state.begin_run(9), Ok(None));
         assert!(state.maps().unwrap().is_empty());
         let options = MapOptions { read_only: true, ..MapOptions::default() };
         let maps = vec![StoredMap { resource: "b".to_owned(), volume: 1, options }];

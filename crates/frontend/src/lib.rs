@@ -6,3 +6,4 @@
 pub mod loopdev;
 pub mod nbd;
 pub mod ublk;
+pub mod vhost;

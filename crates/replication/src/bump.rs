@@ -622,14 +622,14 @@ impl Resource {
             Adoption::Ignored | Adoption::Known => {}
             // While target: the generation of the source goes on; the target gets there at the end.
             Adoption::OfSource => {
-                volume.stats.foreign = true;
+                volume.stats.foreign += 1;
                 self.peers_follow(vol, current, weak);
                 if self.bind(vol, current, Some(by), weak) {
                     self.record_bound(vol, current);
                 }
             }
             Adoption::Adopted { previous, .. } => {
-                volume.stats.foreign = true;
+                volume.stats.foreign += 1;
                 let adopted = backing.gens.current();
                 volume.vouch = Some(weak);
                 // Later writes of the peer wait for this like for the activity log.

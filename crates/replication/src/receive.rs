@@ -365,7 +365,7 @@ impl Resource {
             entry.al = true;
         }
         self.vols[vol].stats.written_sectors += range.len.0;
-        self.vols[vol].stats.foreign = true;
+        self.vols[vol].stats.foreign += 1;
         let op = self.op(Op::PeerWrite(key));
         self.out.push_back(Output::Disk { volume: self.vols[vol].nr, op, io });
     }

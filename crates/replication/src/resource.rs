@@ -204,8 +204,9 @@ pub(crate) struct NewGeneration {
 pub(crate) struct VolumeStats {
     pub read_sectors: u64,
     pub written_sectors: u64,
-    /// Users elsewhere may have written what the disk has or gets (`Resource::is_as_it_was`).
-    pub foreign: bool,
+    /// How often users elsewhere may have written what the disk has or gets
+    /// (`Resource::changes_by_others`).
+    pub foreign: u64,
     pub bm_writes: u64,
     pub sb_writes: u64,
 }

@@ -250,7 +250,7 @@ impl Resource {
         let protocol = self.peers[peer].net.protocol;
         let Volume { backing: Some(backing), stats, .. } = &mut self.vols[vol] else { return };
         // In the same generation, and with protocol C, the source lacks nothing that users here know of.
-        stats.foreign |= !goal.same(backing.gens.current()) || protocol != Protocol::C;
+        stats.foreign += u64::from(!goal.same(backing.gens.current()) || protocol != Protocol::C);
         let started = backing.gens.start_target(&situation, source_bitmap, || rng.next());
         // What is received differs from what others have (semantics §9.3), which has to be durable
         // before it is written: all of it is recorded with the start. Bits that are set block by

@@ -309,11 +309,16 @@ impl Resource {
     /// connected for all of that, so it has what was completed, and differs in what was not. Without
     /// a disk nothing is known.
     pub fn is_as_it_was(&self, nr: VolumeNr) -> bool {
-        self.vol_ix(nr).is_some_and(|vol| {
-            let has_disk =
-                matches!(self.st.vols[vol].disk, DiskState::Inconsistent | DiskState::UpToDate);
-            has_disk && !self.vols[vol].stats.foreign
-        })
+        self.changes_by_others(nr) == Some(0)
+    }
+
+    /// How often others may have changed a volume, by what [`Resource::is_as_it_was`] goes by: where
+    /// that is the same at two times, its users can go on in between. `None` without a disk.
+    pub fn changes_by_others(&self, nr: VolumeNr) -> Option<u64> {
+        let vol = self.vol_ix(nr)?;
+        let has_disk =
+            matches!(self.st.vols[vol].disk, DiskState::Inconsistent | DiskState::UpToDate);
+        has_disk.then_some(self.vols[vol].stats.foreign)
     }
 
     /// The generation that users of a volume see: the disk's, or without a disk the last seen.

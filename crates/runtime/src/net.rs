@@ -66,22 +66,7 @@ impl Listener {
     /// `EADDRINUSE` if somebody listens there or the path is not a socket; otherwise the error
     /// number of the call that failed.
     pub fn unix(path: &Path) -> Result<Listener, Errno> {
-        let address = SockAddr::unix(path)?;
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        if let Err(error) = socket.bind(&address) {
-            let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-            let stale = error.raw_os_error() == Some(libc::EADDRINUSE)
-                && std::fs::symlink_metadata(path)?.file_type().is_socket()
-                && matches!(probe.connect(&address),
-                    Err(e) if e.raw_os_error() == Some(libc::ECONNREFUSED));
-            if !stale {
-                return Err(error.into());
-            }
-            std::fs::remove_file(path)?;
-            socket.bind(&address)?;
-        }
-        socket.listen(BACKLOG)?;
-        Ok(Listener { fd: Fd::new(socket.into()) })
+        Ok(Listener { fd: Fd::new(listen_unix(path)?) })
     }
 
     /// Listens on a socket set up elsewhere (socket activation).
@@ -102,6 +87,30 @@ impl Listener {
     pub fn local_addr(&self) -> Result<SocketAddr, Errno> {
         with_socket(&self.fd, |socket| socket.local_addr())?.as_socket().ok_or(Errno::EINVAL)
     }
+}
+
+/// A listening socket at a path, for those who wait for clients on a thread of their own. A socket that a
+/// process has left behind is replaced.
+///
+/// # Errors
+/// As [`Listener::unix`].
+pub fn listen_unix(path: &Path) -> Result<OwnedFd, Errno> {
+    let address = SockAddr::unix(path)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    if let Err(error) = socket.bind(&address) {
+        let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        let stale = error.raw_os_error() == Some(libc::EADDRINUSE)
+            && std::fs::symlink_metadata(path)?.file_type().is_socket()
+            && matches!(probe.connect(&address),
+                Err(e) if e.raw_os_error() == Some(libc::ECONNREFUSED));
+        if !stale {
+            return Err(error.into());
+        }
+        std::fs::remove_file(path)?;
+        socket.bind(&address)?;
+    }
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 impl Drop for Listener {

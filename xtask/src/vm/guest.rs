@@ -71,16 +71,42 @@ pub struct Guest {
 impl Guest {
     pub(super) fn boot(rig: &Rig<'_>, kind: Kind, nr: u8, modules: &[&str]) -> Result<Guest> {
         let console = rig.file(&format!("console{nr}"));
-        let words = format!("name=g{nr} address={} modules={}", address(nr), modules.join(","));
+        let words = Guest::words(nr, modules);
         let command = match kind {
             Kind::UserMode => user_mode(rig, nr, &words),
             Kind::Emulated => emulated(rig, nr, &words),
         };
-        let mut daemon = Daemon::start(command, console.clone())?;
-        let said = |what: &str| fs::read_to_string(&console).is_ok_and(|text| text.contains(what));
+        Guest::start_up(rig, nr, kind, command, &console)
+    }
+
+    /// Boots an emulated guest, of two CPUs, from the disk that a vhost-user socket serves. What its kernel
+    /// is told is on that disk ([`Guest::words`]).
+    pub(super) fn boot_from(rig: &Rig<'_>, nr: u8, socket: &Path) -> Result<Guest> {
+        let mut command = machine(rig, nr, 2);
+        let disk = format!("socket,id=disk,path={},reconnect=1", socket.display());
+        command.args(["-object", "memory-backend-memfd,id=memory,size=512M,share=on"]);
+        command.args(["-machine", "memory-backend=memory", "-chardev", &disk]);
+        command.args(["-device", "vhost-user-blk-pci,chardev=disk,num-queues=2,bootindex=0"]);
+        Guest::start_up(rig, nr, Kind::Emulated, command, &rig.file(&format!("console{nr}")))
+    }
+
+    /// What its first process has to know, on the kernel's command line.
+    pub(super) fn words(nr: u8, modules: &[&str]) -> String {
+        format!("name=g{nr} address={} modules={}", address(nr), modules.join(","))
+    }
+
+    fn start_up(
+        rig: &Rig<'_>,
+        nr: u8,
+        kind: Kind,
+        command: Command,
+        console: &Path,
+    ) -> Result<Guest> {
+        let mut daemon = Daemon::start(command, console.to_owned())?;
+        let said = |what: &str| fs::read_to_string(console).is_ok_and(|text| text.contains(what));
         daemon.wait(&format!("guest {nr} is up"), BOOT_PATIENCE, || said(READY))?;
         if said(LACKS) {
-            let text = fs::read_to_string(&console)?;
+            let text = fs::read_to_string(console)?;
             bail!("{kind} guest {nr} can not load a module:\n{}", text.trim());
         }
         Ok(Guest { daemon, ssh: ssh(rig, nr) })
@@ -172,18 +198,25 @@ fn user_mode(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
     command
 }
 
-fn emulated(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
-    let images = rig.images;
-    let disk = rig.disk(nr);
+/// An emulated machine on the network, without a disk.
+fn machine(rig: &Rig<'_>, nr: u8, cpus: u8) -> Command {
     let mut command = rig.command(Path::new("qemu-system-x86_64"));
-    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "512"]);
+    let cpus = cpus.to_string();
+    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", &cpus, "-m", "512"]);
     command.args(["-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio"]);
-    command.arg("-kernel").arg(images.file("vmlinuz"));
-    command.arg("-initrd").arg(images.file("emulated.gz"));
-    command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")]);
     let net = format!("tap,id=net,ifname={},script=no,downscript=no", cable(nr));
     let card = format!("virtio-net-pci,netdev=net,mac=52:54:00:00:00:{nr:02x},romfile=");
     command.args(["-netdev", &net, "-device", &card]);
+    command
+}
+
+fn emulated(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
+    let images = rig.images;
+    let disk = rig.disk(nr);
+    let mut command = machine(rig, nr, 1);
+    command.arg("-kernel").arg(images.file("vmlinuz"));
+    command.arg("-initrd").arg(images.file("emulated.gz"));
+    command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")]);
     let disk =
         format!("file={},if=none,id=disk,format=raw,cache=none,discard=unmap", disk.display());
     command.args(["-drive", &disk, "-device", "virtio-blk-pci,drive=disk"]);

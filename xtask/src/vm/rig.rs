@@ -67,13 +67,27 @@ impl<'a> Rig<'a> {
     /// # Errors
     /// As [`Rig::boot`].
     pub fn boot_again(&self, kind: Kind, nr: u8, modules: &[&str]) -> Result<Guest> {
+        self.plug_in(nr)?;
+        Guest::boot(self, kind, nr, modules)
+    }
+
+    /// Boots an emulated guest from a disk that a vhost-user socket serves.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn boot_from(&self, nr: u8, socket: &Path) -> Result<Guest> {
+        self.plug_in(nr)?;
+        Guest::boot_from(self, nr, socket)
+    }
+
+    /// Makes the cable of a guest.
+    fn plug_in(&self, nr: u8) -> Result<()> {
         let cable = cable(nr);
         let inside = ["-n", &self.namespace];
         // A new one each time: the one before may still be held by what is left of its guest.
         let _ = ip(&[&inside[..], &["link", "delete", &cable]].concat());
         ip(&[&inside[..], &["tuntap", "add", "dev", &cable, "mode", "tap"]].concat())?;
-        ip(&[&inside[..], &["link", "set", &cable, "master", BRIDGE, "up"]].concat())?;
-        Guest::boot(self, kind, nr, modules)
+        ip(&[&inside[..], &["link", "set", &cable, "master", BRIDGE, "up"]].concat())
     }
 
     /// The host's side gets the address of a guest that is off.

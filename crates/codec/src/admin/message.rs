@@ -272,7 +272,7 @@ pub enum Request {
     Events { resource: Option<String>, statistics_ms: Option<u32> },
     /// What the engine remembers that explains a resource's state; [`Answer::Why`].
     Why { resource: String },
-    /// Serves a volume over NBD.
+    /// Serves a volume over NBD or vhost-user.
     Export {
         resource: String,
         #[serde(with = "fields::volume")]
@@ -334,6 +334,8 @@ pub enum Listen {
     Tcp(SocketAddr),
     /// A path in the file system.
     Unix(String),
+    /// A path in the file system, for one client of vhost-user (a virtual machine).
+    VhostUser(String),
 }
 
 /// One line from the engine.

@@ -311,7 +311,7 @@ impl Engine {
 
     /// Waits a moment for peers before a device goes on: one of them may have been Primary since the
     /// last engine was killed, and this node does not know before they have met.
-    fn wait_for_peers(&self, entry: &Entry) -> Done {
+    pub(crate) fn wait_for_peers(&self, entry: &Entry) -> Done {
         let end = Instant::now() + PEERS;
         loop {
             let status = self.status_of(entry)?;
@@ -326,7 +326,7 @@ impl Engine {
     }
 
     /// True if nobody has changed the volume since this engine was started.
-    fn is_as_it_was(&self, entry: &Entry, nr: VolumeNr) -> Done<bool> {
+    pub(crate) fn is_as_it_was(&self, entry: &Entry, nr: VolumeNr) -> Done<bool> {
         let id = entry.id;
         self.on(entry.shard, move |shard| {
             shard.hosts.get_mut(id).is_some_and(|host| host.is_as_it_was(nr))

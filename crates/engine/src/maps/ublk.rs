@@ -78,7 +78,7 @@ fn failed(what: &str, error: ControlError) -> Stop {
 }
 
 /// Why a volume could not be opened, in words.
-fn refused(what: &str, resource: &str, errno: Errno) -> Stop {
+pub(crate) fn refused(what: &str, resource: &str, errno: Errno) -> Stop {
     let why = match errno {
         Errno::EROFS => "this node can not become Primary now".to_owned(),
         Errno::EMEDIUMTYPE => format!(

@@ -506,6 +506,11 @@ impl Host {
         self.core.is_as_it_was(nr)
     }
 
+    /// How often others may have changed a volume; `None` without a disk.
+    pub(crate) fn changes_by_others(&self, nr: VolumeNr) -> Option<u64> {
+        self.core.changes_by_others(nr)
+    }
+
     /// Adds a peer: before the core hears of it, so that it can never miss its link.
     pub(crate) fn add_link(&mut self, node: NodeId, peer: &str, net: NetOptions) {
         let id = LinkId { resource: self.id, node };

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use frontend::nbd::server::{self, CloseReason, Config, Moved, Server};
-use frontend::ublk::Devices;
+use frontend::{ublk, vhost};
 use replication::config::ResourceConfig;
 use runtime::{Completed, Completion, Errno, Mailbox, Sender, Timers, Worker};
 use vocab::Instant;
@@ -41,7 +41,7 @@ pub(crate) use attach::{placement, superblock_place};
 use disk::Finished;
 use host::Host;
 use io::Io;
-use token::{MAILBOX, NBD_SPACE, Purpose, UBLK_SPACE};
+use token::{MAILBOX, NBD_SPACE, Purpose, UBLK_SPACE, VHOST_SPACE};
 use volume::{Volumes, Wish};
 
 /// How soon those who lack memory try again.
@@ -64,7 +64,9 @@ pub(crate) struct Shard {
     pub(crate) volumes: Volumes,
     pub(crate) nbd: Server,
     /// Volumes as block devices of this machine.
-    pub(crate) ublk: Devices,
+    pub(crate) ublk: ublk::Devices,
+    /// Volumes as disks of virtual machines.
+    pub(crate) vhost: vhost::Devices,
     /// All shards, by number.
     pub(crate) peers: Vec<Sender<Message>>,
     /// Why the kernel does not pin (all of) the buffers, if it does not.
@@ -97,13 +99,15 @@ impl Hosts {
 impl Shard {
     fn new(io: Io, hub: Arc<Hub>) -> Shard {
         let nbd = Server::new(NBD_SPACE, io.pool.clone(), Config::default());
-        let ublk = Devices::new(UBLK_SPACE, io.pool.clone());
+        let ublk = ublk::Devices::new(UBLK_SPACE, io.pool.clone());
+        let vhost = vhost::Devices::new(VHOST_SPACE, io.pool.clone());
         Shard {
             io,
             hosts: Hosts::default(),
             volumes: Volumes::default(),
             nbd,
             ublk,
+            vhost,
             peers: Vec::new(),
             pin_refused: None,
             hub,
@@ -175,6 +179,7 @@ impl Shard {
                     );
                 }
             }
+            Purpose::Vhost => self.vhost.on_completed(&mut self.io.ring, &mut self.volumes, done),
             Purpose::Mailbox => unreachable!("the loop sees to the mailbox"),
         }
     }
@@ -190,6 +195,10 @@ impl Shard {
 
     /// Lets cores and front ends talk until nobody has anything to say.
     fn converse(&mut self) {
+        // Once a turn: to try is to look at a volume, which counts as something to say, and buffers come
+        // back only with what the ring completes.
+        self.io.starved |= self.ublk.turn_end(&mut self.io.ring, &mut self.volumes);
+        self.io.starved |= self.vhost.resume(&mut self.io.ring, &mut self.volumes);
         loop {
             let mut quiet = true;
             while let Some(finished) = self.io.jobs.finished.pop() {
@@ -197,7 +206,7 @@ impl Shard {
                 self.finished(finished);
             }
             self.nbd.turn_end(&mut self.io.ring, &mut self.volumes);
-            self.io.starved |= self.ublk.turn_end(&mut self.io.ring, &mut self.volumes);
+            self.vhost.turn_end(&mut self.io.ring, &mut self.volumes);
             let mut touched = std::mem::take(&mut self.touched);
             self.volumes.take_touched(&mut touched);
             for key in touched.drain(..) {
@@ -228,6 +237,8 @@ impl Shard {
                 self.nbd.on_target_completion(&mut self.io.ring, &mut self.volumes, done);
             } else if self.ublk.owns_opener(done.opener) {
                 self.ublk.on_target_completion(&mut self.io.ring, &mut self.volumes, done);
+            } else if self.vhost.owns_opener(done.opener) {
+                self.vhost.on_target_completion(&mut self.io.ring, &mut self.volumes, done);
             }
         }
         self.answers = answers;
@@ -260,6 +271,9 @@ impl Shard {
         }
         for event in self.nbd.take_events() {
             log_nbd(&event);
+        }
+        for vhost::server::RingBroken { device, ring, why } in self.vhost.take_broken() {
+            log!(Level::Warn, device, "ring {ring} of the guest is not served any more: {why}");
         }
     }
 

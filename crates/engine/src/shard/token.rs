@@ -1,7 +1,7 @@
 //! What the completions of a thread's ring are for.
 //!
 //! ```text
-//! bits 63..56  space: NBD server, mailbox, link, disk, listener, ublk devices
+//! bits 63..56  space: NBD server, mailbox, link, disk, listener, ublk devices, vhost-user devices
 //! link:        55..53 kind | 52..48 peer's node id | 47..32 resource on this thread | 31..0 serial
 //! disk:        31..0 job on this thread
 //! listener:    31..0 listener on this thread
@@ -20,6 +20,8 @@ pub(crate) const MAILBOX: Token = Token(2 << 56);
 
 /// Space of the ublk devices; they make their own tokens below it.
 pub(crate) const UBLK_SPACE: u8 = 6;
+/// Space of the vhost-user devices; they make their own tokens below it.
+pub(crate) const VHOST_SPACE: u8 = 7;
 
 const LINK: u64 = 3;
 const DISK: u64 = 4;
@@ -76,6 +78,7 @@ pub(crate) enum Purpose {
     Disk(u32),
     Listener(u32),
     Ublk,
+    Vhost,
 }
 
 /// Takes a token apart.
@@ -87,6 +90,7 @@ pub(crate) fn purpose(token: Token) -> Purpose {
     match bits >> 56 {
         space if space == u64::from(NBD_SPACE) => Purpose::Nbd,
         space if space == u64::from(UBLK_SPACE) => Purpose::Ublk,
+        space if space == u64::from(VHOST_SPACE) => Purpose::Vhost,
         LINK => Purpose::Link(LinkToken {
             op: match bits >> 53 & 7 {
                 0 => SocketOp::Connect,
@@ -120,5 +124,6 @@ mod tests {
         assert_eq!(purpose(MAILBOX), Purpose::Mailbox);
         assert_eq!(purpose(Token(1 << 56 | 5)), Purpose::Nbd);
         assert_eq!(purpose(Token(6 << 56 | 5)), Purpose::Ublk);
+        assert_eq!(purpose(Token(7 << 56 | 5)), Purpose::Vhost);
     }
 }

@@ -201,7 +201,7 @@ impl Resource {
         // and B that may be acknowledged, and only the crashed Primary and who was resynced from
         // it have it.
         let same = start.same(source.current);
-        self.vols[vol].stats.foreign |= !same;
+        self.vols[vol].stats.foreign += u64::from(!same);
         let alone = self.peers[peer].net.protocol != Protocol::C;
         let inherits = (same || alone) && uuids.flags.has(UuidFlags::CRASHED_PRIMARY);
         // A crash in a generation that is left says nothing about the one that is reached.

@@ -375,7 +375,7 @@ pub enum Command {
     /// Looks on for a moment, then probes the network to each peer that runs `ashlar doctor --serve`
     /// meanwhile, reads this node's disks, and compares. Volumes and their disks are never written to.
     Doctor(DoctorArgs),
-    /// Serve a volume over NBD
+    /// Serve a volume over NBD, or to a virtual machine
     Export {
         /// RESOURCE or RESOURCE/VOLUME
         #[arg(value_name = "VOLUME", value_parser = object)]
@@ -386,6 +386,9 @@ pub enum Command {
         /// ADDRESS:PORT or the path of a socket
         #[arg(long, value_name = "WHERE", default_value = DEFAULT_EXPORT_SOCKET, value_parser = listen)]
         listen: Listen,
+        /// The path of a socket for a virtual machine, over vhost-user instead of NBD
+        #[arg(long, value_name = "PATH", conflicts_with = "listen", value_parser = vhost_user)]
+        vhost_user: Option<Listen>,
         /// Clients may only read
         #[arg(long)]
         read_only: bool,
@@ -568,6 +571,13 @@ fn sectors(text: &str) -> Result<Sector, String> {
     let kind = Kind::Number { min: 1, max: 1 << 41, unit: Unit::Sectors };
     let size = kind.number(text).map(Sector);
     size.ok_or_else(|| "give a number with K, M or G, or of sectors with s, up to 1 PiB".to_owned())
+}
+
+fn vhost_user(text: &str) -> Result<Listen, String> {
+    match text.starts_with('/') {
+        true => Ok(Listen::VhostUser(text.to_owned())),
+        false => Err("give an absolute path".to_owned()),
+    }
 }
 
 fn listen(text: &str) -> Result<Listen, String> {

@@ -95,7 +95,8 @@ impl Session<'_> {
             }
             Command::Why { resource } => self.why(resource),
             Command::Doctor(args) => self.doctor(args),
-            Command::Export { object, name, listen, read_only } => {
+            Command::Export { object, name, listen, vhost_user, read_only } => {
+                let listen = vhost_user.as_ref().unwrap_or(listen);
                 self.export(object, name.as_deref(), listen, *read_only)
             }
             Command::Unexport { name } => {
@@ -759,10 +760,11 @@ fn only_resource(object: Option<&Object>) -> Result<Option<String>, Error> {
     }
 }
 
-/// The export as NBD clients name it.
+/// The export as clients name it.
 fn uri(name: &str, listen: &Listen) -> String {
     match listen {
         Listen::Tcp(address) => format!("nbd://{address}/{name}"),
         Listen::Unix(path) => format!("nbd+unix:///{name}?socket={path}"),
+        Listen::VhostUser(path) => format!("vhost-user-blk:{path}"),
     }
 }
