@@ -116,6 +116,7 @@ fn volume(
             disk: there.path.clone(),
             meta_disk: MetaDisk::Internal,
             options: options::<DiskOptions>(name, &volume.options)?,
+            luks: false,
         }),
         None => None,
     };

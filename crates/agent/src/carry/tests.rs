@@ -103,11 +103,11 @@ impl Fake {
                 };
                 self.resources.get_mut(&resource).unwrap().config.volumes.push(volume);
             }
-            Request::Attach { minor, disk, meta_disk, options } => {
+            Request::Attach { minor, disk, meta_disk, options, luks } => {
                 let superblock = metadata::exists(&disk);
                 assert_eq!(superblock, Ok(true), "what is attached has metadata at its end");
                 let volume = self.volume(minor);
-                volume.backing = Some(engine_config::BackingConfig { disk, meta_disk, options });
+                volume.backing = Some(engine_config::BackingConfig { disk, meta_disk, options, luks });
                 volume.device_options = DeviceOptions::default();
             }
             Request::Detach { minor, .. } => self.volume(minor).backing = None,
@@ -542,6 +542,7 @@ fn somebody_elses_metadata_are_not_overwritten() {
         meta_disk: engine_config::MetaDisk::Internal,
         max_peers: 7,
         force: false,
+        luks: false,
     };
     bed.fake.lock().unwrap().answer(request);
     let before = fs::read(&path).unwrap();

@@ -164,7 +164,8 @@ impl Step<'_> {
             ));
         }
         set(Metadata::Begun)?;
-        let request = Request::CreateMd { disk, meta_disk, max_peers: peer_slots, force };
+        let (max_peers, luks) = (peer_slots, false);
+        let request = Request::CreateMd { disk, meta_disk, max_peers, force, luks };
         self.engine.ask(&what, request)?;
         metadata::begin(&volume.path, node_id, day_0, begin)?;
         set(Metadata::Made)
