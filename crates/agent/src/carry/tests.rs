@@ -107,7 +107,8 @@ impl Fake {
                 let superblock = metadata::exists(&disk);
                 assert_eq!(superblock, Ok(true), "what is attached has metadata at its end");
                 let volume = self.volume(minor);
-                volume.backing = Some(engine_config::BackingConfig { disk, meta_disk, options, luks });
+                volume.backing =
+                    Some(engine_config::BackingConfig { disk, meta_disk, options, luks });
                 volume.device_options = DeviceOptions::default();
             }
             Request::Detach { minor, .. } => self.volume(minor).backing = None,
@@ -217,6 +218,7 @@ impl Bed {
             pools: Pools::open(&self.path("agent")).unwrap(),
             suspend_for: Duration::from_secs(10),
             files_below: Vec::new(),
+            master: Master::default(),
         };
         let props = [("StorDriver/StorPoolName".to_owned(), text(&self.path("pool")))];
         let pool = Pool { provider: Provider::FileThin, props: props.into() };
