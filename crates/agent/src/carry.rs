@@ -1,7 +1,7 @@
 //! Carrying out the steps of a plan on this node (`cluster::plan::Action`).
 //!
 //! - Here: what a node is, and which step is done where. `volumes`: backing volumes and metadata.
-//!   `up`: the resource in the engine. `grow`: volumes that grow. `snapshots`: suspensions and
+//!   `keys`: encrypted volumes. `up`: the resource in the engine. `grow`: volumes that grow. `snapshots`: suspensions and
 //!   snapshots. `rollback`: resources that go back to one.
 //!
 //! The rules that all of them follow: nothing older than what was begun is done; what is about to be
@@ -10,6 +10,7 @@
 //! one resource come one after the other (`work`).
 
 mod grow;
+mod keys;
 mod rollback;
 mod snapshots;
 #[cfg(test)]
@@ -29,7 +30,8 @@ use crate::engine::{self, Engine};
 use crate::failed::Failed;
 use crate::metadata;
 use crate::pools::{Open, Pools};
-use crate::record::{Record, Store};
+use crate::record::{Record, Store, Volume};
+pub use keys::Master;
 
 /// How long a step may take. What a pool's own program needs is added where one is run.
 const STEP: Duration = Duration::from_secs(120);
@@ -48,6 +50,8 @@ pub struct Node {
     pub suspend_for: Duration,
     /// Folders below which a controller may put external files; none unless an operator says so.
     pub files_below: Vec<PathBuf>,
+    /// The cluster's master key, once it was told.
+    pub master: Master,
 }
 
 /// A step that is being carried out.
@@ -160,8 +164,10 @@ impl Step<'_> {
             // It is down. What is being removed was looked at while it was up.
             None => {
                 let mut any = false;
-                for volume in record.volumes.values().filter(|v| v.size != 0 && !v.removing) {
-                    any |= metadata::has_data(&volume.path)?;
+                let there = |v: &Volume| v.size != 0 && !v.removing;
+                for (number, volume) in record.volumes.iter().filter(|(_, v)| there(v)) {
+                    let key = self.key_of(*number, volume)?;
+                    any |= metadata::has_data(volume.at(key.as_ref()))?;
                 }
                 !any
             }

@@ -54,8 +54,11 @@ pub fn of(
 /// # Errors
 /// Which that is.
 pub fn check(name: &ResourceName, config: &ResourceConfig) -> Result<(), Failed> {
-    if config.layers.contains(&Layer::Luks) {
-        return Err(no_luks(name));
+    if config.layers.contains(&Layer::Luks) && !config.layers.contains(&Layer::Drbd) {
+        return Err(Failed::new(
+            format!("{name} has a layer LUKS without a layer DRBD"),
+            "make the resource with the layers DRBD,LUKS,STORAGE: the engine encrypts what it serves",
+        ));
     }
     for (number, volume) in &config.volumes {
         if let Some(key) = volume.props.keys().next() {
@@ -68,14 +71,6 @@ pub fn check(name: &ResourceName, config: &ResourceConfig) -> Result<(), Failed>
         }
     }
     Ok(())
-}
-
-/// The answer to a layer LUKS.
-pub fn no_luks(name: &ResourceName) -> Failed {
-    Failed::new(
-        format!("{name} has a layer LUKS, which this agent does not support"),
-        "make the resource with the layers DRBD,STORAGE",
-    )
 }
 
 fn lacks(name: &ResourceName, what: &str) -> Failed {
@@ -116,6 +111,7 @@ fn volume(
             disk: there.path.clone(),
             meta_disk: MetaDisk::Internal,
             options: options::<DiskOptions>(name, &volume.options)?,
+            luks: there.luks.is_some(),
         }),
         None => None,
     };

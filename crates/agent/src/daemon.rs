@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 use surfaces::cli::Client;
 use tokio::sync::mpsc;
 
-use crate::carry::Node;
+use crate::carry::{Master, Node};
 use crate::failed::Failed;
 use crate::link::{self, Identity, NoIdentity, Talk};
 use crate::pools::{self, Pools};
@@ -141,6 +141,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         pools: Pools::open(&options.directory).map_err(folder)?,
         suspend_for: options.suspend_for,
         files_below: options.files_below.clone(),
+        master: Master::default(),
     };
     say(&format!("agent of {identity:?}"));
     let daemon = Arc::new(Daemon {
@@ -298,11 +299,23 @@ impl Daemon {
                 Event::Current => {
                     self.lock().looked = true;
                     self.changed.notify_all();
+                    // After its start it has no keys.
+                    self.recover_encrypted();
                     continue;
                 }
             };
             // Others than ours may be there; those have no record, and no report.
             self.touch(ResourceName::new(&name).ok(), false);
+        }
+    }
+
+    /// Has the disks attached that wait for their keys, if those can be had.
+    fn recover_encrypted(&self) {
+        let encrypted = |record: &crate::record::Record| {
+            record.volumes.values().any(|volume| volume.luks.is_some())
+        };
+        for name in self.node.store.select(encrypted) {
+            self.queue.push(&name, Job::Recover);
         }
     }
 
@@ -358,7 +371,7 @@ impl Daemon {
         let node = NodeState {
             connected: true,
             since: report::now(),
-            layers: BTreeSet::from([Layer::Drbd, Layer::Storage]),
+            layers: BTreeSet::from([Layer::Drbd, Layer::Luks, Layer::Storage]),
             providers: pools::kinds(),
             pools: pools.clone(),
         };
@@ -511,6 +524,14 @@ impl Talk for Daemon {
             Order::Step { resource, generation, action } => {
                 self.queue.push(&resource, Job::Step(generation, Box::new(action)));
             }
+            Order::Master { key } => match self.node.master.tell(&key) {
+                Ok(true) => self.recover_encrypted(),
+                Ok(false) => {}
+                Err(failed) => {
+                    say(&failed.to_string());
+                    self.failed(None, Generation(0), "use the master key".to_owned(), failed);
+                }
+            },
             Order::Pools { generation, pools } => {
                 // A small file; steps that come next need it.
                 if let Err(failed) = self.node.pools.tell(generation, pools) {

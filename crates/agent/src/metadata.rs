@@ -10,8 +10,10 @@ use std::path::Path;
 
 use cluster::plan::Begin;
 use codec::disk::{BLOCK_SIZE, Layout, MdFlags, Placement, Rules, Superblock};
+use crypt::luks::Opened;
+use crypt::xts::SectorCipher;
 use rustix::io::Errno;
-use vocab::{Bytes, GenUuid, NodeId, Sectors};
+use vocab::{Bytes, GenUuid, NodeId, SECTOR_SIZE, Sectors};
 
 use crate::failed::Failed;
 use crate::files;
@@ -22,20 +24,66 @@ const CHUNK: u64 = 1 << 20;
 /// Bytes at the beginning of a volume where traces of an older use may be.
 const HEAD: u64 = 1 << 20;
 
-/// A backing volume, opened to change its metadata.
+/// Where metadata are: at the end of a backing volume, encrypted with all of it if there is a key.
+#[derive(Clone, Copy)]
+pub struct At<'a> {
+    /// The backing volume.
+    pub path: &'a str,
+    /// The key, if it is encrypted.
+    pub key: Option<&'a Opened>,
+}
+
+impl<'a> From<&'a str> for At<'a> {
+    fn from(path: &'a str) -> At<'a> {
+        At { path, key: None }
+    }
+}
+
+impl<'a> From<&'a String> for At<'a> {
+    fn from(path: &'a String) -> At<'a> {
+        At { path, key: None }
+    }
+}
+
+/// A backing volume, opened to change its metadata. Of one that is encrypted it is what is behind the header.
 struct Device {
     path: String,
     file: File,
+    /// Bytes of the header.
+    begin: u64,
+    crypt: Option<SectorCipher>,
     size: u64,
 }
 
 impl Device {
-    fn open(path: &str) -> Result<Device, Failed> {
+    fn open<'a>(at: impl Into<At<'a>>) -> Result<Device, Failed> {
+        let At { path, key } = at.into();
         let failed = |error: io::Error| broken(path, "open", &error);
         let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
         // Of a block device the size is where its end is.
-        let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Ok(Device { path: path.to_owned(), file, size })
+        let end = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        let (begin, crypt) = (key.map_or(0, Opened::offset), key.map(Opened::cipher));
+        let size = end.saturating_sub(begin);
+        Ok(Device { path: path.to_owned(), file, begin, crypt, size })
+    }
+
+    /// Reads whole blocks.
+    fn read(&self, to: &mut [u8], at: u64) -> io::Result<()> {
+        self.file.read_exact_at(to, self.begin + at)?;
+        if let Some(crypt) = &self.crypt {
+            crypt.decrypt(at / SECTOR_SIZE, to);
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks, which are encrypted on the way if the device is.
+    fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let Some(crypt) = &self.crypt else {
+            return self.file.write_all_at(bytes, self.begin + at);
+        };
+        let mut bytes = bytes.to_vec();
+        crypt.encrypt(at / SECTOR_SIZE, &mut bytes);
+        self.file.write_all_at(&bytes, self.begin + at)
     }
 
     fn place(&self) -> u64 {
@@ -44,15 +92,13 @@ impl Device {
 
     fn superblock(&self) -> Result<Superblock, Failed> {
         let mut block = [0; BLOCK_SIZE];
-        self.file
-            .read_exact_at(&mut block, self.place())
+        self.read(&mut block, self.place())
             .map_err(|error| broken(&self.path, "read the metadata of", &error))?;
         Superblock::decode(&block).map_err(|error| unusable(&self.path, &error))
     }
 
     fn put(&self, superblock: &Superblock) -> Result<(), Failed> {
-        self.file
-            .write_all_at(&superblock.encode()[..], self.place())
+        self.write(&superblock.encode()[..], self.place())
             .and_then(|()| self.file.sync_all())
             .map_err(|error| broken(&self.path, "write the metadata of", &error))
     }
@@ -64,7 +110,7 @@ impl Device {
         let mut at = self.next_data(from, to)?;
         while at < to {
             let len = CHUNK.min(to - at);
-            self.file.write_all_at(&zeroes[..len as usize], at)?;
+            self.write(&zeroes[..len as usize], at)?;
             at = self.next_data(at + len, to)?;
         }
         Ok(())
@@ -72,7 +118,8 @@ impl Device {
 
     /// Where data begin at or behind a position, `to` at the most.
     fn next_data(&self, at: u64, to: u64) -> io::Result<u64> {
-        if at >= to || !self.file.metadata()?.is_file() {
+        // A hole of an encrypted volume does not read as zeroes.
+        if at >= to || self.crypt.is_some() || !self.file.metadata()?.is_file() {
             return Ok(at);
         }
         match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
@@ -113,13 +160,13 @@ pub fn wipe(path: &str) -> Result<(), Failed> {
 ///
 /// # Errors
 /// If there is no metadata, or it can not be written.
-pub fn begin(
-    path: &str,
+pub fn begin<'a>(
+    at: impl Into<At<'a>>,
     node_id: Option<NodeId>,
     day_0: GenUuid,
     begin: Begin,
 ) -> Result<(), Failed> {
-    let device = Device::open(path)?;
+    let device = Device::open(at)?;
     let mut superblock = device.superblock()?;
     superblock.node_id = node_id;
     match begin {
@@ -164,8 +211,8 @@ fn new_generation() -> Result<GenUuid, Failed> {
 ///
 /// # Errors
 /// If there is no metadata, or it can not be written.
-pub fn begin_data(path: &str) -> Result<bool, Failed> {
-    let device = Device::open(path)?;
+pub fn begin_data<'a>(at: impl Into<At<'a>>) -> Result<bool, Failed> {
+    let device = Device::open(at)?;
     let mut superblock = device.superblock()?;
     if superblock.flags.contains(MdFlags::CONSISTENT) {
         return Ok(false);
@@ -182,8 +229,8 @@ pub fn begin_data(path: &str) -> Result<bool, Failed> {
 ///
 /// # Errors
 /// If it can not be read.
-pub fn has_data(path: &str) -> Result<bool, Failed> {
-    let device = Device::open(path)?;
+pub fn has_data<'a>(at: impl Into<At<'a>>) -> Result<bool, Failed> {
+    let device = Device::open(at)?;
     Ok(device.superblock().is_ok_and(|superblock| superblock.flags.contains(MdFlags::CONSISTENT)))
 }
 
@@ -191,8 +238,8 @@ pub fn has_data(path: &str) -> Result<bool, Failed> {
 ///
 /// # Errors
 /// If it can not be read.
-pub fn exists(path: &str) -> Result<bool, Failed> {
-    Ok(Device::open(path)?.superblock().is_ok())
+pub fn exists<'a>(at: impl Into<At<'a>>) -> Result<bool, Failed> {
+    Ok(Device::open(at)?.superblock().is_ok())
 }
 
 /// Keeps the metadata of a volume in a file, whole and durable: what is there afterwards can be put
@@ -200,8 +247,10 @@ pub fn exists(path: &str) -> Result<bool, Failed> {
 ///
 /// # Errors
 /// If there is none, or the file can not be written.
-pub fn keep_aside(path: &str, aside: &Path) -> Result<(), Failed> {
-    let device = Device::open(path)?;
+pub fn keep_aside<'a>(at: impl Into<At<'a>>, aside: &Path) -> Result<(), Failed> {
+    let at = at.into();
+    let path = at.path;
+    let device = Device::open(at)?;
     let superblock = device.superblock()?;
     let layout = superblock
         .validate(Placement::Internal, Bytes(device.size), Rules::Kernel)
@@ -214,7 +263,7 @@ pub fn keep_aside(path: &str, aside: &Path) -> Result<(), Failed> {
         let mut at = start;
         while at < end {
             let len = CHUNK.min(end - at) as usize;
-            device.file.read_exact_at(&mut chunk[..len], at)?;
+            device.read(&mut chunk[..len], at)?;
             file.write_all(&chunk[..len])?;
             at += len as u64;
         }
@@ -249,10 +298,12 @@ impl Aside {
 ///
 /// # Errors
 /// If one of the two can not be read.
-pub fn is_as_kept(path: &str, aside: &Path) -> Result<bool, Failed> {
+pub fn is_as_kept<'a>(at: impl Into<At<'a>>, aside: &Path) -> Result<bool, Failed> {
+    let at = at.into();
+    let path = at.path;
     let kept = File::open(aside).and_then(|mut kept| Aside::read(&mut kept));
     let kept = kept.map_err(|error| broken(path, "read the metadata kept aside of", &error))?;
-    Ok(Device::open(path)?.size == kept.size)
+    Ok(Device::open(at)?.size == kept.size)
 }
 
 /// Puts metadata that was kept aside at the end of a volume that has grown, and lets the volume's
@@ -263,9 +314,11 @@ pub fn is_as_kept(path: &str, aside: &Path) -> Result<bool, Failed> {
 ///
 /// # Errors
 /// If it can not be written. It can be repeated: what was kept aside is not changed.
-pub fn put_back(path: &str, aside: &Path, backing: u64) -> Result<(), Failed> {
+pub fn put_back<'a>(at: impl Into<At<'a>>, aside: &Path, backing: u64) -> Result<(), Failed> {
+    let at = at.into();
+    let path = at.path;
     let failed = |error: io::Error| broken(path, "move the metadata of", &error);
-    let device = Device::open(path)?;
+    let device = Device::open(at)?;
     let mut kept = File::open(aside).map_err(failed)?;
     let head = Aside::read(&mut kept).map_err(failed)?;
     let mut image = |at: u64, len: u64| {
@@ -284,7 +337,7 @@ pub fn put_back(path: &str, aside: &Path, backing: u64) -> Result<(), Failed> {
         Layout::new(Placement::Internal, Bytes(size), &params)
             .map_err(|error| unusable(path, &error))
     };
-    let (new, offered) = (place(device.size)?, place(backing)?);
+    let (new, offered) = (place(device.size)?, place(backing.saturating_sub(device.begin))?);
     // From the old end of the data on: old metadata, and what a thick pool had there.
     device.zero(head.start, new.activity_log).map_err(failed)?;
     let mut at = 0;
@@ -294,11 +347,11 @@ pub fn put_back(path: &str, aside: &Path, backing: u64) -> Result<(), Failed> {
             break;
         }
         let bytes = image(old.bitmap + at, len).map_err(failed)?;
-        device.file.write_all_at(&bytes, new.bitmap + at).map_err(failed)?;
+        device.write(&bytes, new.bitmap + at).map_err(failed)?;
         at += len;
     }
     let log = image(old.activity_log, old.superblock - old.activity_log).map_err(failed)?;
-    device.file.write_all_at(&log, new.activity_log).map_err(failed)?;
+    device.write(&log, new.activity_log).map_err(failed)?;
     device.file.sync_all().map_err(failed)?;
     superblock.md_size = new.md_size;
     superblock.al_offset = new.al_offset;

@@ -76,6 +76,9 @@ pub struct Volume {
     /// It is growing.
     #[serde(default)]
     pub growing: Option<Growing>,
+    /// Its passphrase, encrypted under the cluster's master key, if it is encrypted.
+    #[serde(default)]
+    pub luks: Option<String>,
 }
 
 /// Whether a volume has metadata.

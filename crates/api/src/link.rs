@@ -13,6 +13,7 @@ use cluster::objects::{Generation, Provider};
 use cluster::observed::{NodeState, PoolState, ReplicaState};
 use cluster::plan::Action;
 use serde::{Deserialize, Serialize};
+use vocab::options::Secret;
 
 /// What a controller tells an agent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -23,6 +24,13 @@ pub enum Order {
         generation: Generation,
         /// The pools by name.
         pools: BTreeMap<PoolName, Pool>,
+    },
+    /// The key above the passphrases of encrypted volumes, for a node that has such volumes. It is in memory only,
+    /// at both ends.
+    Master {
+        /// The key, as `crypt::seal` writes it.
+        #[serde(with = "secret")]
+        key: Secret,
     },
     /// A step of a resource definition's plan.
     Step {
@@ -95,4 +103,18 @@ pub trait Agents: Send + Sync {
     /// Sends an order, if the node's agent is connected. Never waits: an order that does not get
     /// there is in the next plan again.
     fn send(&self, node: &NodeName, order: Order);
+}
+
+/// A secret, in the clear: only TLS carries it.
+mod secret {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use vocab::options::Secret;
+
+    pub(super) fn serialize<S: Serializer>(secret: &Secret, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(secret.expose())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Secret, D::Error> {
+        String::deserialize(from).map(Secret::from)
+    }
 }

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use cluster::objects::Generation;
+
 use crate::link;
 
 /// Messages and services as generated.
@@ -15,7 +17,7 @@ pub mod proto {
 }
 
 /// The newest version of the link that this release speaks.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The oldest one.
 pub const PROTOCOL_MIN: u32 = 1;
@@ -76,6 +78,7 @@ impl From<&link::Order> for proto::Order {
         let (generation, resource) = match order {
             link::Order::Pools { generation, .. } => (generation, String::new()),
             link::Order::Step { resource, generation, .. } => (generation, resource.to_string()),
+            link::Order::Master { .. } => (&Generation(0), String::new()),
         };
         proto::Order { body: body(order), generation: generation.0, resource }
     }

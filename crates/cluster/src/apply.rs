@@ -51,6 +51,7 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
     rollback::refuse_while_busy(edit, &command)?;
     match command {
         ModifyController { props } => small::modify_controller(edit, &props),
+        SetMasterKey { wrapped, before } => small::set_master_key(edit, wrapped, before),
 
         CreateNode { name, kind, net_interfaces, props } => {
             nodes::create(edit, name, kind, net_interfaces, props)

@@ -85,6 +85,9 @@ pub struct NewResource {
 pub enum Command {
     /// Changes the controller's properties.
     ModifyController { props: PropsEdit },
+    /// Keeps the master key as it is encrypted under a new passphrase, in the place of how it was before; of
+    /// nothing, if it is new.
+    SetMasterKey { wrapped: String, before: Option<String> },
 
     /// A node, with its pool for diskless resources.
     CreateNode {

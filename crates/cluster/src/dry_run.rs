@@ -135,7 +135,8 @@ pub fn dry_run_all(
         names.contains(name).then(|| (name.clone(), replicas.clone()))
     };
     let resources = context.observed.resources.iter().filter_map(own).collect();
-    let observed = Observed { nodes: context.observed.nodes.clone(), resources };
+    let (nodes, master) = (context.observed.nodes.clone(), context.observed.master.clone());
+    let observed = Observed { nodes, resources, master };
     let mut future = Future { model, observed, context, prediction: Prediction::default() };
     let mut open = names.clone();
     for _ in 0..ROUNDS {

@@ -138,7 +138,11 @@ impl<'a> Edit<'a> {
         }
         let mut controller = self.model.controller().clone();
         controller.generation = next;
-        if changed.contains(&Key::Controller) {
+        let old = match self.before.get(&Key::Controller) {
+            Some(Some(Object::Controller(old))) => Some(&old.props),
+            _ => None,
+        };
+        if changed.contains(&Key::Controller) && old != Some(&controller.props) {
             controller.props_generation = next;
         }
         self.put(Object::Controller(controller));
@@ -287,6 +291,13 @@ impl Edit<'_> {
         let bytes: [u8; 8] = self.draw()[..8].try_into().expect("a draw has 32 bytes");
         // The lowest bit means Primary, and values below 8 have meanings of their own.
         GenUuid((u64::from_be_bytes(bytes) | 8) & !1)
+    }
+
+    /// Fills a slice with bytes that nobody can guess.
+    pub fn random(&mut self, to: &mut [u8]) {
+        for part in to.chunks_mut(32) {
+            part.copy_from_slice(&self.draw()[..part.len()]);
+        }
     }
 
     /// Twenty letters and digits that nobody can guess.

@@ -41,6 +41,11 @@ pub fn stack(layers: &[Layer]) -> Result<(Vec<Layer>, bool), Refusal> {
     if added {
         stack.push(Layer::Storage);
     }
+    if stack.contains(&Layer::Luks) && !stack.contains(&Layer::Drbd) {
+        return Err(Refusal::new(Code::InvalidLayerStack, "invalid layer stack LUKS,STORAGE")
+            .cause("volumes are encrypted by the engine, which serves those with a layer DRBD")
+            .correction("use DRBD,LUKS,STORAGE; one replica is enough"));
+    }
     // The order of the enum is the only order that layers can have: replication is above
     // encryption, and both are above storage.
     if stack.windows(2).all(|pair| pair[0] < pair[1]) {
@@ -61,9 +66,11 @@ mod tests {
     fn storage_is_added_and_the_order_is_fixed() {
         assert_eq!(stack(&[Drbd]).unwrap(), (vec![Drbd, Storage], true));
         assert_eq!(stack(&[Drbd, Luks, Storage]).unwrap(), (vec![Drbd, Luks, Storage], false));
-        assert_eq!(stack(&[Luks]).unwrap(), (vec![Luks, Storage], true));
+        assert_eq!(stack(&[Drbd, Luks]).unwrap(), (vec![Drbd, Luks, Storage], true));
         assert_eq!(stack(&[]).unwrap(), (vec![Storage], true));
-        for wrong in [&[Luks, Drbd][..], &[Drbd, Drbd], &[Storage, Drbd], &[Storage, Storage]] {
+        for wrong in
+            [&[Luks, Drbd][..], &[Drbd, Drbd], &[Storage, Drbd], &[Storage, Storage], &[Luks]]
+        {
             assert_eq!(stack(wrong).unwrap_err().code, Code::InvalidLayerStack, "{wrong:?}");
         }
         assert_eq!(parse("luks").unwrap(), Luks);

@@ -250,6 +250,10 @@ pub struct Controller {
     pub generation: Generation,
     /// Generation of the last command that changed [`Controller::props`].
     pub props_generation: Generation,
+    /// The key above all volumes' passphrases, encrypted under the master passphrase (`crypt::seal`), once
+    /// there is one.
+    #[serde(default)]
+    pub master_key: Option<String>,
 }
 
 /// A node.

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crypt::seal::MasterKey;
 use serde::{Deserialize, Serialize};
 use vocab::{Bytes, DiskState, VolumeNr};
 
@@ -20,6 +21,8 @@ pub struct Observed {
     pub nodes: BTreeMap<NodeName, NodeState>,
     /// What nodes have of a resource.
     pub resources: BTreeMap<ResourceName, BTreeMap<NodeName, ReplicaState>>,
+    /// The key above all volumes' passphrases, once somebody has entered the master passphrase.
+    pub master: Option<MasterKey>,
 }
 
 /// A node.

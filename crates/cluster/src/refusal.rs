@@ -82,10 +82,12 @@ codes! {
         NodeConnected = 506, "the node is connected";
         PoolDefinitionExists = 509, "the storage pool definition exists";
         PoolExists = 510, "the storage pool exists";
+        PassphraseExists = 512, "there is a master passphrase, or there is none";
         SnapshotExists = 514, "the snapshot exists, or snapshots do";
         ExternalNameExists = 517, "the external name exists";
         GroupExists = 522, "the resource group exists";
         VolumeGroupExists = 523, "the volume group exists";
+        WrongPassphrase = 600, "the passphrase is not the right one";
         MissingNetInterface = 603, "the node needs a network interface";
         VolumeNumbersExhausted = 800, "no volume number is left";
         MinorsExhausted = 801, "no minor number is left";
@@ -172,6 +174,13 @@ impl Refusal {
             details: empty(),
             objects: Vec::new(),
         }
+    }
+
+    /// A master passphrase is needed, and was never made.
+    pub fn no_master_passphrase() -> Refusal {
+        Refusal::new(Code::PassphraseExists, "there is no master passphrase")
+            .cause("none was created")
+            .correction("create it (`linstor encryption create-passphrase`)")
     }
 
     /// With the reason.

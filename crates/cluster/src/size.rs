@@ -13,8 +13,8 @@ const KIB: u64 = 1024;
 const BLOCK: u64 = 4 * KIB;
 /// The superblock and one stripe of the activity log.
 const FIXED: u64 = 4 * KIB + 32 * KIB;
-/// LUKS2's header.
-const LUKS: u64 = 16 * 1024 * KIB;
+/// LUKS2's header, in bytes.
+pub const LUKS: u64 = crypt::luks::DATA_OFFSET;
 
 /// Size of the backing volume.
 pub fn backing(definition: &Definition, volume: &VolumeDefinition) -> Bytes {

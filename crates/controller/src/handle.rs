@@ -8,12 +8,16 @@ use api::link::{Agents, Heard};
 use cluster::command::Command;
 use cluster::dry_run::{Prediction, dry_run_all};
 use cluster::edit::Context;
-use linstor::controller::{Controller, Done, Event, Failure, Later, Report, ReportFilter, State};
+use linstor::controller::{
+    Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, State,
+};
 use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
+use vocab::options::Secret;
 
 use crate::access::now;
+use crate::keys;
 use crate::owner::{Input, Owner, Shared};
 use crate::store::{self, Store};
 
@@ -128,6 +132,19 @@ impl Controller for Handle {
 
     fn carry_out(&self, command: Command) -> Later<'_, Result<Done, Failure>> {
         Box::pin(self.ask(|to| Input::Command(command, to)))
+    }
+
+    fn master(&self, passphrase: MasterPassphrase) -> Later<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            let kept = self.state().model.controller().master_key.clone();
+            let derived = tokio::task::spawn_blocking(move || keys::derive(kept, &passphrase));
+            let (master, command) = derived.await.unwrap_or(Err(Failure::Stopping))?;
+            self.ask(|to| Input::Master(master, command, to)).await
+        })
+    }
+
+    fn seal(&self, passphrases: &[Secret]) -> Result<Vec<String>, Failure> {
+        keys::seal(self.state().observed.master.as_ref(), passphrases)
     }
 
     fn foretell(&self, commands: Vec<Command>) -> Later<'_, Result<Prediction, Failure>> {

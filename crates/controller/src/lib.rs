@@ -5,6 +5,7 @@ pub mod access;
 pub mod daemon;
 mod files;
 pub mod handle;
+mod keys;
 mod leader;
 pub mod link;
 mod log;

@@ -26,6 +26,7 @@ use cluster::objects::{Generation, Millis, NodeFlag, Provider, Uuid};
 use cluster::observed::{NodeState, ReplicaState};
 use cluster::plan::{Action, Affected, affected, plan, together};
 use cluster::props::chain;
+use crypt::seal::MasterKey;
 use linstor::controller::{
     Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State,
 };
@@ -55,6 +56,9 @@ const TICK: Duration = Duration::from_secs(60);
 pub enum Input {
     /// A command, and where its answer goes.
     Command(Command, oneshot::Sender<Result<Done, Failure>>),
+    /// The master key, whose passphrase was entered; with a command that has to be carried out first, if it
+    /// keeps the key under another passphrase.
+    Master(MasterKey, Option<Command>, oneshot::Sender<Result<(), Failure>>),
     /// News of an agent.
     Heard(Heard),
     /// Asks for error reports.
@@ -112,6 +116,8 @@ pub struct Owner {
     agents: Arc<dyn Agents>,
     /// The newest link of each node.
     links: BTreeMap<NodeName, u64>,
+    /// Nodes that were told the master key on that link.
+    told: BTreeSet<NodeName>,
     work: BTreeMap<ResourceName, Work>,
     waiters: BTreeMap<u64, Waiter>,
     next_waiter: u64,
@@ -157,6 +163,7 @@ impl Owner {
             store,
             agents,
             links: BTreeMap::new(),
+            told: BTreeSet::new(),
             work: BTreeMap::new(),
             waiters: BTreeMap::new(),
             next_waiter: 0,
@@ -191,6 +198,14 @@ impl Owner {
                     self.carry_out(std::mem::take(&mut commands))?;
                     match other {
                         Input::Command(command, to) => commands.push((command, to)),
+                        Input::Master(key, command, to) => {
+                            let applied = self.apply(command.into_iter().collect())?.pop();
+                            let result = applied.map_or(Ok(()), |applied| applied.map(drop));
+                            if result.is_ok() {
+                                self.unlocked(key);
+                            }
+                            let _ = to.send(result);
+                        }
                         other => self.take_other(other),
                     }
                 }
@@ -201,7 +216,7 @@ impl Owner {
 
     fn take_other(&mut self, input: Input) {
         match input {
-            Input::Command(..) => unreachable!("commands are carried out together"),
+            Input::Command(..) | Input::Master(..) => unreachable!("seen by the caller"),
             Input::Heard(heard) => self.heard(heard),
             Input::Reports(filter, to) => {
                 drop(to.send(self.store.reports(&filter).map_err(failure)));
@@ -406,6 +421,45 @@ impl Owner {
     }
 }
 
+/// Encrypted volumes.
+impl Owner {
+    /// Somebody has entered the master passphrase.
+    fn unlocked(&mut self, key: MasterKey) {
+        let shared = self.shared.clone();
+        let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.observed.master = Some(key);
+        let all = state.model.definitions().filter(|definition| is_encrypted(definition));
+        let names: Vec<ResourceName> = all.map(|definition| definition.name.clone()).collect();
+        for name in names {
+            state.shown.forget(&name);
+            // What has failed for want of the key is not to wait any longer.
+            if let Some(work) = self.work.get_mut(&name) {
+                work.sent.clear();
+            }
+            self.dirty.insert(name);
+        }
+        self.told.clear();
+    }
+
+    /// Tells the master key to the nodes of a resource definition that need it.
+    fn tell_master(&mut self, state: &State, name: &ResourceName) {
+        let Some(master) = &state.observed.master else { return };
+        if !state.model.definition(name).is_some_and(is_encrypted) {
+            return;
+        }
+        for resource in state.model.resources_of(name).filter(|resource| resource.is_diskful()) {
+            let node = &resource.node;
+            if state.observed.is_connected(node) && self.told.insert(node.clone()) {
+                self.agents.send(node, Order::Master { key: master.to_secret() });
+            }
+        }
+    }
+}
+
+fn is_encrypted(definition: &cluster::objects::Definition) -> bool {
+    definition.volumes.values().any(|volume| volume.passphrase.is_some())
+}
+
 /// Reports.
 impl Owner {
     fn heard(&mut self, heard: Heard) {
@@ -414,6 +468,7 @@ impl Owner {
         match news {
             Some(News::Hello { node: state, replicas }) if newest.is_none_or(|old| old <= link) => {
                 self.links.insert(node.clone(), link);
+                self.told.remove(&node);
                 self.hello(&node, state, replicas);
             }
             // What comes before a greeting, or after a newer one, is of no use.
@@ -609,6 +664,7 @@ impl Owner {
     fn send(&mut self, name: &ResourceName) {
         let shared = self.shared.clone();
         let state = shared.state.read().unwrap_or_else(PoisonError::into_inner);
+        self.tell_master(&state, name);
         let plan = plan(&state.model, &state.observed, name);
         let wanted = state.model.wanted_generation(name);
         let now = Instant::now();

@@ -136,6 +136,22 @@ ok(lin.resource_make_available("n3", "vol3"), "make available")
 again = ok(lin.resource_auto_place("vol3", 2), "place again")
 assert any(reply.ret_code & 0x7FFF == 1006 for reply in again), again
 
+# The master passphrase, and an encrypted volume.
+refused(lin.crypt_enter_passphrase("swordfish"), 512, "no passphrase yet")
+ok(lin.crypt_create_passphrase("swordfish"), "create passphrase")
+refused(lin.crypt_create_passphrase("goldfish"), 512, "another passphrase")
+refused(lin.crypt_modify_passphrase("goldfish", "jellyfish"), 600, "wrong passphrase")
+ok(lin.crypt_modify_passphrase("swordfish", "jellyfish"), "modify passphrase")
+ok(lin.crypt_enter_passphrase("jellyfish"), "enter passphrase")
+ok(lin.resource_dfn_create("enc", layer_list=["DRBD", "LUKS", "STORAGE"]), "encrypted definition")
+ok(lin.volume_dfn_create("enc", 65536), "encrypted volume definition")
+ok(lin.resource_auto_place("enc", 2), "encrypted volume")
+stacks = [r.layer_data for r in resources("enc") if "DISKLESS" not in r.flags]
+assert [stack.type for stack in stacks] == ["DRBD", "DRBD"], stacks
+assert all(stack.children[0].type == "LUKS" for stack in stacks), stacks
+wait(lambda: all(v.state.disk_state == "UpToDate" for r in resources("enc")
+                 if "DISKLESS" not in r.flags for v in r.volumes), "encrypted volume up to date")
+
 # The key-value store.
 kv = linstor.KV("instance", uri=sys.argv[1])
 kv["key"] = "value"

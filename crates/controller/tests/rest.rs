@@ -82,7 +82,6 @@ async fn what_is_not_there_says_so() {
         ("GET", "/v1/sos-report", 501),
         ("POST", "/v1/remotes/s3", 501),
         ("PUT", "/v1/files/%2Fetc%2Fx/check/n1", 501),
-        ("POST", "/v1/encryption/passphrase", 500),
         ("POST", "/v1/physical-storage/n1", 500),
     ] {
         let answer = server.call(method, path, "{}").await;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use codec::admin::{Answer, EngineInfo, FailureKind, Request};
 use codec::config::{
-    BackingConfig, MetaDisk, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig, VolumeConfig,
+    BackingConfig, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig, VolumeConfig,
 };
 use replication::auth;
 use replication::config as core;
@@ -64,8 +64,8 @@ impl Engine {
             Request::PeerDeviceOptions { resource, peer, volume, options } => {
                 self.peer_device_options(&resource, peer, volume, options).map(done)
             }
-            Request::Attach { minor, disk, meta_disk, options } => {
-                self.attach_disk(minor, BackingConfig { disk, meta_disk, options }).map(done)
+            Request::Attach { minor, disk, meta_disk, options, luks } => {
+                self.attach_disk(minor, BackingConfig { disk, meta_disk, options, luks }).map(done)
             }
             Request::DiskOptions { minor, options } => self.disk_options(minor, options).map(done),
             Request::Detach { minor, force, diskless } => {
@@ -147,8 +147,15 @@ impl Engine {
             }
             Request::Unmap { resource, volume } => self.unmap(&resource, volume).map(done),
             Request::Maps => Ok(Answer::Maps(self.map_list())),
-            Request::CreateMd { disk, meta_disk, max_peers, force } => {
-                self.create_md(&disk, &meta_disk, max_peers, force)
+            Request::CreateMd { disk, meta_disk, max_peers, force, luks } => {
+                self.check_devices(&disk, &meta_disk)?;
+                let key = self.key_of(&disk, &meta_disk, luks)?;
+                metadata_written(create_md::create(&disk, &meta_disk, max_peers, force, key))
+            }
+            Request::Unlock { disk, passphrase } => self.unlock(&disk, &passphrase).map(done),
+            Request::Lock { disk } => {
+                self.keys.forget(&disk);
+                Ok(Answer::Done)
             }
             Request::ConvertMd { disk, meta_disk, node_id, peer, max_peers } => {
                 self.check_devices(&disk, &meta_disk)?;
@@ -744,20 +751,11 @@ impl Engine {
         let answer = self.on(entry.shard, move |shard| {
             let now = shard.io.now();
             let host = shard.hosts.get_mut(id)?;
-            Some(Answer::Why { status: Box::new(host.status()), notes: host.why(now) })
+            Some((host.status(), host.why(now)))
         })?;
-        answer.ok_or_else(|| crate::engine::unknown(resource))
-    }
-
-    fn create_md(
-        &self,
-        disk: &str,
-        meta_disk: &MetaDisk,
-        max_peers: u8,
-        force: bool,
-    ) -> Done<Answer> {
-        self.check_devices(disk, meta_disk)?;
-        metadata_written(create_md::create(disk, meta_disk, max_peers, force))
+        let (status, mut notes) = answer.ok_or_else(|| crate::engine::unknown(resource))?;
+        notes.extend(self.locked(&entry, &status));
+        Ok(Answer::Why { status: Box::new(status), notes })
     }
 
     pub(crate) fn info(&self) -> EngineInfo {

@@ -11,12 +11,16 @@ use codec::disk::{
     BLOCK_SIZE, Layout, MdParams, Placement, PlacementError, Superblock, SuperblockError,
     activity_log,
 };
+use crypt::luks::Opened;
+use crypt::xts::SectorCipher;
 use runtime::{
-    Buf, BufPool, Completed, DiskFile, DiskOptions, OpenCause, OpenError, Payload, Ring, Token,
+    BUF_MAX, Buf, BufPool, Completed, DiskFile, DiskOptions, OpenCause, OpenError, Payload, Ring,
+    Token,
 };
 use vocab::{ConfigError, Refusal, SECTOR_SIZE, Sector, SectorRange};
 
 use crate::engine::{self, while_claimed};
+use crate::keys;
 use crate::shard::{placement, superblock_place};
 use crate::signature::{self, Extent};
 
@@ -49,18 +53,24 @@ pub(crate) struct Device {
     ring: Ring,
     pool: BufPool,
     pub(crate) file: DiskFile,
+    crypt: Option<SectorCipher>,
 }
 
 impl Device {
     pub(crate) fn open(path: &str, exclusive: bool) -> Result<Device, Error> {
+        Device::open_encrypted(path, exclusive, None)
+    }
+
+    /// Opens what is behind a LUKS2 header, if there is a key for it.
+    fn open_encrypted(path: &str, exclusive: bool, key: Option<&Opened>) -> Result<Device, Error> {
         let failed = |what: &str, why: &dyn std::fmt::Display| {
             Error::Failed(format!("{path}: {what}: {why}"))
         };
         let ring = Ring::with_entries(8).map_err(|e| failed("no ring", &e))?;
         let pool = BufPool::new(POOL).map_err(|e| failed("no memory", &e))?;
-        let options = DiskOptions { exclusive, ..DiskOptions::default() };
+        let options = DiskOptions { exclusive, ..keys::behind_header(key) };
         let file = DiskFile::open(Path::new(path), options).map_err(open_refusal)?;
-        Ok(Device { ring, pool, file })
+        Ok(Device { ring, pool, file, crypt: key.map(Opened::cipher) })
     }
 
     /// Waits for the one operation that was started.
@@ -87,14 +97,24 @@ impl Device {
         let buf = self.alloc(len);
         self.file.read(&mut self.ring, Token(0), Sector(at / SECTOR_SIZE), buf);
         match self.wait("reading")?.payload {
-            Payload::Buf(buf) => Ok(buf.to_vec()),
+            Payload::Buf(buf) => {
+                let mut bytes = buf.to_vec();
+                if let Some(crypt) = &self.crypt {
+                    crypt.decrypt(at / SECTOR_SIZE, &mut bytes);
+                }
+                Ok(bytes)
+            }
             _ => panic!("a read gives its buffer back"),
         }
     }
 
     pub(crate) fn write(&mut self, at: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
         let mut buf = self.alloc(bytes.len());
-        buf.as_mut_slice().expect("a new buffer is unique").copy_from_slice(bytes);
+        let to = buf.as_mut_slice().expect("a new buffer is unique");
+        to.copy_from_slice(bytes);
+        if let Some(crypt) = &self.crypt {
+            crypt.encrypt(at / SECTOR_SIZE, to);
+        }
         self.file.write(&mut self.ring, Token(0), Sector(at / SECTOR_SIZE), buf, durable);
         self.wait("writing").map(drop)
     }
@@ -103,6 +123,12 @@ impl Device {
         let end = at + len;
         let mut at = at;
         while at < end {
+            if self.crypt.is_some() {
+                let step = BUF_MAX.min((end - at) as usize);
+                self.write(at, &vec![0; step], false)?;
+                at += step as u64;
+                continue;
+            }
             let step = ZEROES_MAX.min(end - at);
             let range = SectorRange::new(at / SECTOR_SIZE, step / SECTOR_SIZE);
             // The metadata stays allocated: writing it must never fail for lack of space.
@@ -131,20 +157,23 @@ fn open_refusal(error: OpenError) -> Error {
     Refusal::config(code, error.to_string()).into()
 }
 
-/// Writes new metadata for `disk`. With `force` also over metadata that is there, and over data
+/// Writes new metadata for `disk`, encrypted if there is a key. With `force` also over metadata that is there, and over data
 /// of a kind whose end is unknown; never over the end of a file system.
 pub(crate) fn create(
     disk: &str,
     meta_disk: &MetaDisk,
     max_peers: u8,
     force: bool,
+    key: Option<Opened>,
 ) -> Result<Vec<String>, Error> {
     let placement = placement(meta_disk)?;
     let (path, exclusive) = match meta_disk {
         MetaDisk::Internal => (disk, true),
         MetaDisk::External { device, index } => (&device[..], index.is_none()),
     };
-    let open = |path, exclusive| while_claimed(is_claimed, || Device::open(path, exclusive));
+    let open = |path, exclusive| {
+        while_claimed(is_claimed, || Device::open_encrypted(path, exclusive, key.as_ref()))
+    };
     // The data device must be there and unused as well, even if nothing is written to it.
     let data = (*meta_disk != MetaDisk::Internal).then(|| open(disk, true)).transpose()?;
     let mut device = open(path, exclusive)?;
@@ -283,7 +312,7 @@ mod tests {
         let (path, file) = device(&directory, SIZE);
         // What was there before must not look like a bitmap.
         file.write_all_at(&[0xff; 1 << 20], SIZE - (1 << 20)).unwrap();
-        assert!(create(&path, &MetaDisk::Internal, 7, false).unwrap().is_empty());
+        assert!(create(&path, &MetaDisk::Internal, 7, false, None).unwrap().is_empty());
         let first = superblock(&file, SIZE);
         assert_eq!(first.max_peers, 7);
         let (_, layout) =
@@ -291,11 +320,11 @@ mod tests {
         let mut bitmap = vec![1; layout.bitmap_area as usize];
         file.read_exact_at(&mut bitmap, layout.bitmap).unwrap();
         assert!(bitmap.iter().all(|b| *b == 0));
-        let (code, detail) = refused(create(&path, &MetaDisk::Internal, 3, false));
+        let (code, detail) = refused(create(&path, &MetaDisk::Internal, 3, false, None));
         assert_eq!(code, ConfigError::MetaInvalid);
         assert!(detail.contains("--force"), "{detail}");
         assert_eq!(superblock(&file, SIZE), first);
-        assert_eq!(create(&path, &MetaDisk::Internal, 3, true).unwrap().len(), 1);
+        assert_eq!(create(&path, &MetaDisk::Internal, 3, true, None).unwrap().len(), 1);
         assert_eq!(superblock(&file, SIZE).max_peers, 3);
     }
 
@@ -311,29 +340,29 @@ mod tests {
         };
         ext4((SIZE / 4096) as u32);
         for force in [false, true] {
-            let (code, detail) = refused(create(&path, &MetaDisk::Internal, 1, force));
+            let (code, detail) = refused(create(&path, &MetaDisk::Internal, 1, force, None));
             assert_eq!(code, ConfigError::InvalidRequest);
             assert!(detail.contains("shrink"), "{detail}");
         }
         ext4((SIZE / 4096) as u32 - 100);
-        let (_, detail) = refused(create(&path, &MetaDisk::Internal, 1, false));
+        let (_, detail) = refused(create(&path, &MetaDisk::Internal, 1, false, None));
         assert!(detail.contains("ends before"), "{detail}");
-        create(&path, &MetaDisk::Internal, 1, true).unwrap();
+        create(&path, &MetaDisk::Internal, 1, true, None).unwrap();
     }
 
     #[test]
     fn devices_in_use_or_too_small_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let (path, _file) = device(&directory, 64 << 10);
-        let (code, _) = refused(create(&path, &MetaDisk::Internal, 1, false));
+        let (code, _) = refused(create(&path, &MetaDisk::Internal, 1, false, None));
         assert_eq!(code, ConfigError::DiskTooSmall);
         let (path, _file) = device(&directory, 64 << 20);
         let held = Device::open(&path, true).unwrap();
-        let (code, _) = refused(create(&path, &MetaDisk::Internal, 1, true));
+        let (code, _) = refused(create(&path, &MetaDisk::Internal, 1, true, None));
         assert_eq!(code, ConfigError::DiskClaimed);
         drop(held);
         let missing = directory.path().join("none").display().to_string();
-        let (code, _) = refused(create(&missing, &MetaDisk::Internal, 1, true));
+        let (code, _) = refused(create(&missing, &MetaDisk::Internal, 1, true, None));
         assert_eq!(code, ConfigError::OpenDisk);
     }
 }

@@ -18,6 +18,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, VolumeNr};
 
 use crate::exports::Exports;
 use crate::hub::Hub;
+use crate::keys::Keys;
 use crate::maps::Maps;
 use crate::shard::{Message, Shard};
 use crate::state::{StateDir, Stored};
@@ -141,6 +142,7 @@ pub(crate) struct Engine {
     pub(crate) resources: Mutex<BTreeMap<String, Arc<Entry>>>,
     pub(crate) exports: Mutex<Exports>,
     pub(crate) maps: Mutex<Maps>,
+    pub(crate) keys: Keys,
     /// Names of resources being created.
     pub(crate) creating: Mutex<BTreeSet<String>>,
     pub(crate) host: String,
@@ -203,15 +205,16 @@ impl Engine {
 
     /// Claims a disk, reads it, and has it attached.
     pub(crate) fn attach(&self, entry: &Entry, nr: VolumeNr, backing: BackingConfig) -> Done {
+        let key = self.key_of(&backing.disk, &backing.meta_disk, backing.luks)?;
         let options = Box::new(backing.options.clone());
         self.command(entry, AdminCommand::DiskOptions(nr, options))?;
         let id = entry.id;
         let refused = |stop: &Stop| matches!(stop, Stop::Refused(refusal) if is_claimed(refusal));
         while_claimed(refused, || {
             let (reply, result) = mpsc::channel();
-            let backing = backing.clone();
+            let (backing, key) = (backing.clone(), key.clone());
             let task = move |shard: &mut Shard| {
-                shard.with(id, |host, io, _| host.attach(io, nr, &backing, reply));
+                shard.with(id, |host, io, _| host.attach(io, nr, &backing, key, reply));
             };
             self.send(entry.shard, Message::Do(Box::new(task)))?;
             Ok(result.recv().map_err(|_| ending())??)

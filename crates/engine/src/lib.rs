@@ -20,6 +20,7 @@ mod doctor;
 mod engine;
 mod exports;
 mod hub;
+mod keys;
 pub mod log;
 mod maps;
 mod metrics;
@@ -132,6 +133,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         resources: Mutex::new(BTreeMap::new()),
         exports: Mutex::default(),
         maps: Mutex::default(),
+        keys: keys::Keys::default(),
         creating: Mutex::new(BTreeSet::new()),
         host: host.clone(),
         doctor: doctor::Doctor::default(),

@@ -48,7 +48,7 @@ async fn clone(
     let passphrases = body.volume_passphrases.is_some_and(|list| !list.is_empty());
     unsupported(&[
         ("use_zfs_clone", body.use_zfs_clone == Some(true), "clones depend on nothing"),
-        ("volume_passphrases", passphrases, "the layer LUKS is not there yet"),
+        ("volume_passphrases", passphrases, "a clone is opened by the passphrases of its source"),
     ])?;
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
     let name = ResourceName::new(&source)?;

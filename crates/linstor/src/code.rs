@@ -122,6 +122,10 @@ pub mod number {
     pub const DELETED: u16 = 2;
     /// It was changed.
     pub const MODIFIED: u16 = 3;
+    /// The master passphrase was accepted.
+    pub const ACCEPTED: u16 = 4;
+    /// A passphrase that can not be one.
+    pub const INVALID_PASSPHRASE: u16 = 216;
     /// The database failed.
     pub const DATABASE: u16 = 100;
     /// There is no such volume.

@@ -8,11 +8,12 @@ use cluster::props::PropsEdit;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use vocab::options::Secret;
 
 use crate::answer::{Answer, Call, Changed, Found, Read};
 use crate::ask::{App, Asked, Body, Modify, Path};
 use crate::code::{Kind, Operation, number};
-use crate::controller::{Report, ReportFilter};
+use crate::controller::{MasterPassphrase, Report, ReportFilter};
 use crate::routes::{Routes, Says};
 
 /// The version of LINSTOR whose behaviour this is.
@@ -37,9 +38,12 @@ pub fn routes() -> Routes {
         .get("/v1/controller/config", config)
         .admin(Method::PUT, "/v1/controller/config", modify_config)
         .get("/v1/encryption/passphrase", passphrase)
-        .admin(Method::POST, "/v1/encryption/passphrase", no_passphrase)
-        .admin(Method::PUT, "/v1/encryption/passphrase", no_passphrase)
-        .admin(Method::PATCH, "/v1/encryption/passphrase", no_passphrase)
+        .admin(Method::POST, "/v1/encryption/passphrase", create_passphrase)
+        .at_once()
+        .admin(Method::PUT, "/v1/encryption/passphrase", modify_passphrase)
+        .at_once()
+        .admin(Method::PATCH, "/v1/encryption/passphrase", enter_passphrase)
+        .at_once()
         .get("/v1/error-reports", reports)
         .asks(&["id", "node", "since", "to", "withContent", "limit", "offset"])
         .admin(Method::PATCH, "/v1/error-reports", delete_reports)
@@ -104,15 +108,56 @@ async fn modify_config() -> Answer {
     Answer::refused(Kind::Controller, number::UNSUPPORTED, text, cause, next)
 }
 
-async fn passphrase() -> Found {
-    Found(json!({ "status": "unset" }))
+async fn passphrase(State(app): State<App>) -> Found {
+    let state = app.state();
+    let status = match (&state.model.controller().master_key, &state.observed.master) {
+        (None, _) => "unset",
+        (Some(_), None) => "locked",
+        (Some(_), Some(_)) => "unlocked",
+    };
+    Found(json!({ "status": status }))
 }
 
-async fn no_passphrase() -> Answer {
-    let text = "there is no master passphrase";
-    let cause = "the layer LUKS is not there yet";
-    let next = "use volumes without LUKS, or encrypt what is on them";
-    Answer::refused(Kind::Controller, number::UNSUPPORTED, text, cause, next)
+#[derive(Deserialize, JsonSchema, Default)]
+#[serde(default)]
+struct Passphrases {
+    new_passphrase: Option<String>,
+    old_passphrase: Option<String>,
+}
+
+/// A passphrase that was given.
+fn given(text: Option<String>, which: &str) -> Result<Secret, Answer> {
+    let secret = Secret::from(text.unwrap_or_default());
+    if !secret.is_empty() {
+        return Ok(secret);
+    }
+    let text = format!("there is no {which} passphrase");
+    let (cause, next) = ("the request has none", "give one that is not empty");
+    Err(Answer::refused(Kind::Controller, number::INVALID_PASSPHRASE, &text, cause, next))
+}
+
+async fn create_passphrase(State(app): State<App>, Body(body): Body<Passphrases>) -> Changed {
+    let new = given(body.new_passphrase, "new")?;
+    app.master(MasterPassphrase::Create(new)).await?;
+    let said = "master passphrase created";
+    Ok(Answer { success: StatusCode::CREATED, ..told(Operation::Create, number::CREATED, said) })
+}
+
+async fn modify_passphrase(State(app): State<App>, Body(body): Body<Passphrases>) -> Changed {
+    let old = given(body.old_passphrase, "old")?;
+    let new = given(body.new_passphrase, "new")?;
+    app.master(MasterPassphrase::Modify { old, new }).await?;
+    Ok(told(Operation::Modify, number::MODIFIED, "master passphrase modified"))
+}
+
+/// The body is the passphrase, a string of JSON and nothing around it.
+async fn enter_passphrase(State(app): State<App>, Body(body): Body<Value>) -> Changed {
+    let text = match body {
+        Value::String(text) => Some(text),
+        _ => None,
+    };
+    app.master(MasterPassphrase::Enter(given(text, "master")?)).await?;
+    Ok(told(Operation::Modify, number::ACCEPTED, "master passphrase accepted"))
 }
 
 async fn no_backup() -> Answer {
@@ -213,8 +258,12 @@ async fn delete_report(State(app): State<App>, Path(id): Path<String>) -> Change
 }
 
 fn deleted(text: &str) -> Answer {
+    told(Operation::Delete, number::DELETED, text)
+}
+
+fn told(operation: Operation, number: u16, text: &str) -> Answer {
     use crate::code::{Severity, code};
-    let code = code(Severity::Success, Operation::Delete, Kind::Controller, number::DELETED);
+    let code = code(Severity::Success, operation, Kind::Controller, number);
     crate::answer::Entry::new(code, text).into()
 }
 

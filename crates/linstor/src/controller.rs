@@ -15,6 +15,7 @@ use cluster::observed::Observed;
 use cluster::refusal::{Note, Refusal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, oneshot};
+use vocab::options::Secret;
 
 use crate::shown::Shown;
 
@@ -44,6 +45,18 @@ pub trait Controller: Send + Sync + 'static {
     /// If it was refused, or could not be stored.
     fn carry_out(&self, command: Command) -> Later<'_, Result<Done, Failure>>;
 
+    /// Creates, changes or enters the master passphrase. Deriving keys takes a while.
+    ///
+    /// # Errors
+    /// If it was refused, or could not be stored.
+    fn master(&self, passphrase: MasterPassphrase) -> Later<'_, Result<(), Failure>>;
+
+    /// Passphrases as commands take them: encrypted under the master key.
+    ///
+    /// # Errors
+    /// If the master passphrase was not entered.
+    fn seal(&self, passphrases: &[Secret]) -> Result<Vec<String>, Failure>;
+
     /// What commands would lead to, one after the other. Nothing is changed.
     ///
     /// # Errors
@@ -69,6 +82,22 @@ pub trait Controller: Send + Sync + 'static {
 
     /// Everything that happens from now on. A receiver that does not keep up loses the oldest.
     fn events(&self) -> broadcast::Receiver<Event>;
+}
+
+/// What is done with the master passphrase.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MasterPassphrase {
+    /// It is new, and there was none.
+    Create(Secret),
+    /// It takes the place of the old one.
+    Modify {
+        /// The old one.
+        old: Secret,
+        /// The new one.
+        new: Secret,
+    },
+    /// It is entered, so that what it protects can be used.
+    Enter(Secret),
 }
 
 /// A command that was carried out.

@@ -11,13 +11,14 @@ use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use vocab::options::Secret;
 use vocab::{Bytes, DiskState, Minor, VolumeNr};
 
 use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, Path, kib, layers, unsupported};
 use crate::code::{Kind, Operation};
 use crate::controller;
-use crate::groups::{gross_size, refuse_passphrases};
+use crate::groups::gross_size;
 use crate::nodes::unknown;
 use crate::routes::{PAGE, Routes};
 use crate::shown::{List, View};
@@ -287,7 +288,8 @@ async fn create_volume(
     Path(name): Path<String>,
     Body(body): Body<CreateVolume>,
 ) -> Changed {
-    refuse_passphrases(body.passphrase.is_some_and(|text| !text.is_empty()))?;
+    let given = body.passphrase.filter(|text| !text.is_empty()).map(Secret::from);
+    let passphrase = app.seal(given.as_slice())?.pop();
     let name = ResourceName::new(&name)?;
     let new = body.volume_definition;
     let volume = NewVolumeDefinition {
@@ -296,7 +298,7 @@ async fn create_volume(
         minor: body.drbd_minor_number.map(Minor),
         gross_size: gross_size(&new.flags.unwrap_or_default())?.unwrap_or(false),
         props: new.props.unwrap_or_default(),
-        passphrase: None,
+        passphrase,
     };
     let said = format!("volume definition of {name} created");
     let call = Call::new(Operation::Create, Kind::VolumeDefinition, said).ok();

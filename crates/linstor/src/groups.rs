@@ -10,6 +10,7 @@ use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use vocab::options::Secret;
 
 use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, Path, SelectFilter, kib, unsupported};
@@ -199,8 +200,8 @@ async fn spawn(
     Body(body): Body<Spawn>,
 ) -> Changed {
     let group = GroupName::new(&group)?;
-    let passphrases = body.volume_passphrases.unwrap_or_default();
-    refuse_passphrases(!passphrases.is_empty())?;
+    let passphrases = body.volume_passphrases.unwrap_or_default().into_iter().map(Secret::from);
+    let passphrases = app.seal(&passphrases.collect::<Vec<_>>())?;
     let name = body.resource_definition_name.filter(|name| !name.is_empty());
     let name = name.map(|name| ResourceName::new(&name)).transpose()?;
     let external_name = body.resource_definition_external_name.filter(|name| !name.is_empty());
@@ -231,19 +232,6 @@ async fn spawn(
         passphrases,
     };
     Ok(call.run(&app, command).await)
-}
-
-/// Volumes are not encrypted yet: a passphrase would be kept in the clear.
-///
-/// # Errors
-/// If there is one.
-pub fn refuse_passphrases(given: bool) -> Result<(), Refusal> {
-    if !given {
-        return Ok(());
-    }
-    Err(Refusal::new(Code::NoMasterKey, "volumes can not be given passphrases")
-        .cause("the layer LUKS is not there yet")
-        .correction("leave the passphrases out"))
 }
 
 #[derive(Deserialize, JsonSchema)]

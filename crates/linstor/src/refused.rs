@@ -37,7 +37,7 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
 
 const LATER: &str = "it is not there yet";
 const PROXY: &str = "there is no DRBD proxy";
-const LUKS: &str = "the layer LUKS is not there yet";
+const LUKS: &str = "volumes keep the passphrases that they were made with";
 const SHIPPING: &str = "snapshots are not shipped";
 const AGENTS: &str = "agents do not offer it";
 const TOKENS: &str = "tokens have roles here, and are made by /v1/ashlar/tokens";

@@ -147,7 +147,11 @@ impl<'a> Seen<'a> {
                     let storage = json!({ "storage_volumes": volumes });
                     drop(object.insert("storage".to_owned(), storage));
                 }
-                Layer::Luks => {}
+                Layer::Luks => {
+                    let volumes = self.volumes().map(|(nr, v, w, t)| self.luks(nr, v, w, t));
+                    let volumes: Vec<Value> = volumes.collect();
+                    drop(object.insert("luks".to_owned(), json!({ "luks_volumes": volumes })));
+                }
             }
             below = Value::Object(object);
         }
@@ -220,6 +224,25 @@ impl<'a> Seen<'a> {
         }))
     }
 
+    /// The layer LUKS of a volume. The engine has no device between storage and DRBD: there is no path.
+    fn luks(
+        &self,
+        number: VolumeNr,
+        volume: &Volume,
+        wanted: &VolumeDefinition,
+        there: Option<&VolumeState>,
+    ) -> Value {
+        let allocated = self.allocated(volume, wanted, there);
+        let open = there.and_then(|there| there.disk).is_some_and(|d| d > DiskState::Diskless);
+        json!({
+            "volume_number": number.0,
+            "allocated_size_kib": allocated,
+            "usable_size_kib": allocated.saturating_sub(size::LUKS / 1024),
+            "disk_state": if open { "Open" } else { "Closed" },
+            "opened": open,
+        })
+    }
+
     /// What it takes in its pool, in KiB. Thin volumes count in full: agents do not report how much is
     /// written.
     pub fn allocated(
@@ -261,7 +284,7 @@ impl<'a> Seen<'a> {
             let data = match layer {
                 Layer::Drbd => self.drbd_volume(number, volume, wanted, there),
                 Layer::Storage => self.storage(number, volume, wanted, there),
-                Layer::Luks => Value::Null,
+                Layer::Luks => self.luks(number, volume, wanted, there),
             };
             json!({ "type": layer.word(), "data": data })
         });

@@ -22,12 +22,16 @@ pub struct DiskOptions {
     pub exclusive: bool,
     /// Bypass the page cache where that is possible.
     pub direct: bool,
+    /// Bytes at its beginning that are not part of the disk: sector 0 comes after them. A multiple of 4096.
+    pub begin: u64,
+    /// Logical blocks are not smaller than this, in bytes, whatever the device says.
+    pub block_size: u32,
 }
 
 impl Default for DiskOptions {
-    /// Exclusive, writable, direct.
+    /// Exclusive, writable, direct, from its beginning, with its own blocks.
     fn default() -> Self {
-        DiskOptions { write: true, exclusive: true, direct: true }
+        DiskOptions { write: true, exclusive: true, direct: true, begin: 0, block_size: 512 }
     }
 }
 
@@ -118,6 +122,8 @@ pub struct DiskFile {
     fd: Fd,
     path: PathBuf,
     info: Cell<DiskInfo>,
+    /// Where sector 0 is, in bytes.
+    begin: u64,
 }
 
 impl DiskFile {
@@ -151,7 +157,7 @@ impl DiskFile {
         } else {
             stat_size(&self.fd)?
         };
-        let size = whole_blocks(raw, info.logical_block_size);
+        let size = whole_blocks(raw.saturating_sub(self.begin), info.logical_block_size);
         self.info.set(DiskInfo { size, ..info });
         Ok(size)
     }
@@ -259,7 +265,7 @@ impl DiskFile {
         if len == 0 || !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
             return Err(Errno::EINVAL);
         }
-        if end > info.size.0 { Err(Errno::ENOSPC) } else { Ok(offset) }
+        if end > info.size.0 { Err(Errno::ENOSPC) } else { Ok(self.begin + offset) }
     }
 }
 
@@ -327,14 +333,14 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
         physical = (metadata.blksize() as u32).clamp(logical.max(512), 1 << 20);
         can_discard = options.write && can_punch(&fd, size);
     }
-    let logical = logical.max(512);
+    let logical = logical.max(512).max(options.block_size);
     if !logical.is_power_of_two() || logical > 4096 {
         return Err(OpenCause::BlockSize(logical));
     }
     let info = DiskInfo {
-        size: whole_blocks(size, logical),
+        size: whole_blocks(size.saturating_sub(options.begin), logical),
         logical_block_size: logical,
-        physical_block_size: physical,
+        physical_block_size: physical.max(logical),
         io_min: if block_device { queue_u32("minimum_io_size") } else { physical },
         io_opt: if block_device { queue_u32("optimal_io_size") } else { 0 },
         alignment_offset: if block_device { block_u32(&fd, BLKALIGNOFF).unwrap_or(0) } else { 0 },
@@ -350,7 +356,7 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
         volatile_cache: queue_text(dev, "write_cache").is_none_or(|text| text != "write through"),
         rotational: queue("rotational") > 0,
     };
-    Ok(DiskFile { fd, path: path.to_owned(), info: Cell::new(info) })
+    Ok(DiskFile { fd, path: path.to_owned(), info: Cell::new(info), begin: options.begin })
 }
 
 fn whole_blocks(size: u64, block: u32) -> Bytes {

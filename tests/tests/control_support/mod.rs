@@ -156,6 +156,13 @@ impl Node {
         agent.wait().unwrap();
     }
 
+    /// Ends the engine at once, as a crash would.
+    pub fn kill_engine(&mut self) {
+        let mut engine = self.engine.take().unwrap();
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+    }
+
     pub fn signal_agent(&self, signal: i32) {
         let signal = format!("-{signal}");
         let pid = self.agent_pid().to_string();

@@ -11,11 +11,26 @@ use crate::workspace::Package;
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
 /// Crates without clock, randomness, threads, files and sockets.
-const PURE: &[&str] = &["vocab", "codec", "replication", "cluster"];
+const PURE: &[&str] = &["vocab", "codec", "crypt", "replication", "cluster"];
 
 /// Third-party crates that pure crates may use: computation only.
-const PURE_MAY_USE: &[&str] =
-    &["crc32c", "hashbrown", "hmac", "md-5", "regex-lite", "serde", "serde_json", "sha1", "sha2"];
+const PURE_MAY_USE: &[&str] = &[
+    "aes",
+    "aes-gcm",
+    "argon2",
+    "base64",
+    "crc32c",
+    "hashbrown",
+    "hmac",
+    "md-5",
+    "pbkdf2",
+    "regex-lite",
+    "serde",
+    "serde_json",
+    "sha1",
+    "sha2",
+    "zeroize",
+];
 
 /// What a pure crate's `clippy.toml` has to disallow.
 const PURE_DISALLOWS: &[&str] = &[

@@ -28,6 +28,8 @@ impl Step<'_> {
             return self.has_grown(number, grown.size);
         }
         let aside = self.node.store.aside(self.name, number);
+        // Without its key it could be taken down, and not be brought up again.
+        let key = self.key_of(number, &volume)?;
         if volume.growing.is_none() {
             self.nobody_uses_it("growing a volume")?;
             let growing = Growing { to: size.0, exports: self.exports()? };
@@ -51,16 +53,17 @@ impl Step<'_> {
         }
         down?;
         if !aside.exists() {
-            metadata::keep_aside(&volume.path, &aside)?;
+            metadata::keep_aside(volume.at(key.as_ref()), &aside)?;
         }
         let grown = pool.grow(&self.volume_name(number)?, Bytes(to)).map_err(Failed::from);
+        let at = volume.at(key.as_ref());
         match &grown {
             Ok(grown) => {
-                metadata::put_back(&volume.path, &aside, to)?;
+                metadata::put_back(at, &aside, to)?;
                 self.has_grown(number, grown.size)?;
             }
             // Where the end has moved, only what is kept aside knows the metadata.
-            Err(failed) if !metadata::is_as_kept(&volume.path, &aside)? => {
+            Err(failed) if !metadata::is_as_kept(at, &aside)? => {
                 return Err(failed.clone());
             }
             Err(_) => {}

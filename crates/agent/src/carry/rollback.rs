@@ -11,7 +11,7 @@ use codec::admin::Request;
 
 use super::Step;
 use crate::failed::Failed;
-use crate::metadata;
+use crate::metadata::{self, At};
 use crate::record::{Down, DownState, Metadata, Record};
 use crate::storage::Name;
 
@@ -89,7 +89,9 @@ impl Step<'_> {
         for (number, (pool, kind)) in &snapshot.volumes {
             let volume = self.pool(pool, *kind)?.rollback(&self.volume_name(*number)?, &part)?;
             let path = super::volumes::path_of(&volume)?;
-            let has = metadata::exists(&path)?;
+            let luks = record.volumes.get(number).and_then(|volume| volume.luks.clone());
+            let key = luks.map(|sealed| self.open(*number, &path, &sealed)).transpose()?;
+            let has = metadata::exists(At { path: &path, key: key.as_ref() })?;
             self.update(|record| {
                 if let Some(there) = record.volumes.get_mut(number) {
                     (there.size, there.path) = (volume.size.0, path);

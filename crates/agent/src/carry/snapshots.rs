@@ -246,7 +246,9 @@ impl Node {
         if let Some(held) = record.suspension.filter(|held| !held.over) {
             self.expire(name, held.token)?;
         }
-        self.step(name).finish_growing()
+        let step = self.step(name);
+        step.finish_growing()?;
+        step.attach_encrypted()
     }
 
     /// Connects what peers have given up, for as long as something is not connected.

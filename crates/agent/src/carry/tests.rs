@@ -103,11 +103,12 @@ impl Fake {
                 };
                 self.resources.get_mut(&resource).unwrap().config.volumes.push(volume);
             }
-            Request::Attach { minor, disk, meta_disk, options } => {
+            Request::Attach { minor, disk, meta_disk, options, luks } => {
                 let superblock = metadata::exists(&disk);
                 assert_eq!(superblock, Ok(true), "what is attached has metadata at its end");
                 let volume = self.volume(minor);
-                volume.backing = Some(engine_config::BackingConfig { disk, meta_disk, options });
+                volume.backing =
+                    Some(engine_config::BackingConfig { disk, meta_disk, options, luks });
                 volume.device_options = DeviceOptions::default();
             }
             Request::Detach { minor, .. } => self.volume(minor).backing = None,
@@ -217,6 +218,7 @@ impl Bed {
             pools: Pools::open(&self.path("agent")).unwrap(),
             suspend_for: Duration::from_secs(10),
             files_below: Vec::new(),
+            master: Master::default(),
         };
         let props = [("StorDriver/StorPoolName".to_owned(), text(&self.path("pool")))];
         let pool = Pool { provider: Provider::FileThin, props: props.into() };
@@ -542,6 +544,7 @@ fn somebody_elses_metadata_are_not_overwritten() {
         meta_disk: engine_config::MetaDisk::Internal,
         max_peers: 7,
         force: false,
+        luks: false,
     };
     bed.fake.lock().unwrap().answer(request);
     let before = fs::read(&path).unwrap();

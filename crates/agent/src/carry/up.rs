@@ -50,6 +50,7 @@ impl Step<'_> {
         self.none_is_aside()?;
         self.may_be_up(&record)?;
         let wanted = configure::of(&self.node.name, &record, config)?;
+        self.unlock_all(&record)?;
         let resource = self.name.as_str();
         let before = self.engine.config(resource)?;
         if let Some(before) = &before {

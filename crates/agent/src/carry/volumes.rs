@@ -9,24 +9,15 @@ use codec::config::MetaDisk;
 use vocab::{DiskState, GenUuid, NodeId};
 
 use super::Step;
-use crate::configure;
 use crate::engine;
 use crate::failed::Failed;
-use crate::metadata;
+use crate::metadata::{self, At};
 use crate::record::{Metadata, Record, Volume};
 use crate::storage::{self, Name};
 
 impl Step<'_> {
     pub(super) fn volume_name(&self, volume: u16) -> Result<Name, Failed> {
         Ok(Name::of_volume(self.name.as_str(), "", volume)?)
-    }
-
-    /// Nothing above storage but DRBD.
-    fn check_layers(&self, backing: &Backing) -> Result<(), Failed> {
-        match backing.layers.contains(&Layer::Luks) {
-            true => Err(configure::no_luks(self.name)),
-            false => Ok(()),
-        }
     }
 
     pub(super) fn create_volume(&self, number: u16, backing: &Backing) -> Result<(), Failed> {
@@ -50,7 +41,7 @@ impl Step<'_> {
         backing: &Backing,
         source: Option<(Name, Name)>,
     ) -> Result<(), Failed> {
-        self.check_layers(backing)?;
+        let luks = self.sealed(number, backing)?;
         if self.record()?.volumes.get(&number).is_some_and(|volume| volume.removing) {
             self.delete_volume(number)?;
         }
@@ -76,6 +67,7 @@ impl Step<'_> {
                 metadata: Metadata::None,
                 removing: false,
                 growing: None,
+                luks: luks.clone(),
             };
             record.volumes.insert(number, volume);
         })?;
@@ -97,7 +89,11 @@ impl Step<'_> {
         if fresh && !restored && !backing.provider.starts_zeroed() {
             metadata::wipe(&path)?;
         }
-        let has = restored && metadata::exists(&path)?;
+        if let (Some(sealed), false) = (&luks, restored) {
+            self.format(number, &path, sealed, fresh)?;
+        }
+        let key = luks.as_ref().map(|sealed| self.open(number, &path, sealed)).transpose()?;
+        let has = restored && metadata::exists(At { path: &path, key: key.as_ref() })?;
         self.update(|record| {
             if let Some(volume) = record.volumes.get_mut(&number) {
                 (volume.size, volume.path) = (made.size.0, path);
@@ -153,7 +149,9 @@ impl Step<'_> {
         };
         let what = format!("make metadata on volume {number} of {}", self.name);
         let (disk, meta_disk) = (volume.path.clone(), MetaDisk::Internal);
-        if !force && metadata::exists(&volume.path)? {
+        let key = self.key_of(number, &volume)?;
+        let at = volume.at(key.as_ref());
+        if !force && metadata::exists(at)? {
             return Err(Failed::new(
                 format!(
                     "{} has metadata that this agent did not make: volume {number} of {} would \
@@ -164,9 +162,11 @@ impl Step<'_> {
             ));
         }
         set(Metadata::Begun)?;
-        let request = Request::CreateMd { disk, meta_disk, max_peers: peer_slots, force };
+        self.unlock(number, &volume)?;
+        let (max_peers, luks) = (peer_slots, volume.luks.is_some());
+        let request = Request::CreateMd { disk, meta_disk, max_peers, force, luks };
         self.engine.ask(&what, request)?;
-        metadata::begin(&volume.path, node_id, day_0, begin)?;
+        metadata::begin(at, node_id, day_0, begin)?;
         set(Metadata::Made)
     }
 
@@ -210,7 +210,9 @@ impl Step<'_> {
             let what = format!("detach volume {number} of {}", self.name);
             self.engine.ask_patiently(&what, &Request::Detach { minor, force, diskless })?;
         }
-        let begun = metadata::begin_data(&volume.path);
+        let begun = self
+            .key_of(number, &volume)
+            .and_then(|key| metadata::begin_data(volume.at(key.as_ref())));
         // Whatever came of it, the disk is attached again.
         self.adjust()?;
         begun.map(drop)
@@ -224,6 +226,7 @@ impl Step<'_> {
                 record.volumes.entry(number).and_modify(|volume| volume.removing = true);
             })?;
         }
+        self.lock(number, &volume);
         self.pool(&volume.pool, volume.provider)?.remove(&self.volume_name(number)?)?;
         crate::files::remove(&self.node.store.aside(self.name, number)).map_err(|error| {
             Failed::new(

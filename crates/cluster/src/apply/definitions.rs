@@ -122,6 +122,15 @@ pub fn modify(
                     .correction("make another resource definition, and copy the data")
                     .about(key));
             }
+            if definition.volumes.values().any(|v| v.passphrase.is_none())
+                && layers.contains(&Layer::Luks)
+            {
+                let text = format!("the layers of {key} can not change");
+                return Err(Refusal::new(Code::InvalidLayerStack, text)
+                    .cause("it has volumes that were made without passphrases")
+                    .correction("delete its volume definitions first, and create them anew")
+                    .about(key));
+            }
             definition.layers = layers;
             for volume in definition.volumes.values_mut() {
                 volume.minor = None;
@@ -242,12 +251,7 @@ pub fn create_volume(
     not_snapshotted(edit, name, &key)?;
     let size = checked_size(new.size.0, &key)?;
     check_all(Owner::VolumeDefinition, &new.props)?;
-    if definition.layers.contains(&Layer::Luks) && new.passphrase.is_none() {
-        return Err(Refusal::new(Code::NoMasterKey, format!("{key} can not be encrypted"))
-            .cause("the volume has no key, which is made when the master passphrase is entered")
-            .correction("enter the master passphrase first")
-            .about(key));
-    }
+    let passphrase = passphrase(edit, &definition, new.passphrase, &key)?;
     let minor = match (definition.layers.contains(&Layer::Drbd), new.minor) {
         (true, Some(minor)) => Some(given_minor(edit, minor, &key)?),
         (true, None) => Some(free_minor(edit)?),
@@ -259,7 +263,7 @@ pub fn create_volume(
         minor,
         props: new.props,
         flags: new.gross_size.then_some(VolumeDefinitionFlag::GrossSize).into_iter().collect(),
-        passphrase: new.passphrase,
+        passphrase,
         day_0: edit.data_generation(),
         initial_on: None,
         passed_on: false,
@@ -268,6 +272,35 @@ pub fn create_volume(
     edit.put(Object::Definition(definition));
     resources::deploy_volume(edit, name, number)?;
     helpers::review(edit, name)
+}
+
+/// The passphrase of a new volume, encrypted under the master key: what was given, or a new one.
+fn passphrase(
+    edit: &mut Edit<'_>,
+    definition: &Definition,
+    given: Option<String>,
+    key: &Key,
+) -> Result<Option<String>, Refusal> {
+    match (definition.layers.contains(&Layer::Luks), given) {
+        (true, Some(given)) => Ok(Some(given)),
+        (true, None) => match &edit.observed().master {
+            Some(master) => {
+                let new = crypt::seal::passphrase(&mut |bytes| edit.random(bytes));
+                Ok(Some(master.seal(&new, &mut |bytes| edit.random(bytes))))
+            }
+            None => Err(Refusal::new(Code::NoMasterKey, format!("{key} can not be encrypted"))
+                .cause("the master passphrase was not entered since the controller started, or there is none")
+                .correction("enter it (`linstor encryption enter-passphrase`), or create one")
+                .about(key.clone())),
+        },
+        (false, None) => Ok(None),
+        (false, Some(_)) => {
+            Err(Refusal::new(Code::InvalidRequest, format!("{key} takes no passphrases"))
+                .cause("it has no layer LUKS")
+                .correction("leave the passphrase out, or use the layers DRBD,LUKS,STORAGE")
+                .about(key.clone()))
+        }
+    }
 }
 
 /// Checks that no snapshot is being made, which is of the volumes as they were when it was asked for.

@@ -40,6 +40,31 @@ pub fn modify_controller(edit: &mut Edit<'_>, change: &PropsEdit) -> Result<(), 
     Ok(())
 }
 
+pub fn set_master_key(
+    edit: &mut Edit<'_>,
+    wrapped: String,
+    before: Option<String>,
+) -> Result<(), Refusal> {
+    let mut controller = edit.model.controller().clone();
+    if controller.master_key != before {
+        let there = controller.master_key.is_some();
+        return Err(match (there, before) {
+            (true, None) => Refusal::new(Code::PassphraseExists, "there is a master passphrase")
+                .cause("volumes are encrypted with the key that it protects")
+                .correction("modify it, with the old one"),
+            (true, Some(_)) => {
+                Refusal::new(Code::WrongPassphrase, "the old passphrase is not the right one")
+                    .cause("somebody else has changed it meanwhile")
+                    .correction("repeat it with the passphrase as it is now")
+            }
+            (false, _) => Refusal::no_master_passphrase(),
+        });
+    }
+    controller.master_key = Some(wrapped);
+    edit.put(Object::Controller(controller));
+    Ok(())
+}
+
 pub fn modify_node_connection(
     edit: &mut Edit<'_>,
     a: NodeName,

@@ -162,6 +162,15 @@ fn begin_data(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
 /// Says what keeps a deletion, or the removal of a disk, from going on.
 fn waits(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
     let (name, node) = (&ask.definition.name, &resource.node);
+    if let Some(number) = locked(ask, resource) {
+        plan.wait(
+            Some(node),
+            format!(
+                "volume {number} of {name} is encrypted and not open on node {node}: enter the master \
+                 passphrase (`linstor encryption enter-passphrase`)"
+            ),
+        );
+    }
     let leaving = resource.is_deleting()
         || resource.flags.contains(&ResourceFlag::DiskRemoveRequested)
             && !resource.flags.contains(&ResourceFlag::DiskRemoving);
@@ -173,6 +182,20 @@ fn waits(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
     } else if let Err(reason) = redundancy::may_go(ask.model, ask.observed, name, node) {
         plan.wait(Some(node), format!("the data of node {node} stay: {reason}"));
     }
+}
+
+/// A volume that can not be used before somebody has entered the master passphrase.
+fn locked(ask: &Ask<'_>, resource: &Resource) -> Option<VolumeNr> {
+    if ask.observed.master.is_some() || !resource.is_diskful() {
+        return None;
+    }
+    let replica = ask.observed.replica(&ask.definition.name, &resource.node);
+    let open = |number: &VolumeNr| {
+        let disk = replica.and_then(|replica| replica.volumes.get(number)?.disk);
+        disk.is_some_and(|disk| disk > DiskState::Diskless)
+    };
+    let mut encrypted = ask.definition.volumes.iter().filter(|(_, v)| v.passphrase.is_some());
+    encrypted.find(|(number, _)| !open(number)).map(|(number, _)| *number)
 }
 
 /// Takes the disk of a resource while it is connected.
@@ -263,7 +286,9 @@ fn begin(ask: &Ask<'_>, resource: &Resource, pool: &Pool, wanted: &VolumeDefinit
     let all = chain::definition(ask.model, ask.definition).is_true("DrbdOptions/ForceInitialSync");
     let kinds = place::kinds_in_use(ask.model, &ask.definition.name);
     let one_kind = kinds.iter().all(|kind| *kind == pool.provider);
-    match pool.provider.starts_zeroed() && one_kind && !all {
+    // Zeroes that were never written are decrypted to noise, another on every node.
+    let clear = !ask.definition.layers.contains(&Layer::Luks);
+    match pool.provider.starts_zeroed() && one_kind && !all && clear {
         true => Begin::DayZero,
         false => Begin::Empty,
     }

@@ -1,10 +1,12 @@
 //! Plans: what is done, in which order, and what waits for whom.
 
+use crypt::seal::MasterKey;
 use vocab::{Bytes, DiskState, VolumeNr};
 
 use super::{Action, Affected, Guard, Plan, affected, plan};
 use crate::apply::tests::{Bed, node, rd};
-use crate::command::Command;
+use crate::command::{Command, NewDefinition, NewVolumeDefinition};
+use crate::layer::Layer;
 use crate::props::PropsEdit;
 
 const GIB: u64 = 1 << 30;
@@ -192,4 +194,61 @@ fn changes_name_the_resource_definitions_they_concern() {
     assert_eq!(affected(&bed.model, &applied.changes), Affected::Some([rd("disk")].into()));
     let applied = bed.ok(Command::ModifyController { props: PropsEdit::set("Aux/x", "1") });
     assert_eq!(affected(&bed.model, &applied.changes), Affected::All);
+}
+
+/// An encrypted resource definition, as somebody makes it who has entered the master passphrase.
+fn encrypted(bed: &mut Bed) -> MasterKey {
+    let master = MasterKey::new(&mut |bytes| bytes.fill(7));
+    bed.observed.master = Some(master.clone());
+    let layers = Some(vec![Layer::Drbd, Layer::Luks, Layer::Storage]);
+    let definition = NewDefinition { name: Some(rd("disk")), layers, ..NewDefinition::default() };
+    bed.ok(Command::CreateDefinition { definition });
+    let volume = NewVolumeDefinition { size: Bytes(GIB), ..NewVolumeDefinition::default() };
+    bed.ok(Command::CreateVolumeDefinition { name: rd("disk"), volume });
+    master
+}
+
+#[test]
+fn an_encrypted_volume_has_a_passphrase_room_for_a_header_and_copies_everything_first() {
+    let mut bed = Bed::new(3);
+    let master = encrypted(&mut bed);
+    bed.place("disk", 2).unwrap();
+    let plan = plan_of(&bed);
+    assert!(lines(&plan)[4].contains("Empty"), "noise is not equal: {:?}", lines(&plan));
+    let Action::CreateVolume { backing, .. } = &plan.steps[0].action else { panic!("a volume") };
+    let sealed = backing.passphrase.as_ref().unwrap();
+    assert!(master.unseal(sealed).unwrap().expose().len() > 40);
+    assert_eq!(backing.layers, [Layer::Luks, Layer::Storage]);
+    assert_eq!(backing.size.0, 1_048_840 * 1024 + (16 << 20));
+
+    // Agents that know the master key go on without the controller's; one with a closed disk says what it
+    // waits for.
+    bed.settle("disk");
+    bed.observed.master = None;
+    assert!(plan_of(&bed).waits.is_empty());
+    let replica = bed.observed.resources.get_mut(&rd("disk")).unwrap().get_mut(&node(1)).unwrap();
+    replica.volumes.get_mut(&VolumeNr(0)).unwrap().disk = Some(DiskState::Diskless);
+    let waits = plan_of(&bed).waits;
+    assert!(waits[0].reason.contains("enter the master passphrase"), "{waits:?}");
+    assert_eq!(waits[0].node, Some(node(1)));
+    let volume = NewVolumeDefinition { size: Bytes(GIB), ..NewVolumeDefinition::default() };
+    let another = Command::CreateVolumeDefinition { name: rd("disk"), volume };
+    assert_eq!(bed.refused(another).code.number(), 312);
+}
+
+#[test]
+fn the_master_key_is_kept_under_one_passphrase_at_a_time() {
+    let mut bed = Bed::new(1);
+    bed.define("disk");
+    let set = |wrapped: &str, before: Option<&str>| Command::SetMasterKey {
+        wrapped: wrapped.to_owned(),
+        before: before.map(str::to_owned),
+    };
+    assert_eq!(bed.refused(set("new", Some("old"))).code.number(), 512);
+    let applied = bed.ok(set("one", None));
+    assert_eq!(affected(&bed.model, &applied.changes), Affected::Some([].into()));
+    assert_eq!(bed.refused(set("two", None)).code.number(), 512);
+    assert_eq!(bed.refused(set("two", Some("none"))).code.number(), 600);
+    bed.ok(set("two", Some("one")));
+    assert_eq!(bed.model.controller().master_key.as_deref(), Some("two"));
 }

@@ -115,3 +115,23 @@ numbers! {
         |n| Some(n.map(vocab::Sector));
     sector: vocab::Sector as u64, |s| s.0, |n| Some(vocab::Sector(n));
 }
+
+/// A secret, in the clear: the socket is its owner's alone.
+pub(crate) mod secret {
+    use vocab::options::Secret;
+
+    use super::*;
+
+    pub(crate) fn serialize<S: Serializer>(secret: &Secret, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(secret.expose())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Secret, D::Error> {
+        String::deserialize(d).map(Secret::from)
+    }
+}
+
+/// For fields that are left out where they are not set.
+pub(crate) fn is_false(value: &bool) -> bool {
+    !value
+}

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use vocab::options::{DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
+use vocab::options::{
+    DeviceOptions, DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions, Secret,
+};
 use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sector, StateError, VolumeNr};
 
 use super::doctor::{DoctorFigures, DoctorStep};
@@ -129,6 +131,9 @@ pub enum Request {
         meta_disk: MetaDisk,
         #[serde(with = "fields::options")]
         options: DiskOptions,
+        /// It is encrypted: what is attached is what its LUKS2 header stands before.
+        #[serde(default, skip_serializing_if = "fields::is_false")]
+        luks: bool,
     },
     /// Replaces the options of a disk.
     DiskOptions {
@@ -305,7 +310,24 @@ pub enum Request {
     Maps,
     /// Writes new metadata to a disk that is not attached. Existing metadata is refused (119)
     /// unless `force`.
-    CreateMd { disk: String, meta_disk: MetaDisk, max_peers: u8, force: bool },
+    CreateMd {
+        disk: String,
+        meta_disk: MetaDisk,
+        max_peers: u8,
+        force: bool,
+        /// As in [`Request::Attach`].
+        #[serde(default, skip_serializing_if = "fields::is_false")]
+        luks: bool,
+    },
+    /// Gives the passphrase of an encrypted disk, which the engine keeps in no file: after each of its starts it
+    /// is needed anew. A volume that waits for the disk gets it.
+    Unlock {
+        disk: String,
+        #[serde(with = "fields::secret")]
+        passphrase: Secret,
+    },
+    /// Forgets the key of an encrypted disk. One that is attached keeps it until it is detached.
+    Lock { disk: String },
     /// Makes metadata of version v08 on a disk that is not attached into v09 with `max_peers`
     /// bitmaps; [`Answer::Remarks`]. What it knows of the peer becomes that of node `peer`.
     ConvertMd {

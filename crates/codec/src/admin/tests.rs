@@ -44,7 +44,13 @@ fn calls_round_trip() {
     check_call(Request::NewPath { resource: resource(), peer: node(1), path });
     let meta_disk = MetaDisk::External { device: "/dev/m".into(), index: Some(3) };
     let options = DiskOptions::default();
-    check_call(Request::Attach { minor: Minor(5), disk: "/dev/a".into(), meta_disk, options });
+    check_call(Request::Attach {
+        minor: Minor(5),
+        disk: "/dev/a".into(),
+        meta_disk,
+        options,
+        luks: false,
+    });
     for from in [None, Some(node(2))] {
         check_call(Request::Invalidate { minor: Minor(5), from, reset_bitmap: true });
     }
@@ -107,7 +113,8 @@ fn a_call_that_is_not_understood_is_answered_with_its_id() {
 fn truncated_calls_are_refused_without_panic() {
     let meta_disk = MetaDisk::Internal;
     let options = DiskOptions::default();
-    let request = Request::Attach { minor: Minor(5), disk: "/dev/a".into(), meta_disk, options };
+    let request =
+        Request::Attach { minor: Minor(5), disk: "/dev/a".into(), meta_disk, options, luks: false };
     let line = encode_line(&call(request));
     for end in 0..line.len() - 1 {
         assert!(Call::decode(&line[..end]).is_err());

@@ -59,6 +59,9 @@ pub struct BackingConfig {
     /// Options of the disk.
     #[serde(with = "fields::options")]
     pub options: DiskOptions,
+    /// It is encrypted: the disk is what its LUKS2 header stands before. Its key is nowhere in a configuration.
+    #[serde(default, skip_serializing_if = "fields::is_false")]
+    pub luks: bool,
 }
 
 /// Where the metadata of a disk lives (metadata §2).

@@ -577,7 +577,8 @@ impl<'a> View<'a> {
                 minors.translate(settings, &object)?.apply(Group::Disk, &mut options, &object)?;
             }
             let meta_disk = volume.meta_disk.clone();
-            backing = Some(BackingConfig { disk: disk.to_owned(), meta_disk, options });
+            backing =
+                Some(BackingConfig { disk: disk.to_owned(), meta_disk, options, luks: false });
         }
         let device = match volume.device {
             None => format!("/dev/drbd{}", volume.minor),

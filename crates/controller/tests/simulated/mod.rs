@@ -19,6 +19,7 @@ use cluster::observed::{
 use cluster::plan::{Action, Begin};
 use controller::Handle;
 use tokio::sync::mpsc;
+use vocab::options::Secret;
 use vocab::{Bytes, DiskState, VolumeNr};
 
 const GIB: u64 = 1 << 30;
@@ -40,6 +41,8 @@ struct Node {
     records: BTreeMap<ResourceName, Record>,
     /// Orders of this kind fail.
     fails: Option<&'static str>,
+    /// The master key that it was told.
+    master: Option<Secret>,
 }
 
 #[derive(Default)]
@@ -156,6 +159,11 @@ impl Simulated {
         self.nodes.lock().unwrap().get_mut(&NodeName::new(name).unwrap()).unwrap().fails = order;
     }
 
+    /// The master key that a node was told.
+    pub fn told(&self, name: &str) -> Option<Secret> {
+        self.nodes.lock().unwrap().get(&NodeName::new(name).unwrap())?.master.clone()
+    }
+
     /// What there is on all disks: nodes, resources and volumes, and snapshots.
     pub fn disks(&self) -> Vec<String> {
         let nodes = self.nodes.lock().unwrap();
@@ -176,6 +184,10 @@ impl Simulated {
         };
         let link = node.links;
         match order {
+            Order::Master { key } => {
+                node.master = Some(key);
+                Vec::new()
+            }
             Order::Pools { pools, .. } => {
                 let space = PoolState {
                     free: Bytes(100 * GIB),

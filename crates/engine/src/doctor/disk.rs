@@ -37,7 +37,7 @@ const FLUSHES_MAX: u64 = 100;
 /// Reads a disk for `time` in all. `size` bytes from its start are data.
 pub(super) fn reads(backing: &BackingConfig, size: u64, time: Duration) -> Done<DiskReads> {
     let path = Path::new(&backing.disk);
-    let options = DiskOptions { write: false, exclusive: false, direct: true };
+    let options = DiskOptions { write: false, exclusive: false, ..DiskOptions::default() };
     let file = DiskFile::open(path, options).map_err(|e| failed(e.to_string()))?;
     let info = file.info();
     let area = size.min(info.size.0);
@@ -174,6 +174,7 @@ mod tests {
             disk: path.display().to_string(),
             meta_disk: MetaDisk::Internal,
             options: Default::default(),
+            luks: false,
         }
     }
 

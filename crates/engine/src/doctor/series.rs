@@ -258,7 +258,7 @@ mod tests {
             time: Duration::from_secs(5),
             bytes: 100 * 4096,
         };
-        let read_only = DiskOptions { write: false, exclusive: false, direct: true };
+        let read_only = DiskOptions { write: false, exclusive: false, ..DiskOptions::default() };
         let file = DiskFile::open(&path, read_only).unwrap();
         let series = runner.run(&file, plan).unwrap();
         assert_eq!((series.operations, series.depth), (100, 8));
@@ -287,7 +287,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         std::fs::write(&path, vec![0u8; 64 << 10]).unwrap();
-        let read_only = DiskOptions { write: false, exclusive: false, direct: true };
+        let read_only = DiskOptions { write: false, exclusive: false, ..DiskOptions::default() };
         let file = DiskFile::open(&path, read_only).unwrap();
         let mut runner = Runner::new().unwrap();
         let plan = Plan {

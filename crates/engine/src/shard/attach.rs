@@ -13,6 +13,8 @@ use codec::disk::{
     BLOCK_SIZE, Block, Layout, Placement, PlacementError, Rules, Superblock, SuperblockError,
     bitmap, zeroed_block,
 };
+use crypt::luks::Opened;
+use crypt::xts::SectorCipher;
 use replication::io::{AttachImage, DiskLimits};
 use runtime::{BUF_MAX, Completed, DiskFile, DiskInfo, DiskOptions, OpenCause, OpenError, Payload};
 use vocab::{ConfigError, NodeId, Refusal, SECTOR_SIZE, Sector, VolumeNr};
@@ -20,6 +22,7 @@ use vocab::{ConfigError, NodeId, Refusal, SECTOR_SIZE, Sector, VolumeNr};
 use super::disk::{Disk, Step, is_zero};
 use super::io::Io;
 use super::token;
+use crate::keys;
 
 /// Bytes of one read.
 const PIECE: usize = 1 << 20;
@@ -33,6 +36,8 @@ pub(crate) struct AttachJob {
     placement: Placement,
     data: Option<DiskFile>,
     meta: Option<DiskFile>,
+    /// Everything on `data` is encrypted; there is no `meta` then.
+    crypt: Option<SectorCipher>,
     /// As soon as the superblock is known.
     layout: Option<Layout>,
     me: NodeId,
@@ -94,9 +99,9 @@ fn open_refusal(error: &OpenError, open: ConfigError, claimed: ConfigError) -> R
 
 /// Opens a device. Files whose direct I/O needs more than sectors are used through the page
 /// cache: every sector of a volume must be writable by itself.
-fn open_device(path: &str, exclusive: bool) -> Result<DiskFile, OpenError> {
+fn open_device(path: &str, exclusive: bool, key: Option<&Opened>) -> Result<DiskFile, OpenError> {
     let path = Path::new(path);
-    let options = DiskOptions { exclusive, ..DiskOptions::default() };
+    let options = DiskOptions { exclusive, ..keys::behind_header(key) };
     let file = DiskFile::open(path, options)?;
     if file.info().logical_block_size > 512 && !file.info().block_device {
         drop(file);
@@ -116,15 +121,16 @@ impl AttachJob {
         me: NodeId,
         admin: u64,
         backing: &BackingConfig,
+        key: Option<Opened>,
     ) -> Result<AttachJob, Refusal> {
         let placement = placement(&backing.meta_disk)?;
-        let data = open_device(&backing.disk, true)
+        let data = open_device(&backing.disk, true, key.as_ref())
             .map_err(|e| open_refusal(&e, ConfigError::OpenDisk, ConfigError::DiskClaimed))?;
         let meta = match &backing.meta_disk {
             MetaDisk::Internal => None,
             // Several volumes share an indexed device; the engine keeps their slots apart.
             MetaDisk::External { device, index } => {
-                Some(open_device(device, index.is_none()).map_err(|e| {
+                Some(open_device(device, index.is_none(), None).map_err(|e| {
                     open_refusal(&e, ConfigError::OpenMetaDisk, ConfigError::MetaDiskClaimed)
                 })?)
             }
@@ -141,6 +147,7 @@ impl AttachJob {
             placement,
             data: Some(data),
             meta,
+            crypt: key.map(|key| key.cipher()),
             layout: None,
             me,
             stage: Stage::Superblock,
@@ -177,9 +184,14 @@ impl AttachJob {
     /// Takes note of what a read has brought and says what is read next.
     fn took(&mut self, done: Completed) -> Result<(), Refusal> {
         let path = self.device().path().display().to_string();
-        let Payload::Buf(buf) = done.payload else { panic!("a read gives its buffer back") };
+        let Payload::Buf(mut buf) = done.payload else { panic!("a read gives its buffer back") };
         match done.result {
-            Ok(read) if read as usize == buf.len() => {}
+            Ok(read) if read as usize == buf.len() => {
+                if let Some(crypt) = &self.crypt {
+                    let bytes = buf.as_mut_slice().expect("a buffer that was read into is unique");
+                    crypt.decrypt(self.next / SECTOR_SIZE, bytes);
+                }
+            }
             Ok(_) => {
                 let detail = format!("{path}: it has become smaller");
                 return Err(Refusal::config(ConfigError::MetaIo, detail));
@@ -302,7 +314,7 @@ impl AttachJob {
             logical_block_size: info.logical_block_size,
             physical_block_size: info.physical_block_size,
             // Of a file it is known; of a device nobody promises it.
-            discard_zeroes: info.can_discard && !info.block_device,
+            discard_zeroes: info.can_discard && !info.block_device && self.crypt.is_none(),
             max_io: BUF_MAX as u32,
         };
         let superblock = self.image.superblock.as_ref().expect("read first");
@@ -317,7 +329,8 @@ impl AttachJob {
             boot: boot(),
         };
         let (layout, next_layout) = (Cell::new(layout), Cell::new(None));
-        Ok((Rc::new(Disk { data, meta: self.meta, layout, next_layout, params, limits }), image))
+        let (meta, crypt) = (self.meta, self.crypt);
+        Ok((Rc::new(Disk { data, meta, crypt, layout, next_layout, params, limits }), image))
     }
 }
 

@@ -4,6 +4,9 @@
 //! holds what it needs of the disk, so a disk that the core gives up meanwhile stays open until
 //! the jobs on it have ended.
 //!
+//! On an encrypted disk everything is encrypted on its way out, into memory of its own, and decrypted where it was
+//! read to, before anybody sees it: above this file nothing is known of that.
+//!
 //! What a thin pool has no space for has not failed: it waits until the pool has grown, for a disk
 //! that is given up for that has to be copied anew. Only reads and flushes need no space.
 
@@ -13,6 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use codec::disk::{BLOCK_SIZE, Layout, MdParams};
+use crypt::xts::SectorCipher;
 use replication::io::{
     DiskData, DiskError, DiskLimits, DiskMeasure, DiskOp, MetaBlock, MetaPlace, MetaWrite,
     MovedMetadata, OpId,
@@ -30,6 +34,9 @@ const RUN_MAX: usize = 256 << 10;
 /// Writes of bitmap blocks in flight for one metadata write.
 const RUNS_IN_FLIGHT: usize = 16;
 
+/// Bytes of zeroes written to an encrypted disk at a time.
+const ZEROES_MAX: usize = 1 << 20;
+
 /// How long an operation waits that found the disk full.
 const FULL: Duration = Duration::from_secs(1);
 
@@ -38,6 +45,8 @@ pub(crate) struct Disk {
     pub(crate) data: DiskFile,
     /// The metadata device; `None` if it is the data device.
     pub(crate) meta: Option<DiskFile>,
+    /// Everything on it is encrypted; its metadata are on it then, too.
+    pub(crate) crypt: Option<SectorCipher>,
     pub(crate) layout: Cell<Layout>,
     /// Where the metadata goes once the core says so.
     pub(crate) next_layout: Cell<Option<Layout>>,
@@ -147,6 +156,8 @@ pub(crate) struct InFlight {
 
 enum Job {
     Data(Owner, DataJob),
+    /// Zeroes of an encrypted disk.
+    Zero(Owner, Box<ZeroJob>),
     Meta(Owner, Box<MetaJob>),
     Attach(Box<AttachJob>),
 }
@@ -155,6 +166,8 @@ enum DataJob {
     /// Waits for memory.
     Unstarted(Rc<Disk>, DiskOp, Option<Algorithm>),
     Read {
+        disk: Rc<Disk>,
+        start: Sector,
         len: usize,
         zeroes: bool,
         digest: Option<Algorithm>,
@@ -168,7 +181,7 @@ impl Job {
     /// Whose it is, if it is a volume's.
     fn owner(&self) -> Option<Owner> {
         match self {
-            Job::Data(owner, _) | Job::Meta(owner, _) => Some(*owner),
+            Job::Data(owner, _) | Job::Zero(owner, _) | Job::Meta(owner, _) => Some(*owner),
             Job::Attach(_) => None,
         }
     }
@@ -178,10 +191,14 @@ impl Job {
         match self {
             Job::Data(
                 _,
-                DataJob::Unstarted(disk, ..) | DataJob::Write(disk, _) | DataJob::Plain(disk, _),
+                DataJob::Unstarted(disk, ..)
+                | DataJob::Read { disk, .. }
+                | DataJob::Write(disk, _)
+                | DataJob::Plain(disk, _),
             ) => Some(disk),
-            Job::Data(_, DataJob::Read { .. }) | Job::Attach(_) => None,
+            Job::Zero(_, job) => Some(&job.disk),
             Job::Meta(_, job) => Some(&job.disk),
+            Job::Attach(_) => None,
         }
     }
 }
@@ -206,6 +223,7 @@ impl Jobs {
                 Job::Data(owner, DataJob::Plain(..) | DataJob::Unstarted(..)) => {
                     (owner, &mut count.others)
                 }
+                Job::Zero(owner, _) => (owner, &mut count.others),
                 Job::Meta(owner, _) => (owner, &mut count.metadata),
                 Job::Attach(_) => continue,
             };
@@ -239,6 +257,11 @@ pub(crate) fn start(
     op: DiskOp,
     digest: Option<Algorithm>,
 ) {
+    if let (DiskOp::Zeroes { range, .. }, true) = (op, disk.crypt.is_some()) {
+        let job = ZeroJob { disk: disk.clone(), rest: range, in_flight: 0, failed: None };
+        let index = io.jobs.insert(Job::Zero(owner, Box::new(job)));
+        return go_on(io, index, None);
+    }
     let job = DataJob::Unstarted(disk.clone(), op, digest);
     let index = io.jobs.insert(Job::Data(owner, job));
     start_data(io, index);
@@ -260,7 +283,8 @@ fn start_data(io: &mut Io, index: u32) {
                     data.read(&mut io.ring, token, range.start, buf);
                     let zeroes = matches!(op, DiskOp::Read { detect_zeroes: true, .. });
                     let wanted = matches!(op, DiskOp::Digest { .. });
-                    DataJob::Read { len, zeroes, digest: digest.filter(|_| wanted) }
+                    let digest = digest.filter(|_| wanted);
+                    DataJob::Read { disk: disk.clone(), start: range.start, len, zeroes, digest }
                 }
                 Err(AllocError::Exhausted) => {
                     io.jobs.starved.push_back(index);
@@ -273,9 +297,25 @@ fn start_data(io: &mut Io, index: u32) {
             }
         }
         DiskOp::Write { range, buf, fua } => {
-            let buf = io.bufs.share(buf);
+            let mut buf = io.bufs.share(buf);
+            if let Some(crypt) = &disk.crypt {
+                // What is in memory is sent to peers, too, and stays as it is.
+                match encrypted(io, crypt, range.start, &buf) {
+                    Ok(sealed) => buf = sealed,
+                    Err(NotEncrypted::NoMemory) => {
+                        io.jobs.starved.push_back(index);
+                        io.starved = true;
+                        return;
+                    }
+                    Err(NotEncrypted::Misaligned) => return fail(io, index, DiskError::Io),
+                }
+            }
             data.write(&mut io.ring, token, range.start, buf, fua);
             DataJob::Write(disk.clone(), op)
+        }
+        // It would read as noise afterwards, another on every node. Refused everywhere, the old data stay.
+        DiskOp::Discard { .. } if disk.crypt.is_some() => {
+            return fail(io, index, DiskError::Unsupported);
         }
         DiskOp::Discard { range } => {
             data.discard(&mut io.ring, token, range);
@@ -293,6 +333,35 @@ fn start_data(io: &mut Io, index: u32) {
     if let Some(Job::Data(_, job)) = &mut io.jobs.slots[index as usize] {
         *job = started;
     }
+}
+
+/// Ends a data operation that was not started.
+fn fail(io: &mut Io, index: u32, error: DiskError) {
+    let owner = io.jobs.remove(index).owner().expect("a data operation is a volume's");
+    io.jobs.finished.push(Finished::Disk(owner, Err(error)));
+}
+
+/// Why data were not encrypted.
+enum NotEncrypted {
+    NoMemory,
+    /// They are not whole sectors of the disk.
+    Misaligned,
+}
+
+/// Data as they are on an encrypted disk, in memory of their own.
+fn encrypted(
+    io: &Io,
+    crypt: &SectorCipher,
+    start: Sector,
+    data: &[u8],
+) -> Result<Buf, NotEncrypted> {
+    let sector = crypt.sector_size() as usize;
+    if !data.len().is_multiple_of(sector) || !start.0.is_multiple_of(sector as u64 / SECTOR_SIZE) {
+        return Err(NotEncrypted::Misaligned);
+    }
+    let mut buf = io.crypt_pool.copy_from(data).map_err(|_| NotEncrypted::NoMemory)?;
+    crypt.encrypt(start.0, buf.as_mut_slice().expect("a new buffer is unique"));
+    Ok(buf)
 }
 
 /// Starts a metadata write.
@@ -346,11 +415,17 @@ fn data_result(io: &mut Io, job: DataJob, done: Completed) -> Result<DiskData, D
             Ok(_) => Ok(DiskData::None),
             Err(errno) => Err(disk_error(errno, false)),
         },
-        DataJob::Read { len, zeroes, digest } => {
+        DataJob::Read { disk, start, len, zeroes, digest } => {
             let read = done.result.map_err(|errno| disk_error(errno, false))?;
-            let Payload::Buf(buf) = done.payload else { panic!("a read gives its buffer back") };
+            let Payload::Buf(mut buf) = done.payload else {
+                panic!("a read gives its buffer back")
+            };
             if read as usize != len {
                 return Err(DiskError::Io);
+            }
+            if let Some(crypt) = &disk.crypt {
+                let bytes = buf.as_mut_slice().expect("a buffer that was read into is unique");
+                crypt.decrypt(start.0, bytes);
             }
             if let Some(algorithm) = digest {
                 return Ok(DiskData::Digest(algorithm.of(&buf).to_vec()));
@@ -405,16 +480,17 @@ pub(crate) fn retry_full(io: &mut Io) {
         let same = |job: &&Job| job.disk().is_some_and(|other| Rc::ptr_eq(other, disk));
         let held = io.jobs.slots.iter().flatten().filter(same).count();
         let given_up = Rc::strong_count(disk) <= held;
-        match (given_up, matches!(job, Job::Data(..))) {
-            (false, true) => start_data(io, index),
-            (false, false) => go_on(io, index, None),
-            (true, data) => {
+        match (given_up, job) {
+            (false, Job::Data(..)) => start_data(io, index),
+            (false, _) => go_on(io, index, None),
+            (true, job) => {
+                let error = DiskError::NoSpace;
+                let finished = match job {
+                    Job::Data(..) | Job::Zero(..) => Finished::Disk(owner, Err(error)),
+                    Job::Meta(..) | Job::Attach(_) => Finished::Meta(owner, Err(error)),
+                };
                 io.jobs.remove(index);
-                let error = Err(DiskError::NoSpace);
-                io.jobs.finished.push(match data {
-                    true => Finished::Disk(owner, error.map(|()| DiskData::None)),
-                    false => Finished::Meta(owner, error),
-                });
+                io.jobs.finished.push(finished);
             }
         }
     }
@@ -436,6 +512,7 @@ pub(crate) enum Step {
 fn go_on(io: &mut Io, index: u32, done: Option<Completed>) {
     let mut job = io.jobs.slots[index as usize].take().expect("seen by the caller");
     let step = match &mut job {
+        Job::Zero(_, job) => job.go_on(io, index, done),
         Job::Meta(_, job) => job.go_on(io, index, done),
         Job::Attach(job) => job.go_on(io, index, done),
         Job::Data(..) => panic!("data operations have one step"),
@@ -454,6 +531,12 @@ fn go_on(io: &mut Io, index: u32, done: Option<Completed>) {
         }
         Step::Ended => {
             let finished = match io.jobs.remove(index) {
+                Job::Zero(owner, job) => {
+                    if job.failed.is_none() {
+                        has_space(io, owner);
+                    }
+                    Finished::Disk(owner, job.failed.map_or(Ok(DiskData::None), Err))
+                }
                 Job::Meta(owner, job) => {
                     if job.failed.is_none() {
                         has_space(io, owner);
@@ -471,6 +554,47 @@ fn go_on(io: &mut Io, index: u32, done: Option<Completed>) {
 /// True if all bytes are zero.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(512).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// Zeroes of an encrypted disk: they are written, one piece after the other.
+struct ZeroJob {
+    disk: Rc<Disk>,
+    /// What is not zero yet; the piece that is under way is in it.
+    rest: SectorRange,
+    /// Sectors of that piece.
+    in_flight: u64,
+    failed: Option<DiskError>,
+}
+
+impl ZeroJob {
+    fn go_on(&mut self, io: &mut Io, index: u32, done: Option<Completed>) -> Step {
+        if let Some(done) = done {
+            let written = std::mem::take(&mut self.in_flight);
+            match done.result {
+                Ok(_) => {
+                    let (start, left) = (self.rest.start.0 + written, self.rest.len.0 - written);
+                    self.rest = SectorRange::new(start, left);
+                }
+                Err(Errno::ENOSPC) => return Step::Full,
+                Err(errno) => self.failed = Some(disk_error(errno, false)),
+            }
+        }
+        let len = (self.rest.len.bytes().0 as usize).min(ZEROES_MAX);
+        if self.failed.is_some() || len == 0 {
+            return Step::Ended;
+        }
+        let Ok(mut buf) = io.crypt_pool.alloc_zeroed(len) else { return Step::Starved };
+        let crypt = self.disk.crypt.as_ref().expect("only encrypted disks are zeroed so");
+        let (sector, start) = (crypt.sector_size() as usize, self.rest.start);
+        if !len.is_multiple_of(sector) || !start.0.is_multiple_of(sector as u64 / SECTOR_SIZE) {
+            self.failed = Some(DiskError::Io);
+            return Step::Ended;
+        }
+        crypt.encrypt(start.0, buf.as_mut_slice().expect("a new buffer is unique"));
+        self.in_flight = len as u64 / SECTOR_SIZE;
+        self.disk.data.write(&mut io.ring, token::disk(index), start, buf, false);
+        Step::Running
+    }
 }
 
 /// A metadata write in the order of [`MetaWrite`].
@@ -604,8 +728,11 @@ impl MetaJob {
         if self.in_flight > 0 { Step::Running } else { Step::Starved }
     }
 
-    fn write(&self, io: &mut Io, index: u32, at: u64, buf: Buf, durable: bool) {
+    fn write(&self, io: &mut Io, index: u32, at: u64, mut buf: Buf, durable: bool) {
         let sector = Sector(at / SECTOR_SIZE);
+        if let Some(crypt) = &self.disk.crypt {
+            crypt.encrypt(sector.0, buf.as_mut_slice().expect("a new buffer is unique"));
+        }
         self.disk.meta().write(&mut io.ring, token::disk(index), sector, buf, durable);
     }
 }

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use codec::admin::{ConnectionStatistics, Note, PathStatus, ResourceStatistics, ResourceStatus};
 use codec::config::{BackingConfig, PathConfig};
 use codec::wire::{Packet, Stream};
+use crypt::luks::Opened;
 use frontend::nbd::server::TargetKey;
 use replication::config::ResourceConfig;
 use replication::io::{
@@ -556,6 +557,7 @@ impl Host {
         io: &mut Io,
         nr: VolumeNr,
         backing: &BackingConfig,
+        key: Option<Opened>,
         reply: Reply,
     ) {
         let refused = |detail: String| Err(Refusal::config(ConfigError::DiskConfigured, detail));
@@ -571,7 +573,7 @@ impl Host {
         }
         self.last_admin += 1;
         let admin = self.last_admin;
-        match AttachJob::open(resource, nr, me, admin, backing) {
+        match AttachJob::open(resource, nr, me, admin, backing, key) {
             Ok(job) => {
                 let volume = self.volume_mut(nr).expect("seen above");
                 volume.attaching = true;

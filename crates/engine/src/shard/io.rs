@@ -12,6 +12,10 @@ use crate::transport::Listeners;
 /// metadata, and would otherwise wait for their own buffers.
 const META_POOL: usize = 32 << 20;
 
+/// Memory for what is written to encrypted disks. It is held for as long as a disk takes to write, and never by
+/// anything that waits for other memory: data in flight can not wait for each other.
+const CRYPT_POOL: usize = 32 << 20;
+
 /// The means of a shard.
 pub(crate) struct Io {
     pub(crate) ring: Ring,
@@ -19,6 +23,8 @@ pub(crate) struct Io {
     pub(crate) pool: BufPool,
     /// Metadata.
     pub(crate) meta_pool: BufPool,
+    /// What is on its way to encrypted disks.
+    pub(crate) crypt_pool: BufPool,
     pub(crate) bufs: Bufs,
     pub(crate) jobs: Jobs,
     pub(crate) listeners: Listeners,
@@ -36,6 +42,7 @@ impl Io {
             ring,
             pool,
             meta_pool: BufPool::new(META_POOL)?,
+            crypt_pool: BufPool::new(CRYPT_POOL)?,
             bufs: Bufs::default(),
             jobs: Jobs::default(),
             listeners: Listeners::default(),

@@ -437,6 +437,23 @@ pub enum Command {
     },
     /// List block devices
     Maps,
+    /// Give the engine the passphrase of an encrypted disk, from the standard input
+    ///
+    /// The engine keeps it in memory only, and needs it anew after each of its starts. Volumes that wait
+    /// for the disk get it. The passphrase is the first line of the standard input.
+    Unlock {
+        /// Path of the disk, as it is configured
+        #[arg(value_name = "DISK")]
+        disk: String,
+    },
+    /// Have the engine forget the key of an encrypted disk
+    ///
+    /// A disk that is attached keeps it until it is detached.
+    Lock {
+        /// Path of the disk, as it is configured
+        #[arg(value_name = "DISK")]
+        disk: String,
+    },
     /// Show facts about the engine
     Info,
     /// Take every resource down and end the engine
@@ -518,6 +535,8 @@ impl Command {
             | Command::ForgetPeer { .. }
             | Command::Unexport { .. }
             | Command::Unmap { .. }
+            | Command::Unlock { .. }
+            | Command::Lock { .. }
             | Command::Shutdown { .. } => (false, false),
         };
         let mut uses = vec!["socket", "timeout", "wait_engine"];

@@ -150,7 +150,7 @@ impl Plan<'_> {
 
     fn disk(&mut self, new: &VolumeConfig, old: Option<&VolumeConfig>) {
         let same_place = |a: &BackingConfig, b: &BackingConfig| {
-            (&a.disk, &a.meta_disk) == (&b.disk, &b.meta_disk)
+            (&a.disk, &a.meta_disk, a.luks) == (&b.disk, &b.meta_disk, b.luks)
         };
         match (&new.backing, old.and_then(|old| old.backing.as_ref())) {
             (Some(backing), None) => self.attach(new, backing),
@@ -169,9 +169,9 @@ impl Plan<'_> {
     }
 
     fn attach(&mut self, volume: &VolumeConfig, backing: &BackingConfig) {
-        let BackingConfig { disk, meta_disk, options } = backing.clone();
+        let BackingConfig { disk, meta_disk, options, luks } = backing.clone();
         let what = format!("attach {disk} to volume {}", volume.nr);
-        let request = Request::Attach { minor: volume.minor, disk, meta_disk, options };
+        let request = Request::Attach { minor: volume.minor, disk, meta_disk, options, luks };
         self.step(Stage::Disk, what, request);
     }
 

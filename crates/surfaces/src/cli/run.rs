@@ -5,7 +5,7 @@
 mod convert;
 mod maps;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::time::{Duration, SystemTime};
 
 use codec::admin::{
@@ -13,6 +13,7 @@ use codec::admin::{
 };
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
+use vocab::options::Secret;
 use vocab::{ConfigError, NodeId, RefusalCode, Sector, VolumeNr};
 
 use super::args::{Command, Common, DoctorArgs, FaceName, Objects};
@@ -23,6 +24,9 @@ use super::objects::{Object, Selection};
 use super::plan::{Limits, Running, plan};
 use super::top::{self, Sort};
 use super::{doctor, events, status, why};
+
+/// Bytes of the longest passphrase.
+const PASSPHRASE_MAX: u64 = 8192;
 
 const NOT_UP: &str = "bring it up with `ashlar up`, or look with `ashlar status`";
 const NOT_CONFIGURED: &str = "check the name, or add it to the configuration";
@@ -111,6 +115,10 @@ impl Session<'_> {
             }
             Command::Unmap { object } => self.unmap(object),
             Command::Maps => self.maps(),
+            Command::Unlock { disk } => self.unlock(disk),
+            Command::Lock { disk } => {
+                self.simple(&format!("lock {disk}"), Request::Lock { disk: disk.clone() })
+            }
             Command::Info => self.info(),
             Command::Shutdown { force } => {
                 self.simple("shutdown", Request::Shutdown { force: *force })
@@ -269,7 +277,8 @@ impl Session<'_> {
                     continue;
                 }
                 let (disk, meta_disk) = (backing.disk.clone(), backing.meta_disk.clone());
-                s.simple(&what, Request::CreateMd { disk, meta_disk, max_peers, force })?;
+                let luks = backing.luks;
+                s.simple(&what, Request::CreateMd { disk, meta_disk, max_peers, force, luks })?;
             }
             Ok(())
         })
@@ -317,6 +326,33 @@ impl Session<'_> {
         })
     }
 
+    /// The passphrase is the first line of the standard input: an argument would be seen by everybody.
+    fn unlock(&mut self, disk: &str) -> Result<(), Error> {
+        let wrong = |why: &str| {
+            let (object, why) = (disk.to_owned(), why.to_owned());
+            Err(Error::Object { object, why })
+        };
+        if io::stdin().is_terminal() {
+            return wrong(
+                "a terminal would show the passphrase; give it on the standard input, as in \
+                 `ashlar unlock DISK < FILE`",
+            );
+        }
+        let mut line = String::new();
+        if let Err(error) = io::stdin().lock().take(PASSPHRASE_MAX).read_line(&mut line) {
+            return wrong(&format!("the standard input can not be read: {error}"));
+        }
+        if line.ends_with('\n') {
+            line.pop();
+        }
+        let passphrase = Secret::from(line);
+        if passphrase.is_empty() {
+            return wrong("there is no passphrase on the standard input");
+        }
+        let request = Request::Unlock { disk: disk.to_owned(), passphrase };
+        self.simple(&format!("unlock {disk}"), request)
+    }
+
     fn attach(&mut self, objects: &Objects) -> Result<(), Error> {
         let loaded = self.load()?;
         let selections = self.configured(objects, &loaded)?;
@@ -329,7 +365,9 @@ impl Session<'_> {
                         let (meta_disk, options) =
                             (backing.meta_disk.clone(), backing.options.clone());
                         let what = format!("{name}: attach {disk}");
-                        s.simple(&what, Request::Attach { minor, disk, meta_disk, options })?;
+                        let luks = backing.luks;
+                        let request = Request::Attach { minor, disk, meta_disk, options, luks };
+                        s.simple(&what, request)?;
                     }
                     None if selection.one_volume => {
                         let why =

@@ -186,7 +186,7 @@ impl Session<'_> {
             },
         };
         let _lock = self.machine.places.lock(minor)?;
-        self.order(Request::Attach { minor, disk, meta_disk, options })
+        self.order(Request::Attach { minor, disk, meta_disk, options, luks: false })
     }
 
     fn disk_options(&mut self) -> Result<(), Stop> {

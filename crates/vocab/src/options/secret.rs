@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use zeroize::Zeroize;
+
 use super::spec::{Raw, Unit, Value};
 
-/// Text that takes part in equality and in what is kept, and never in messages.
+/// Text that takes part in equality and in what is kept, and never in messages. It is erased from memory
+/// when it is dropped.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
@@ -17,6 +20,18 @@ impl Secret {
     /// True if there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(text)
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
     }
 }
 

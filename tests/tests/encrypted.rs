@@ -1,0 +1,219 @@
+//! Encrypted volumes on real nodes: what is on their disks, who can read it, and what happens where keys are not known.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
+mod control_support;
+mod engine_support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use api::link::Order;
+use cluster::command::{Command, NewDefinition, NewVolumeDefinition};
+use cluster::layer::Layer;
+use cluster::props::PropsEdit;
+use control_support::{Cluster, MIB, node, rd};
+use crypt::luks;
+use crypt::seal::MasterKey;
+use engine_support::nbd::Client;
+use engine_support::pattern;
+use vocab::Bytes;
+use vocab::options::Secret;
+
+const NODES: [&str; 3] = ["alpha", "bravo", "charlie"];
+
+/// An encrypted resource definition with a volume, as somebody makes it who has entered the master passphrase.
+fn define(cluster: &mut Cluster, name: &str, size: u64) {
+    let layers = Some(vec![Layer::Drbd, Layer::Luks, Layer::Storage]);
+    let definition = NewDefinition { name: Some(rd(name)), layers, ..NewDefinition::default() };
+    cluster.command(Command::CreateDefinition { definition });
+    let volume = NewVolumeDefinition { size: Bytes(size), ..NewVolumeDefinition::default() };
+    cluster.command(Command::CreateVolumeDefinition { name: rd(name), volume });
+}
+
+fn tell(cluster: &Cluster, name: &str) {
+    let key = cluster.observed.master.as_ref().unwrap().to_secret();
+    cluster.send(&node(name), Order::Master { key });
+}
+
+fn passphrase(cluster: &Cluster, name: &str) -> Secret {
+    let volumes = &cluster.model.definition(&rd(name)).unwrap().volumes;
+    let sealed = volumes.values().next().unwrap().passphrase.as_ref().unwrap();
+    cluster.observed.master.as_ref().unwrap().unseal(sealed).unwrap()
+}
+
+fn image(cluster: &Cluster, name: &str, on: &str) -> PathBuf {
+    cluster.pools.of(on).join(format!("{name}_00000.img"))
+}
+
+/// What anybody reads of a replica who has its passphrase: `cryptsetup` would give the same.
+fn decrypted(path: &Path, passphrase: &Secret, at: u64, len: usize) -> Vec<u8> {
+    let file = File::open(path).unwrap();
+    let mut read = |at, to: &mut [u8]| file.read_exact_at(to, at).map_err(|e| e.to_string());
+    let opened = luks::open(&mut read, passphrase).unwrap();
+    let mut bytes = vec![0; len];
+    read(opened.offset() + at, &mut bytes).unwrap();
+    opened.cipher().decrypt(at / 512, &mut bytes);
+    bytes
+}
+
+/// Files that have one of these texts in them.
+fn with_text(folder: &Path, texts: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(with_text(&path, texts));
+        } else if let Ok(bytes) = fs::read(&path) {
+            let has = |text: &&str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+            found.extend(texts.iter().any(|text| has(text)).then_some(path));
+        }
+    }
+    found
+}
+
+fn disk_state(cluster: &Cluster, on: &str) -> String {
+    let node = &cluster.nodes[cluster.index(on)];
+    let status: serde_json::Value =
+        serde_json::from_str(&node.ok(&["status", "web", "--json"])).unwrap();
+    status[0]["devices"][0]["disk-state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn an_encrypted_volume_is_noise_on_disk_and_needs_its_key_after_each_start() {
+    let mut cluster = Cluster::up(&NODES);
+    cluster.observed.master = Some(MasterKey::new(&mut |bytes| bytes.fill(0x5a)));
+    define(&mut cluster, "web", 32 * MIB);
+    cluster.place("web", &NODES);
+    cluster.wait("they say that they lack the key", |c| {
+        NODES.iter().all(|name| {
+            let mut failures = c.failures.iter().filter(|f| f.node == node(name));
+            failures.any(|f| f.cause.contains("master key is not known"))
+        })
+    });
+    for name in NODES {
+        assert_eq!(cluster.pools.files(name), Vec::<String>::new(), "nothing is made without it");
+        tell(&cluster, name);
+    }
+    cluster.wait_settled("web");
+
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (first, second) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    client.write(0, &first).unwrap();
+    client.write(16 * MIB, &second).unwrap();
+    client.write(20 * MIB + 512, &second[..1536]).unwrap();
+    client.zero(16 * MIB + 4096, 3 << 20 >> 1).unwrap();
+    client.flush().unwrap();
+    let passphrase = passphrase(&cluster, "web");
+    let mut expected = second.clone();
+    expected[4096..].fill(0);
+    for name in NODES {
+        let path = image(&cluster, "web", name);
+        let plain = |at, len| decrypted(&path, &passphrase, at, len);
+        assert!(plain(0, MIB as usize) == first, "{name} has what was written");
+        assert!(plain(16 * MIB, MIB as usize) == expected, "{name} has zeroes");
+        assert!(plain(20 * MIB + 512, 1536) == second[..1536], "{name} has a part of a block");
+        let raw = fs::read(&path).unwrap();
+        let clear = |part: &[u8]| raw.windows(64).step_by(64).any(|w| w == part);
+        assert!(!clear(&first[..64]) && !clear(&second[..64]), "{name} has nothing in the clear");
+        assert!(raw[(17 * MIB) as usize..][..4096].iter().any(|b| *b != 0));
+    }
+    assert!(client.read(16 * MIB, MIB as usize).unwrap() == expected);
+    assert!(client.read(0, MIB as usize).unwrap() == first);
+
+    // A discard is refused rather than leaving noise behind.
+    let _ = client.trim(0, 1 << 20);
+    assert!(client.read(0, MIB as usize).unwrap() == first);
+
+    // An engine that starts anew gets the key from its agent.
+    cluster.node("bravo").kill_engine();
+    client.write(8 * MIB, &first).unwrap();
+    cluster.node("bravo").start_engine();
+    cluster.wait_settled("web");
+    let path = image(&cluster, "web", "bravo");
+    assert!(decrypted(&path, &passphrase, 8 * MIB, MIB as usize) == first);
+
+    // With an agent that starts anew as well it waits, and says for what.
+    cluster.node("charlie").kill_agent();
+    cluster.node("charlie").kill_engine();
+    client.write(24 * MIB, &second).unwrap();
+    cluster.node("charlie").start_engine();
+    let why = cluster.node("charlie").ok(&["why", "web"]);
+    assert!(why.contains("is encrypted and waits for its passphrase"), "{why}");
+    cluster.node("charlie").start_agent();
+    cluster.wait("charlie is there", |c| c.observed.is_connected(&node("charlie")));
+    assert_eq!(disk_state(&cluster, "charlie"), "Diskless");
+    tell(&cluster, "charlie");
+    cluster.wait_settled("web");
+    let path = image(&cluster, "web", "charlie");
+    assert!(decrypted(&path, &passphrase, 24 * MIB, MIB as usize) == second);
+    client.close();
+
+    // It grows, and what is new is the same everywhere.
+    cluster.wait("it is closed", |c| {
+        c.observed.replicas(&rd("web")).all(|(_, replica)| replica.in_use.is_none())
+    });
+    cluster.command(Command::ModifyVolumeDefinition {
+        name: rd("web"),
+        number: 0,
+        size: Some(48 * MIB),
+        props: PropsEdit::default(),
+        gross_size: None,
+    });
+    cluster.wait("it has grown", |c| NODES.iter().all(|n| c.size("web", n) >= 48 * MIB));
+    cluster.wait_settled("web");
+    for name in NODES {
+        let path = image(&cluster, "web", name);
+        assert!(decrypted(&path, &passphrase, 16 * MIB, 4096) == second[..4096], "{name}");
+        let new = decrypted(&path, &passphrase, 33 * MIB, 15 << 20);
+        assert!(new.iter().all(|byte| *byte == 0), "{name} has zeroes where it has grown");
+    }
+
+    // Keys are nowhere.
+    let master = cluster.observed.master.as_ref().unwrap().to_secret();
+    for node in &cluster.nodes {
+        let found = with_text(&node.directory, &[passphrase.expose(), master.expose()]);
+        assert_eq!(found, Vec::<PathBuf>::new(), "{}", node.name);
+    }
+    cluster.command(Command::DeleteDefinition { name: rd("web") });
+    cluster.wait("it is gone", |c| c.model.definition(&rd("web")).is_none());
+    for name in NODES {
+        assert_eq!(cluster.pools.files(name), Vec::<String>::new(), "left on {name}");
+    }
+}
+
+#[test]
+fn a_clone_of_an_encrypted_volume_is_opened_by_the_same_passphrase() {
+    let mut cluster = Cluster::up(&NODES[..2]);
+    if !cluster.pools.has_snapshots {
+        return;
+    }
+    cluster.observed.master = Some(MasterKey::new(&mut |bytes| bytes.fill(0xa5)));
+    for name in &NODES[..2] {
+        tell(&cluster, name);
+    }
+    define(&mut cluster, "web", 32 * MIB);
+    cluster.place("web", &NODES[..2]);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (first, second) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    client.write(8 * MIB, &first).unwrap();
+    let to = NewDefinition { name: Some(rd("copy")), ..NewDefinition::default() };
+    let (name, props) = (rd("web"), PropsEdit::default());
+    cluster.command(Command::CloneDefinition { name, to, props });
+    cluster.wait("the clone is complete", |c| {
+        c.model.definition(&rd("copy")).is_some_and(|found| found.flags.is_empty())
+    });
+    cluster.wait_settled("copy");
+    client.write(8 * MIB, &second).unwrap();
+    let passphrase = passphrase(&cluster, "copy");
+    for name in &NODES[..2] {
+        let (web, copy) = (image(&cluster, "web", name), image(&cluster, "copy", name));
+        assert!(decrypted(&web, &passphrase, 8 * MIB, MIB as usize) == second, "{name}");
+        assert!(decrypted(&copy, &passphrase, 8 * MIB, MIB as usize) == first, "{name}");
+    }
+    client.close();
+}
