@@ -67,7 +67,7 @@ fn with_text(folder: &Path, texts: &[&str]) -> Vec<PathBuf> {
             found.extend(with_text(&path, texts));
         } else if let Ok(bytes) = fs::read(&path) {
             let has = |text: &&str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-            found.extend(texts.iter().any(|text| has(text)).then_some(path));
+            found.extend(texts.iter().any(has).then_some(path));
         }
     }
     found
