@@ -159,6 +159,7 @@ impl Step<'_> {
             }
             // It is down. What is being removed was looked at while it was up.
             None => {
+                self.settle_metadata()?;
                 let mut any = false;
                 for volume in record.volumes.values().filter(|v| v.size != 0 && !v.removing) {
                     any |= metadata::has_data(&volume.path)?;

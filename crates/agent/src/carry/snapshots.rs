@@ -237,7 +237,8 @@ impl Node {
         }
     }
 
-    /// What is left from before the agent was started: suspensions end, what was growing grows.
+    /// What is left from before the agent or the engine was started: suspensions end, and metadata of
+    /// volumes that have grown go to their ends.
     ///
     /// # Errors
     /// What could not be done; it is tried again.
@@ -246,7 +247,7 @@ impl Node {
         if let Some(held) = record.suspension.filter(|held| !held.over) {
             self.expire(name, held.token)?;
         }
-        self.step(name).finish_growing()
+        self.step(name).recover_growth()
     }
 
     /// Connects what peers have given up, for as long as something is not connected.

@@ -224,6 +224,10 @@ impl Step<'_> {
                 record.volumes.entry(number).and_modify(|volume| volume.removing = true);
             })?;
         }
+        if volume.metadata != Metadata::None && !volume.provider.starts_zeroed() {
+            // A volume that gets this space one day is not to find them at its end.
+            metadata::erase(&volume.path)?;
+        }
         self.pool(&volume.pool, volume.provider)?.remove(&self.volume_name(number)?)?;
         crate::files::remove(&self.node.store.aside(self.name, number)).map_err(|error| {
             Failed::new(

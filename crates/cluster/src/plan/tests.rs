@@ -178,9 +178,21 @@ fn volumes_grow_before_devices() {
             volume.backing = Some(Bytes(4 * GIB));
         }
     }
-    let plan = plan_of(&bed);
-    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowVolume { .. })), 0);
-    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowDevice { .. })), 1);
+    let disk = |bed: &mut Bed, index, state| {
+        let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+        let replica = replicas.get_mut(&node(index)).unwrap();
+        replica.volumes.get_mut(&VolumeNr(0)).unwrap().disk = Some(state);
+    };
+    for (state, devices) in
+        [(DiskState::Inconsistent, 0), (DiskState::Failed, 1), (DiskState::UpToDate, 1)]
+    {
+        disk(&mut bed, 1, state);
+        let plan = plan_of(&bed);
+        assert_eq!(grows(&plan, |a| matches!(a, Action::GrowVolume { .. })), 0);
+        assert_eq!(grows(&plan, |a| matches!(a, Action::GrowDevice { .. })), devices, "{state}");
+        let waits = |wait: &super::Wait| wait.reason.contains("grows when node node-1 is UpToDate");
+        assert_eq!(plan.waits.iter().any(waits), devices == 0, "{plan:?}");
+    }
 }
 
 #[test]
