@@ -159,8 +159,10 @@ fn a_node_that_crashes_between_the_growth_of_its_pool_and_that_of_the_device_has
         "its metadata are not where the engine looks: {status}"
     );
     cluster.node("alpha").start_agent();
+    cluster.wait("alpha has what was written", |c| {
+        c.content("web", "alpha", 9 * MIB)[8 * MIB as usize..] == second
+    });
     cluster.wait_settled("web");
-    assert!(cluster.content("web", "alpha", 9 * MIB)[8 * MIB as usize..] == second);
     cluster.command(grow(96 * MIB));
     cluster.wait("it has grown", |c| NODES.iter().all(|n| c.size("web", n) >= 96 * MIB));
     cluster.wait_settled("web");
@@ -169,6 +171,7 @@ fn a_node_that_crashes_between_the_growth_of_its_pool_and_that_of_the_device_has
     assert!(client.size >= 96 * MIB, "a node without disk knows the new size");
     client.write(95 * MIB, &second).unwrap();
     client.close();
+    cluster.wait_settled("web");
     for name in ["alpha", "bravo"] {
         let content = cluster.content("web", name, 96 * MIB);
         assert!(

@@ -58,6 +58,9 @@ fn a_new_resource_gets_volumes_metadata_and_configuration_in_this_order() {
     let plan = plan_of(&bed);
     let Action::Configure(config) = &plan.steps[2].action else { panic!("a configuration") };
     assert_eq!(config.connections.len(), 2);
+    assert_eq!(config.volumes[&0].options["rs-discard-granularity"], "65536", "the pool is thin");
+    let Action::Configure(diskless) = &plan.steps[6].action else { panic!("a configuration") };
+    assert!(diskless.volumes[&0].options.is_empty(), "{:?}", diskless.volumes[&0].options);
     assert_eq!(config.options["quorum"], "majority");
     assert_eq!(config.options["on-no-quorum"], "io-error");
     let peer = &config.connections[&node(1)];
