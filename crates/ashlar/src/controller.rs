@@ -74,6 +74,10 @@ pub struct Args {
     /// and a token besides
     #[arg(long, value_name = "FILE", requires = "rest_tls")]
     rest_client_ca: Option<PathBuf>,
+    /// Where clients reach the REST API of this controller, if not where it listens: with a store that
+    /// several share the others send them there while this one leads
+    #[arg(long, value_name = "URL")]
+    advertise: Option<String>,
     /// Where agents connect, with certificates on both sides
     #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_AGENTS)]
     listen_agents: SocketAddr,
@@ -172,6 +176,7 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         listen: args.listen,
         listen_tls: args.rest_tls,
         tls,
+        advertise: args.advertise.clone(),
         agents: args.listen_agents,
         token_required: args.require_token,
     };

@@ -34,6 +34,7 @@ fn a_controller() {
         listen: next().parse().unwrap(),
         agents: next().parse().unwrap(),
         listen_tls: None,
+        advertise: None,
         tls: controller::tls::Options::default(),
         token_required: false,
     };
