@@ -20,6 +20,7 @@ use cluster::props::PropsEdit;
 use control_support::{Cluster, MIB, PATIENCE, node, pool, rd};
 use engine_support::nbd::Client;
 use engine_support::pattern;
+use vocab::Bytes;
 
 const NODES: [&str; 3] = ["alpha", "bravo", "charlie"];
 
@@ -29,6 +30,16 @@ fn delete(cluster: &mut Cluster, name: &str) {
     });
     cluster.command(Command::DeleteDefinition { name: rd(name) });
     cluster.wait(&format!("{name} is gone"), |c| c.model.definition(&rd(name)).is_none());
+}
+
+fn grow(size: u64) -> Command {
+    Command::ModifyVolumeDefinition {
+        name: rd("web"),
+        number: 0,
+        size: Some(size),
+        props: PropsEdit::default(),
+        gross_size: None,
+    }
 }
 
 fn assert_no_files(cluster: &Cluster) {
@@ -84,33 +95,21 @@ fn a_volume_lives_from_its_creation_to_its_end() {
     cluster.wait_settled("web");
     assert!(cluster.content("web", "charlie", 9 * MIB)[8 * MIB as usize..] == second);
 
-    // It does not grow while it is in use, and says so; then it does.
-    let grow = Command::ModifyVolumeDefinition {
-        name: rd("web"),
-        number: 0,
-        size: Some(96 * MIB),
-        props: PropsEdit::default(),
-        gross_size: None,
-    };
-    cluster.command(grow);
-    cluster.wait("it is refused", |c| {
-        c.failures
-            .iter()
-            .any(|f| f.order.contains("grow") && f.cause.contains("in use on node alpha"))
-    });
-    client.write(16 * MIB, &first).unwrap();
-    client.close();
-    // Agents are killed while it grows, at whatever they do then.
+    // It grows under its user, while agents are killed at whatever they do then.
+    cluster.command(grow(96 * MIB));
     for name in ["bravo", "alpha", "charlie", "bravo"] {
         cluster.turn();
         cluster.node(name).kill_agent();
         cluster.node(name).start_agent();
     }
+    client.write(16 * MIB, &first).unwrap();
     cluster.wait("it has grown", |c| NODES.iter().all(|n| c.size("web", n) >= 96 * MIB));
     cluster.wait_settled("web");
+    client.write(24 * MIB, &first).unwrap();
+    client.close();
     let mut client = Client::open(&socket, "web/0").unwrap();
-    assert!(client.size >= 96 * MIB, "the export is there again, and larger");
-    for (at, expected) in [(0, &first), (8, &second), (16, &first), (40, &second)] {
+    assert!(client.size >= 96 * MIB, "who opens it sees the new size");
+    for (at, expected) in [(0, &first), (8, &second), (16, &first), (24, &first), (40, &second)] {
         assert!(client.read(at * MIB, MIB as usize).unwrap() == *expected, "{at}");
     }
     client.write(95 * MIB, &second).unwrap();
@@ -124,6 +123,64 @@ fn a_volume_lives_from_its_creation_to_its_end() {
     for node in &cluster.nodes {
         assert_eq!(node.ok(&["status", "--json"]).trim(), "[]", "{}", node.name);
     }
+}
+
+#[test]
+fn a_node_that_crashes_between_the_growth_of_its_pool_and_that_of_the_device_has_its_disk() {
+    let mut cluster = Cluster::up(&NODES);
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    // A node without disk uses it.
+    cluster.command(Command::MakeAvailable {
+        name: rd("web"),
+        node: node("charlie"),
+        diskful: false,
+    });
+    cluster.wait_settled("web");
+    let socket = cluster.node("charlie").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (first, second) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    client.write(0, &first).unwrap();
+    // The volume of alpha grows, that of bravo does not yet, and alpha goes.
+    let (size, action) =
+        (Bytes(96 * MIB + 64 * 1024), |size| Action::GrowVolume { volume: 0, size });
+    let (generation, resource) = (cluster.generation(), rd("web"));
+    let order = Order::Step { resource, generation, action: action(size) };
+    cluster.send(&node("alpha"), order);
+    cluster.wait("alpha has more room", |c| c.backing("web", "alpha") >= size.0);
+    cluster.node("alpha").kill_agent();
+    cluster.node("alpha").kill_engine();
+    client.write(8 * MIB, &second).unwrap();
+    cluster.node("alpha").start_engine();
+    let status = cluster.node("alpha").ok(&["status", "web"]);
+    assert!(
+        status.contains("disk:Diskless"),
+        "its metadata are not where the engine looks: {status}"
+    );
+    cluster.node("alpha").start_agent();
+    cluster.wait("alpha has what was written", |c| {
+        c.content("web", "alpha", 9 * MIB)[8 * MIB as usize..] == second
+    });
+    cluster.wait_settled("web");
+    cluster.command(grow(96 * MIB));
+    cluster.wait("it has grown", |c| NODES.iter().all(|n| c.size("web", n) >= 96 * MIB));
+    cluster.wait_settled("web");
+    client.close();
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    assert!(client.size >= 96 * MIB, "a node without disk knows the new size");
+    client.write(95 * MIB, &second).unwrap();
+    client.close();
+    cluster.wait_settled("web");
+    for name in ["alpha", "bravo"] {
+        let content = cluster.content("web", name, 96 * MIB);
+        assert!(
+            content[..MIB as usize] == first && content[95 * MIB as usize..] == second,
+            "{name}"
+        );
+    }
+    delete(&mut cluster, "web");
+    assert_no_files(&cluster);
 }
 
 #[test]

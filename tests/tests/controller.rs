@@ -8,12 +8,18 @@ mod client;
 mod control_support;
 mod engine_support;
 
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use control_support::{Node, PATIENCE, Pools, network};
+use engine_support::nbd::Client;
 use engine_support::{binary, text};
 
 const SCRIPT: &str = "../crates/controller/tests/python.py";
@@ -42,6 +48,84 @@ fn start(data: &Path, address: Ipv4Addr) -> Controller {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     controller
+}
+
+/// Runs the script, and does for it what it asks for with volumes. Returns whether all was well, and
+/// what it said.
+fn run(mut script: Command, nodes: &[Node]) -> (bool, String) {
+    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut script = script.spawn().unwrap();
+    let mut answers = script.stdin.take().unwrap();
+    let mut said = String::new();
+    let mut users: BTreeMap<String, User> = BTreeMap::new();
+    for line in BufReader::new(script.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["do", "open", node, volume] => {
+                let node = nodes.iter().find(|known| known.name == node).unwrap();
+                users.insert(volume.to_owned(), User::new(node.export(volume), volume));
+                answers.write_all(b"done\n").unwrap();
+            }
+            ["do", "close", _, volume] => {
+                users.remove(volume).unwrap().end();
+                answers.write_all(b"done\n").unwrap();
+            }
+            _ => said += &(line + "\n"),
+        }
+    }
+    let output = script.wait_with_output().unwrap();
+    (output.status.success(), said + &text(&output.stderr))
+}
+
+/// Somebody who writes to a volume while something is done with it.
+struct User {
+    socket: PathBuf,
+    export: String,
+    size: u64,
+    stop: Arc<AtomicBool>,
+    writer: JoinHandle<u64>,
+}
+
+/// Where the user writes, block after block.
+const BLOCKS: u64 = 4096;
+
+impl User {
+    fn new(socket: PathBuf, volume: &str) -> User {
+        let export = format!("{volume}/0");
+        let mut client = Client::open(&socket, &export).unwrap();
+        let (size, stop) = (client.size, Arc::new(AtomicBool::new(false)));
+        let stopped = stop.clone();
+        let writer = std::thread::spawn(move || {
+            let mut count = 0u64;
+            while count == 0 || !stopped.load(Ordering::Relaxed) {
+                count += 1;
+                client.write(count % BLOCKS * 4096, &block(count)).unwrap();
+            }
+            client.close();
+            count
+        });
+        User { socket, export, size, stop, writer }
+    }
+
+    /// The volume is larger, up to its end, and has every write.
+    fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let count = self.writer.join().unwrap();
+        let mut client = Client::open(&self.socket, &self.export).unwrap();
+        assert!(client.size > self.size, "{} bytes, {} before", client.size, self.size);
+        for count in count.saturating_sub(BLOCKS - 1).max(1)..=count {
+            assert!(client.read(count % BLOCKS * 4096, 4096).unwrap() == block(count), "{count}");
+        }
+        let last = client.size - 4096;
+        client.write(last, &block(0)).unwrap();
+        assert!(client.read(last, 4096).unwrap() == block(0));
+        println!("{count} writes while {} grew", self.export);
+        client.close();
+    }
+}
+
+fn block(count: u64) -> Vec<u8> {
+    (count + 1).to_be_bytes().repeat(512)
 }
 
 #[test]
@@ -77,16 +161,14 @@ fn python_linstor_makes_real_volumes_and_deletes_them_again() {
     script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(SCRIPT));
     script.arg(format!("linstor://{own}:3370")).arg(format!("{a}.{b}.{c}"));
     script.arg(pools.of("n1").parent().unwrap());
-    let output = script.output().unwrap();
-    let said = text(&output.stdout);
+    let (good, said) = run(script, &nodes);
     println!("the script took {:.1} s", begun.elapsed().as_secs_f64());
     let logs = || {
         let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
         let agents = nodes.iter().map(|node| read(node.directory.join("agent.log")));
         agents.chain([read(data.with_extension("log"))]).collect::<Vec<_>>().join("\n----\n")
     };
-    let good = output.status.success() && said.ends_with("done\n");
-    assert!(good, "{said}{}\n{}", text(&output.stderr), logs());
+    assert!(good && said.ends_with("done\n"), "{said}\n{}", logs());
     for node in &nodes {
         assert_eq!(pools.files(node.name), Vec::<String>::new(), "left on {}", node.name);
         assert_eq!(node.ok(&["status", "--json"]).trim(), "[]", "{}", node.name);

@@ -164,12 +164,14 @@ fn an_encrypted_volume_is_noise_on_disk_and_needs_its_key_after_each_start() {
     });
     cluster.wait("it has grown", |c| NODES.iter().all(|n| c.size("web", n) >= 48 * MIB));
     cluster.wait_settled("web");
+    let mut grown = Vec::new();
     for name in NODES {
         let path = image(&cluster, "web", name);
         assert!(decrypted(&path, &passphrase, 16 * MIB, 4096) == second[..4096], "{name}");
-        let new = decrypted(&path, &passphrase, 33 * MIB, 15 << 20);
-        assert!(new.iter().all(|byte| *byte == 0), "{name} has zeroes where it has grown");
+        grown.push(decrypted(&path, &passphrase, 33 * MIB, 15 << 20));
     }
+    // Noise, since nobody has written there, and not another on every node.
+    assert!(grown.iter().all(|bytes| *bytes == grown[0]), "equal where it has grown");
 
     // Keys are nowhere.
     let master = cluster.observed.master.as_ref().unwrap().to_secret();

@@ -163,6 +163,7 @@ impl Step<'_> {
             }
             // It is down. What is being removed was looked at while it was up.
             None => {
+                self.settle_metadata()?;
                 let mut any = false;
                 let there = |v: &Volume| v.size != 0 && !v.removing;
                 for (number, volume) in record.volumes.iter().filter(|(_, v)| there(v)) {

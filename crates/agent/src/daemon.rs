@@ -27,7 +27,7 @@ use crate::carry::{Master, Node};
 use crate::failed::Failed;
 use crate::link::{self, Identity, NoIdentity, Talk};
 use crate::pools::{self, Pools};
-use crate::record::Store;
+use crate::record::{Record, Store};
 use crate::report::{self, View};
 use crate::work::{Job, Queue};
 
@@ -48,6 +48,9 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// Between two attempts to connect what was given up, and how many there are.
 const RECONNECT: (Duration, u32) = (Duration::from_secs(2), 150);
+
+/// Between two looks at volumes that have grown and whose metadata may not be at their ends.
+const GROWN: Duration = Duration::from_secs(10);
 
 /// Between two attempts to reach the engine.
 const ENGINE_PAUSE: Duration = Duration::from_millis(500);
@@ -423,10 +426,17 @@ impl Daemon {
     fn tick(self: &Arc<Daemon>) {
         let mut held: BTreeMap<(ResourceName, Generation), Instant> = BTreeMap::new();
         let mut attempts: BTreeMap<ResourceName, u32> = BTreeMap::new();
-        let mut connected_at = Instant::now();
+        let (mut connected_at, mut settled_at) = (Instant::now(), Instant::now());
         loop {
             thread::sleep(TICK);
             self.end_suspensions(&mut held);
+            if settled_at.elapsed() >= GROWN {
+                settled_at = Instant::now();
+                // The engine has moved metadata, or was started and did not find them.
+                for name in self.node.store.select(Record::is_growing) {
+                    self.queue.push(&name, Job::Recover);
+                }
+            }
             if connected_at.elapsed() >= RECONNECT.0 {
                 connected_at = Instant::now();
                 self.connect_again(&mut attempts);
@@ -440,7 +450,7 @@ impl Daemon {
         self: &Arc<Daemon>,
         held: &mut BTreeMap<(ResourceName, Generation), Instant>,
     ) {
-        let open = |record: &crate::record::Record| record.suspension.is_some_and(|h| !h.over);
+        let open = |record: &Record| record.suspension.is_some_and(|h| !h.over);
         let names = self.node.store.select(open);
         let tokens: BTreeSet<_> = names
             .into_iter()
@@ -499,7 +509,10 @@ fn is_news(old: &BTreeMap<PoolName, PoolState>, new: &BTreeMap<PoolName, PoolSta
     let differs = |name: &PoolName, new: &PoolState| {
         old.get(name).is_none_or(|old| {
             let step = new.total.0 / 100;
-            (&old.error, old.total, old.metadata_used) != (&new.error, new.total, new.metadata_used)
+            let known = |state: &PoolState| {
+                (state.error.clone(), state.no_snapshots.clone(), state.total, state.metadata_used)
+            };
+            known(old) != known(new)
                 || old.free.0.abs_diff(new.free.0) > step
                 || old.snapshots.0.abs_diff(new.snapshots.0) > step
         })

@@ -13,7 +13,7 @@ use codec::disk::{BLOCK_SIZE, Layout, MdFlags, Placement, Rules, Superblock};
 use crypt::luks::Opened;
 use crypt::xts::SectorCipher;
 use rustix::io::Errno;
-use vocab::{Bytes, GenUuid, NodeId, SECTOR_SIZE, Sectors};
+use vocab::{Bytes, GenUuid, NodeId, SECTOR_SIZE};
 
 use crate::failed::Failed;
 use crate::files;
@@ -55,11 +55,25 @@ struct Device {
     size: u64,
 }
 
+/// Where the superblock is on a device of this size.
+const fn place(size: u64) -> u64 {
+    (size & !(BLOCK_SIZE as u64 - 1)).saturating_sub(BLOCK_SIZE as u64)
+}
+
 impl Device {
     fn open<'a>(at: impl Into<At<'a>>) -> Result<Device, Failed> {
-        let At { path, key } = at.into();
+        Device::open_with(at.into(), true)
+    }
+
+    /// To look at one that the engine may use meanwhile.
+    fn look<'a>(at: impl Into<At<'a>>) -> Result<Device, Failed> {
+        Device::open_with(at.into(), false)
+    }
+
+    fn open_with(at: At<'_>, write: bool) -> Result<Device, Failed> {
+        let At { path, key } = at;
         let failed = |error: io::Error| broken(path, "open", &error);
-        let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
+        let mut file = OpenOptions::new().read(true).write(write).open(path).map_err(failed)?;
         // Of a block device the size is where its end is.
         let end = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let (begin, crypt) = (key.map_or(0, Opened::offset), key.map(Opened::cipher));
@@ -87,14 +101,29 @@ impl Device {
     }
 
     fn place(&self) -> u64 {
-        (self.size & !(BLOCK_SIZE as u64 - 1)).saturating_sub(BLOCK_SIZE as u64)
+        place(self.size)
     }
 
     fn superblock(&self) -> Result<Superblock, Failed> {
+        self.superblock_of(self.size)
+    }
+
+    /// The superblock that was written when the device had this size.
+    fn superblock_of(&self, size: u64) -> Result<Superblock, Failed> {
+        Superblock::decode(&self.block_of(size)?).map_err(|error| unusable(&self.path, &error))
+    }
+
+    fn block_of(&self, size: u64) -> Result<[u8; BLOCK_SIZE], Failed> {
         let mut block = [0; BLOCK_SIZE];
-        self.read(&mut block, self.place())
+        self.read(&mut block, place(size))
             .map_err(|error| broken(&self.path, "read the metadata of", &error))?;
-        Superblock::decode(&block).map_err(|error| unusable(&self.path, &error))
+        Ok(block)
+    }
+
+    /// True if the metadata of this volume are where they were when the device had this size.
+    fn is_ours(&self, size: u64, device_uuid: u64) -> Result<bool, Failed> {
+        let superblock = Superblock::decode(&self.block_of(size)?);
+        Ok(superblock.is_ok_and(|superblock| superblock.device_uuid == device_uuid))
     }
 
     fn put(&self, superblock: &Superblock) -> Result<(), Failed> {
@@ -242,21 +271,111 @@ pub fn exists<'a>(at: impl Into<At<'a>>) -> Result<bool, Failed> {
     Ok(Device::open(at)?.superblock().is_ok())
 }
 
-/// Keeps the metadata of a volume in a file, whole and durable: what is there afterwards can be put
-/// at the end of the volume when that has moved.
+/// Bytes of a volume's device.
 ///
 /// # Errors
-/// If there is none, or the file can not be written.
-pub fn keep_aside<'a>(at: impl Into<At<'a>>, aside: &Path) -> Result<(), Failed> {
+/// If it can not be opened.
+pub fn device_size<'a>(at: impl Into<At<'a>>) -> Result<u64, Failed> {
+    Ok(Device::look(at)?.size)
+}
+
+/// What tells the metadata at the end of a volume from those of others.
+///
+/// # Errors
+/// If there are none.
+pub fn device_uuid<'a>(at: impl Into<At<'a>>) -> Result<u64, Failed> {
+    Ok(Device::look(at)?.superblock()?.device_uuid)
+}
+
+/// True if these metadata are at the end of the volume.
+///
+/// # Errors
+/// If it can not be read.
+pub fn is_at_end<'a>(at: impl Into<At<'a>>, device_uuid: u64) -> Result<bool, Failed> {
+    let device = Device::look(at)?;
+    device.is_ours(device.size, device_uuid)
+}
+
+/// A volume has grown by what was somebody else's, whose metadata may be at its end now: they go.
+/// The engine may have the volume: should it have brought its own there already, they stay.
+///
+/// # Errors
+/// If it can not be written.
+pub fn forget_others<'a>(at: impl Into<At<'a>>, device_uuid: u64) -> Result<(), Failed> {
+    let at = at.into();
+    match is_at_end(at, device_uuid)? {
+        true => Ok(()),
+        false => erase(at),
+    }
+}
+
+/// Erases the superblock at the end of a volume, if it is there.
+///
+/// # Errors
+/// If it can not be written.
+pub fn erase<'a>(at: impl Into<At<'a>>) -> Result<(), Failed> {
     let at = at.into();
     let path = at.path;
+    if !Path::new(path).exists() {
+        return Ok(());
+    }
     let device = Device::open(at)?;
-    let superblock = device.superblock()?;
+    let place = device.place();
+    let zeroed = device.zero(place, place + BLOCK_SIZE as u64);
+    zeroed
+        .and_then(|()| device.file.sync_all())
+        .map_err(|error| broken(path, "erase the metadata of", &error))
+}
+
+/// Brings metadata to the end of a volume from where they were when its device had one of the sizes
+/// `ends`. The engine must not have it, and they must not be there already. A crash in between
+/// leaves `aside`, and this is done again.
+///
+/// # Errors
+/// If they are nowhere, or something can not be read or written.
+pub fn bring_to_end<'a>(
+    at: impl Into<At<'a>>,
+    aside: &Path,
+    ends: &[u64],
+    device_uuid: u64,
+) -> Result<(), Failed> {
+    let at = at.into();
+    let path = at.path;
+    if !aside.exists() {
+        let device = Device::look(at)?;
+        let mut ends = ends.to_vec();
+        // Where they went last is where they are: what they left is not erased at once.
+        ends.sort_unstable_by(|a, b| b.cmp(a));
+        let mut found = None;
+        for end in ends.into_iter().filter(|end| *end <= device.size) {
+            if found.is_none() && device.is_ours(end, device_uuid)? {
+                found = Some(end);
+            }
+        }
+        let Some(end) = found else {
+            return Err(Failed::new(
+                format!(
+                    "{path} has grown, and its metadata are neither at its end nor where it was"
+                ),
+                "look at it with `drbdmeta dump-md`; if another replica is UpToDate, delete this one",
+            ));
+        };
+        keep_aside(at, end, aside)?;
+    }
+    put_back(at, aside)
+}
+
+/// Keeps the metadata of a volume in a file, whole and durable, from where they were when its device
+/// had `size` bytes: what is there afterwards can be put at the end of the volume.
+fn keep_aside(volume: At<'_>, size: u64, aside: &Path) -> Result<(), Failed> {
+    let path = volume.path;
+    let device = Device::look(volume)?;
+    let superblock = device.superblock_of(size)?;
     let layout = superblock
-        .validate(Placement::Internal, Bytes(device.size), Rules::Kernel)
+        .validate(Placement::Internal, Bytes(size), Rules::Kernel)
         .map_err(|error| unusable(path, &error))?;
-    let (start, end) = (layout.start(), device.place() + BLOCK_SIZE as u64);
-    let head = Aside { start, end, size: device.size };
+    let (start, end) = (layout.start(), place(size) + BLOCK_SIZE as u64);
+    let head = Aside { start, end, size };
     files::replace_with(aside, 0o600, |file| {
         file.write_all(&head.encode())?;
         let mut chunk = vec![0; CHUNK as usize];
@@ -293,32 +412,13 @@ impl Aside {
     }
 }
 
-/// True if the volume has the size that it had when its metadata were kept aside: they are where
-/// they were then.
-///
-/// # Errors
-/// If one of the two can not be read.
-pub fn is_as_kept<'a>(at: impl Into<At<'a>>, aside: &Path) -> Result<bool, Failed> {
-    let at = at.into();
-    let path = at.path;
-    let kept = File::open(aside).and_then(|mut kept| Aside::read(&mut kept));
-    let kept = kept.map_err(|error| broken(path, "read the metadata kept aside of", &error))?;
-    Ok(Device::open(at)?.size == kept.size)
-}
-
-/// Puts metadata that was kept aside at the end of a volume that has grown, and lets the volume's
-/// data be as large as one of `backing` bytes would offer, which is the same on all nodes.
-///
-/// Everything beyond the old data is zero then, on every node: peers that have done the same are
-/// equal there, whatever pools are made of.
-///
-/// # Errors
-/// If it can not be written. It can be repeated: what was kept aside is not changed.
-pub fn put_back<'a>(at: impl Into<At<'a>>, aside: &Path, backing: u64) -> Result<(), Failed> {
-    let at = at.into();
-    let path = at.path;
+/// Puts metadata that was kept aside at the end of a volume that has grown. The size that users see
+/// stays: that is agreed on with others. Where the metadata were are zeroes, as far as they are not
+/// there again. It can be repeated: what was kept aside is not changed.
+fn put_back(volume: At<'_>, aside: &Path) -> Result<(), Failed> {
+    let path = volume.path;
     let failed = |error: io::Error| broken(path, "move the metadata of", &error);
-    let device = Device::open(at)?;
+    let device = Device::open(volume)?;
     let mut kept = File::open(aside).map_err(failed)?;
     let head = Aside::read(&mut kept).map_err(failed)?;
     let mut image = |at: u64, len: u64| {
@@ -329,17 +429,16 @@ pub fn put_back<'a>(at: impl Into<At<'a>>, aside: &Path, backing: u64) -> Result
     let block = image(head.end - BLOCK_SIZE as u64, BLOCK_SIZE as u64).map_err(failed)?;
     let block = block[..].try_into().expect("a whole block was read");
     let mut superblock = Superblock::decode(block).map_err(|error| unusable(path, &error))?;
-    let params = superblock.params();
     let old = superblock
         .validate(Placement::Internal, Bytes(head.size), Rules::Kernel)
         .map_err(|error| unusable(path, &error))?;
-    let place = |size| {
-        Layout::new(Placement::Internal, Bytes(size), &params)
-            .map_err(|error| unusable(path, &error))
-    };
-    let (new, offered) = (place(device.size)?, place(backing.saturating_sub(device.begin))?);
-    // From the old end of the data on: old metadata, and what a thick pool had there.
-    device.zero(head.start, new.activity_log).map_err(failed)?;
+    let new = Layout::new(Placement::Internal, Bytes(device.size), &superblock.params())
+        .map_err(|error| unusable(path, &error))?;
+    if new.usable < superblock.effective_size {
+        let cause = format!("{path} has less room for data than there are");
+        return Err(Failed::new(cause, "give the volume back what it had"));
+    }
+    device.zero(head.start, new.bitmap.min(head.end)).map_err(failed)?;
     let mut at = 0;
     while at < old.bitmap_area {
         let len = CHUNK.min(old.bitmap_area - at).min(new.bitmap_area - at);
@@ -350,17 +449,13 @@ pub fn put_back<'a>(at: impl Into<At<'a>>, aside: &Path, backing: u64) -> Result
         device.write(&bytes, new.bitmap + at).map_err(failed)?;
         at += len;
     }
+    device.zero(new.bitmap + at, new.activity_log).map_err(failed)?;
     let log = image(old.activity_log, old.superblock - old.activity_log).map_err(failed)?;
     device.write(&log, new.activity_log).map_err(failed)?;
     device.file.sync_all().map_err(failed)?;
     superblock.md_size = new.md_size;
     superblock.al_offset = new.al_offset;
     superblock.bm_offset = new.bm_offset;
-    // Nothing was agreed on yet: it is when peers meet.
-    if superblock.effective_size.0 != 0 {
-        let size = offered.usable.0.min(new.usable.0);
-        superblock.effective_size = Sectors(superblock.effective_size.0.max(size));
-    }
     device.put(&superblock)
 }
 
@@ -423,49 +518,104 @@ mod tests {
         assert!(superblock(&path).current_uuid.is_just_created());
     }
 
+    /// A volume of 64 MiB in use, with something in its bitmap, its log and its last block of data.
+    fn used(directory: &tempfile::TempDir, size: u64) -> (String, Layout, Vec<u8>) {
+        let path = volume(directory, size);
+        begin(&path, NodeId::new(0), DAY_0, Begin::First).unwrap();
+        let device = Device::open(&path).unwrap();
+        let mut superblock = device.superblock().unwrap();
+        let layout = superblock.validate(Placement::Internal, Bytes(size), Rules::Kernel).unwrap();
+        (superblock.effective_size, superblock.device_uuid) = (layout.usable, OURS);
+        device.put(&superblock).unwrap();
+        let bits: Vec<u8> = (0..layout.bitmap_area).map(|n| (n % 251) as u8 + 1).collect();
+        device.file.write_all_at(&bits, layout.bitmap).unwrap();
+        device.file.write_all_at(&[0xa1; 4096], layout.activity_log).unwrap();
+        device.file.write_all_at(&[0xda; 4096], layout.bitmap - 4096).unwrap();
+        (path, layout, bits)
+    }
+
+    const OURS: u64 = 0x0bad_cafe;
+
     #[test]
     fn metadata_moves_with_the_end_of_the_volume() {
         // By less than the metadata take, and by much more.
         for (old, new) in [(64 * MIB, 64 * MIB + 8192), (64 * MIB, 512 * MIB), (8 * MIB, 9 * MIB)] {
             let directory = tempfile::tempdir().unwrap();
-            let path = volume(&directory, old);
-            begin(&path, NodeId::new(0), DAY_0, Begin::First).unwrap();
+            let (path, layout, bits) = used(&directory, old);
+            let before = superblock(&path);
             let file = OpenOptions::new().write(true).read(true).open(&path).unwrap();
-            let mut before = superblock(&path);
-            let layout = before.validate(Placement::Internal, Bytes(old), Rules::Kernel).unwrap();
-            before.effective_size = layout.usable;
-            Device::open(&path).unwrap().put(&before).unwrap();
-            let bits: Vec<u8> = (0..layout.bitmap_area).map(|n| (n % 251) as u8 + 1).collect();
-            file.write_all_at(&bits, layout.bitmap).unwrap();
-            file.write_all_at(&[0xa1; 4096], layout.activity_log).unwrap();
-            file.write_all_at(&[0xda; 4096], layout.bitmap - 4096).unwrap();
-            let aside = directory.path().join("aside");
-            keep_aside(&path, &aside).unwrap();
             file.set_len(new).unwrap();
             // A thick pool gives what somebody else had there.
             file.write_all_at(&vec![0xee; (new - old) as usize], old).unwrap();
-            put_back(&path, &aside, new).unwrap();
+            let aside = directory.path().join("aside");
+            bring_to_end(&path, &aside, &[old], OURS).unwrap();
             let once = fs::read(&path).unwrap();
-            put_back(&path, &aside, new).unwrap();
+            bring_to_end(&path, &aside, &[old], OURS).unwrap();
             assert!(fs::read(&path).unwrap() == once, "it can be repeated");
+            assert!(is_at_end(&path, OURS).unwrap());
             let after = superblock(&path);
             let grown = after.validate(Placement::Internal, Bytes(new), Rules::Drbdmeta).unwrap();
-            assert_eq!(after.effective_size, grown.usable);
+            assert_eq!(after.effective_size, before.effective_size, "that is agreed on with peers");
             assert_eq!(after.current_uuid, before.current_uuid);
             let read = |at: u64, len: u64| &once[at as usize..(at + len) as usize];
-            assert!(
-                read(grown.bitmap, layout.bitmap_area.min(grown.bitmap_area))
-                    .iter()
-                    .zip(&bits)
-                    .all(|(a, b)| a == b)
-            );
+            let common = layout.bitmap_area.min(grown.bitmap_area);
+            assert!(read(grown.bitmap, common) == &bits[..common as usize]);
             assert_eq!(read(grown.activity_log, 1), [0xa1]);
             assert_eq!(read(layout.bitmap - 4096, 1), [0xda], "data stay");
-            let between = read(layout.bitmap, grown.bitmap - layout.bitmap);
-            assert!(between.iter().all(|byte| *byte == 0), "what is new is zero");
-            let beyond = grown.bitmap + layout.bitmap_area;
-            let rest = grown.activity_log.saturating_sub(beyond);
-            assert!(read(beyond.min(grown.activity_log), rest).iter().all(|byte| *byte == 0));
+            let end = grown.bitmap.min(old);
+            let between = read(layout.bitmap, end - layout.bitmap);
+            assert!(between.iter().all(|byte| *byte == 0), "nothing is left of them");
+            let beyond = grown.bitmap + common;
+            let rest = read(beyond, grown.activity_log - beyond);
+            assert!(rest.iter().all(|byte| *byte == 0), "the bitmap has no bits but its own");
         }
+    }
+
+    #[test]
+    fn metadata_count_where_they_went_last_and_only_if_they_are_ours() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, ..) = used(&directory, 8 * MIB);
+        let aside = directory.path().join("aside");
+        let grow = |size| {
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(size).unwrap();
+        };
+        grow(16 * MIB);
+        bring_to_end(&path, &aside, &[8 * MIB], OURS).unwrap();
+        fs::remove_file(&aside).unwrap();
+        // What they left is still there when they move the first time, and is old.
+        let device = Device::open(&path).unwrap();
+        let mut old = device.superblock().unwrap();
+        old.current_uuid = GenUuid(0x77);
+        device.file.write_all_at(&old.encode()[..], place(8 * MIB)).unwrap();
+        let newest = superblock(&path).current_uuid;
+        grow(24 * MIB);
+        assert!(!is_at_end(&path, OURS).unwrap());
+        bring_to_end(&path, &aside, &[8 * MIB, 16 * MIB], OURS).unwrap();
+        assert_eq!(superblock(&path).current_uuid, newest);
+        fs::remove_file(&aside).unwrap();
+
+        // Somebody else's are at the new end.
+        grow(32 * MIB);
+        let mut others = superblock_of(&path, 24 * MIB);
+        others.device_uuid = OURS + 1;
+        Device::open(&path).unwrap().put(&others).unwrap();
+        forget_others(&path, OURS).unwrap();
+        assert!(!exists(&path).unwrap());
+        bring_to_end(&path, &aside, &[24 * MIB], OURS).unwrap();
+        forget_others(&path, OURS).unwrap();
+        assert!(is_at_end(&path, OURS).unwrap(), "ours stay");
+        fs::remove_file(&aside).unwrap();
+
+        // Nowhere: nothing is touched.
+        grow(40 * MIB);
+        let before = fs::read(&path).unwrap();
+        let failed = bring_to_end(&path, &aside, &[8 * MIB], OURS + 2).unwrap_err();
+        assert!(failed.cause.contains("neither at its end nor"), "{failed}");
+        assert!(fs::read(&path).unwrap() == before && !aside.exists());
+    }
+
+    fn superblock_of(path: &str, size: u64) -> Superblock {
+        Device::open(path).unwrap().superblock_of(size).unwrap()
     }
 }

@@ -131,6 +131,7 @@ impl Pools {
                 total: space.total,
                 snapshots,
                 metadata_used: space.metadata_used,
+                no_snapshots: pool.no_snapshots(),
                 error: None,
             })
         });

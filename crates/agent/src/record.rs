@@ -73,7 +73,7 @@ pub struct Volume {
     /// It is being removed: it was decided, and there is no way back.
     #[serde(default)]
     pub removing: bool,
-    /// It is growing.
+    /// It has grown, or is about to, and its metadata may not be at its end yet.
     #[serde(default)]
     pub growing: Option<Growing>,
     /// Its passphrase, encrypted under the cluster's master key, if it is encrypted.
@@ -92,13 +92,13 @@ pub enum Metadata {
     Made,
 }
 
-/// A volume with metadata that grows: down, metadata kept aside, grown, metadata at the new end, up.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+/// Where the metadata of a volume can be that has grown.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Growing {
-    /// What was asked for, in bytes.
-    pub to: u64,
-    /// Exports of the resource that are to be there again.
-    pub exports: Vec<Export>,
+    /// What tells them from those of others.
+    pub device_uuid: u64,
+    /// Sizes, in bytes, that the device had since they were known to be at its end.
+    pub ends: Vec<u64>,
 }
 
 /// A resource that is down for a rollback.
@@ -256,7 +256,7 @@ impl Store {
         })
     }
 
-    /// Where the metadata of a volume is kept aside while it grows.
+    /// Where the metadata of a volume is kept aside while it is brought to another place.
     pub fn aside(&self, name: &ResourceName, volume: u16) -> PathBuf {
         let name = name.as_str().to_ascii_lowercase();
         self.directory.join("metadata").join(format!("{name}_{volume:05}"))

@@ -109,6 +109,11 @@ pub trait Provider {
     /// If there is no such pool, or it can not be asked.
     fn space(&self) -> Result<Space, Error>;
 
+    /// Why this pool can not make snapshots, though others of its kind can.
+    fn no_snapshots(&self) -> Option<String> {
+        None
+    }
+
     /// What is in it, by name; snapshots, too.
     ///
     /// # Errors

@@ -2,9 +2,7 @@
 //! running one about its tokens and its audit log.
 //!
 //! Only the arguments are read and answers shown here; everything else is the crate `controller`, and
-//! `rest` for the way to it.
-
-mod rest;
+//! the operator's way to its REST API.
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -14,9 +12,8 @@ use std::time::{Duration, SystemTime};
 use controller::{daemon, tls};
 use serde_json::{Value, json};
 use surfaces::cli;
+use surfaces::cli::cluster::{Change, Controllers, Http};
 use vocab::Utc;
-
-use rest::{Asked, Rest};
 
 /// Where the wanted state is kept.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/ashlar/controller";
@@ -77,6 +74,10 @@ pub struct Args {
     /// and a token besides
     #[arg(long, value_name = "FILE", requires = "rest_tls")]
     rest_client_ca: Option<PathBuf>,
+    /// Where clients reach the REST API of this controller, if not where it listens: with a store that
+    /// several share the others send them there while this one leads
+    #[arg(long, value_name = "URL")]
+    advertise: Option<String>,
     /// Where agents connect, with certificates on both sides
     #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_AGENTS)]
     listen_agents: SocketAddr,
@@ -94,7 +95,7 @@ enum Command {
     /// Show who changed what, the newest last
     Audit {
         #[command(flatten)]
-        asked: Asked,
+        asked: Controllers,
         /// At most so many calls
         #[arg(long, value_name = "N", default_value_t = 100,
               value_parser = clap::value_parser!(u64).range(1..))]
@@ -111,7 +112,7 @@ enum Token {
     /// Make a token and print its secret, which nobody can tell again
     Create {
         #[command(flatten)]
-        asked: Asked,
+        asked: Controllers,
         /// Its name, as the audit log has it
         name: String,
         /// What it allows: each role includes the one before
@@ -124,12 +125,12 @@ enum Token {
     /// List the tokens there are
     List {
         #[command(flatten)]
-        asked: Asked,
+        asked: Controllers,
     },
     /// Make a token useless
     Revoke {
         #[command(flatten)]
-        asked: Asked,
+        asked: Controllers,
         /// Its name
         name: String,
     },
@@ -175,6 +176,7 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         listen: args.listen,
         listen_tls: args.rest_tls,
         tls,
+        advertise: args.advertise.clone(),
         agents: args.listen_agents,
         token_required: args.require_token,
     };
@@ -193,11 +195,11 @@ fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()
             let passed = SystemTime::UNIX_EPOCH.elapsed()?.as_millis();
             let expires = days.map(|days| u64::try_from(passed).unwrap_or(u64::MAX) + days * DAY);
             let body = json!({ "name": name, "role": role, "expires": expires });
-            let made = Rest::new(asked, timeout)?.post("/v1/ashlar/tokens", &body)?;
+            let made: Value = Http::new(asked, timeout)?.make(name, "/v1/ashlar/tokens", body)?;
             writeln!(out, "{}", made["token"].as_str().unwrap_or_default())?;
         }
         Command::Token(Token::List { asked }) => {
-            let list = Rest::new(asked, timeout)?.get("/v1/ashlar/tokens")?;
+            let list: Value = Http::new(asked, timeout)?.get("tokens", "/v1/ashlar/tokens")?;
             match as_json {
                 true => writeln!(out, "{list}")?,
                 false => {
@@ -211,8 +213,9 @@ fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()
             if !name.chars().all(fits) {
                 anyhow::bail!("`{name}` is not the name of a token");
             }
-            let answer = Rest::new(asked, timeout)?.delete(&format!("/v1/ashlar/tokens/{name}"))?;
-            writeln!(out, "{}", answer[0]["message"].as_str().unwrap_or_default())?;
+            let change = Change::Delete(format!("/v1/ashlar/tokens/{name}"));
+            Http::new(asked, timeout)?.change(&format!("token {name}: revoke"), &change)?;
+            writeln!(out, "token {name} is revoked")?;
         }
         Command::Audit { asked, limit, who } => {
             let mut path = format!("/v1/ashlar/audit?limit={limit}");
@@ -220,7 +223,7 @@ fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()
                 path.push_str("&who=");
                 path.push_str(&who.replace(' ', "%20"));
             }
-            let mut list = Rest::new(asked, timeout)?.get(&path)?;
+            let mut list: Value = Http::new(asked, timeout)?.get("audit log", &path)?;
             if let Value::Array(list) = &mut list {
                 list.reverse();
             }

@@ -17,6 +17,7 @@ mod small;
 pub(crate) mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
+mod timing;
 mod toggle;
 mod trouble;
 
@@ -37,7 +38,9 @@ pub fn apply(
     command: Command,
 ) -> Result<Applied, Refusal> {
     let mut edit = Edit::new(model, context);
-    match dispatch(&mut edit, command) {
+    let timing = timing::touches(&command);
+    let done = dispatch(&mut edit, command);
+    match done.and_then(|()| if timing { timing::check(&edit) } else { Ok(()) }) {
         Ok(()) => Ok(edit.finish()),
         Err(refusal) => {
             edit.undo();

@@ -126,6 +126,7 @@ pub fn dry_run_all(
         let one = apply(&mut model, context, command)?;
         applied.changes.extend(one.changes);
         applied.notes.extend(one.notes);
+        applied.placed.extend(one.placed);
     }
     let names: Vec<ResourceName> = match affected(&model, &applied.changes) {
         Affected::Some(names) => names.into_iter().collect(),

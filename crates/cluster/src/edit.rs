@@ -14,6 +14,7 @@ use crate::model::Model;
 use crate::name::*;
 use crate::objects::*;
 use crate::observed::Observed;
+use crate::place::{Candidate, Placed};
 use crate::refusal::{Code, Note, NoteCode, Refusal};
 
 /// What comes in with a command beside its words: facts, time and chance.
@@ -28,13 +29,18 @@ pub struct Context<'a> {
 }
 
 /// What came of a command.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Applied {
     /// What a store has to keep, as one transaction.
     pub changes: Vec<Change>,
     /// What an operator should know.
     pub notes: Vec<Note>,
+    /// Where replicas were placed, and why; of a command that places many the first ones.
+    pub placed: Vec<Placed>,
 }
+
+/// Placements of one command that are told. Nobody reads more, and each has every pool in it.
+const PLACED: usize = 100;
 
 /// A command at work.
 pub struct Edit<'a> {
@@ -44,13 +50,15 @@ pub struct Edit<'a> {
     pub context: &'a Context<'a>,
     before: BTreeMap<Key, Option<Object>>,
     notes: Vec<Note>,
+    placed: Vec<Placed>,
     draws: u32,
 }
 
 impl<'a> Edit<'a> {
     /// Begins an edit.
     pub fn new(model: &'a mut Model, context: &'a Context<'a>) -> Edit<'a> {
-        Edit { model, context, before: BTreeMap::new(), notes: Vec::new(), draws: 0 }
+        let (before, notes, placed) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Edit { model, context, before, notes, placed, draws: 0 }
     }
 
     /// What agents have reported.
@@ -74,6 +82,13 @@ impl<'a> Edit<'a> {
     /// Says something beside the result.
     pub fn note(&mut self, code: NoteCode, object: Key, message: impl Into<String>) {
         self.notes.push(Note { code, message: message.into(), object });
+    }
+
+    /// Says where replicas were placed. That there was nothing to place is not said.
+    pub fn placed(&mut self, name: &ResourceName, candidates: Vec<Candidate>) {
+        if !candidates.is_empty() && self.placed.len() < PLACED {
+            self.placed.push(Placed::new(self.model, name, candidates));
+        }
     }
 
     /// How many remarks there are.
@@ -101,7 +116,7 @@ impl<'a> Edit<'a> {
             Some(object) => Change::Put(object),
             None => Change::Remove(key),
         });
-        Applied { changes: changes.collect(), notes: self.notes }
+        Applied { changes: changes.collect(), notes: self.notes, placed: self.placed }
     }
 
     /// The rows that are not what they were.

@@ -56,6 +56,9 @@ pub struct PoolState {
     /// takes no more data, however much space it has.
     #[serde(default)]
     pub metadata_used: Option<u8>,
+    /// Why it can not make snapshots, though pools of its kind can.
+    #[serde(default)]
+    pub no_snapshots: Option<String>,
     /// What is wrong with it.
     pub error: Option<String>,
 }

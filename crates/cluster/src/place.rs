@@ -21,6 +21,7 @@ use std::fmt;
 use vocab::Bytes;
 
 use crate::change::Key;
+use crate::edit::unknown;
 use crate::layer::Layer;
 use crate::model::Model;
 use crate::name::*;
@@ -73,6 +74,26 @@ pub struct Placement {
     pub chosen: Vec<Candidate>,
     /// Every pool that was looked at, by node and name.
     pub candidates: Vec<Candidate>,
+}
+
+/// Every node with what became of it when replicas of a resource definition were placed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Placed {
+    /// The resource definition.
+    pub name: ResourceName,
+    /// Every pool that was looked at, by node and name.
+    pub candidates: Vec<Candidate>,
+    /// Nodes that have none.
+    pub without_pool: Vec<NodeName>,
+}
+
+impl Placed {
+    /// With the nodes that no pool was looked at of.
+    pub fn new(model: &Model, name: &ResourceName, candidates: Vec<Candidate>) -> Placed {
+        let has = |node: &&Node| candidates.iter().any(|candidate| candidate.node == node.name);
+        let without_pool = model.nodes().filter(|node| !has(node)).map(|node| node.name.clone());
+        Placed { name: name.clone(), without_pool: without_pool.collect(), candidates }
+    }
 }
 
 /// A request over a base: a field that is given wins as a whole.
@@ -291,17 +312,18 @@ pub fn tie_breaker(model: &Model, observed: &Observed, name: &ResourceName) -> O
     placement.chosen.into_iter().next().map(|chosen| chosen.node)
 }
 
-/// Every pool with the reason why a new replica would or would not go there, without making one.
+/// Every node with the reason why one more replica of a resource definition would or would not go
+/// there.
 ///
 /// # Errors
-/// As [`place`], but for pools that do not suffice.
-pub fn explain(
-    model: &Model,
-    observed: &Observed,
-    name: &ResourceName,
-    filter: &Filter,
-) -> Result<Vec<Candidate>, Refusal> {
-    let Some(definition) = model.definition(name) else { return Ok(Vec::new()) };
+/// If existing replicas contradict the filter of the group, or there is no such resource definition.
+pub fn explain(model: &Model, observed: &Observed, name: &ResourceName) -> Result<Placed, Refusal> {
+    let key = Key::Definition(name.clone());
+    let Some(definition) = model.definition(name) else {
+        return Err(unknown(Code::UnknownDefinition, key));
+    };
+    let filter = model.group(&definition.group).map(|group| group.filter.clone());
+    let filter = &filter.unwrap_or_default();
     let counted = model.resources_of(name).filter(|r| counts(model, definition, r));
     let existing = counted.map(|resource| &resource.node).collect();
     let size = Bytes(definition.volumes.values().map(|volume| volume.size.0).sum());
@@ -309,7 +331,7 @@ pub fn explain(
     let mut candidates = candidates::find(&ask, regex(filter)?.as_ref());
     select::rule_out(&ask, &select::Between::new(&ask)?, &mut candidates);
     score::score(&ask, &mut candidates);
-    Ok(candidates)
+    Ok(Placed::new(model, name, candidates))
 }
 
 /// True if the definition's stack has DRBD.

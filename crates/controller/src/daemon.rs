@@ -14,7 +14,7 @@ use cluster::name::NodeName;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::access::Gate;
+use crate::access::{self, Gate};
 use crate::handle::{self, Handle};
 use crate::leader;
 use crate::link::authority::{self, Authority};
@@ -50,6 +50,9 @@ pub struct Options {
     pub listen_tls: Option<SocketAddr>,
     /// The certificate of HTTPS.
     pub tls: tls::Options,
+    /// Where clients reach the REST API of this controller while it leads, if not where it listens: who
+    /// waits sends them there. Only with a store that several controllers share.
+    pub advertise: Option<String>,
     /// Where agents connect. They and the controller prove to each other who they are.
     pub agents: SocketAddr,
     /// Programs on this host need a token, too.
@@ -69,6 +72,8 @@ pub enum Error {
     Certificate(std::io::Error),
     /// No store was named.
     Location(NoLocation),
+    /// An address is advertised that can not be, with the reason.
+    Advertised(String, &'static str),
     /// The store can not be used, or failed for good.
     Store(store::Error),
     /// Agents can not be listened to.
@@ -89,6 +94,7 @@ impl fmt::Display for Error {
             Error::Rest(error) => error.fmt(f),
             Error::Certificate(error) => write!(f, "{error}"),
             Error::Location(error) => error.fmt(f),
+            Error::Advertised(url, why) => write!(f, "{url} can not be advertised: {why}"),
             Error::Store(error) => error.fmt(f),
             Error::Link(error) => write!(f, "{error}"),
             Error::Start(error) => error.fmt(f),
@@ -140,13 +146,19 @@ pub fn run(options: &Options) -> Result<(), Error> {
     make_directory(&options.data).map_err(directory)?;
     let mut electorate = match location(options)? {
         Location::File(file) => {
+            if let Some(url) = &options.advertise {
+                let why = "nobody sends clients there, for this store is of one controller; leave \
+                           --advertise out, or give a --store that several share";
+                return Err(Error::Advertised(url.clone(), why));
+            }
             let store = Sqlite::open(&file).map_err(Error::Store)?;
             return lead(options, Box::new(store), None).map(drop);
         }
         Location::Shared(electorate) => electorate,
     };
+    let reached = reached_at(options)?;
     loop {
-        let led = leader::stand_by(&mut *electorate, options.listen, &reached_at(options))?;
+        let led = leader::stand_by(&mut *electorate, options.listen, &reached)?;
         let Some((store, term)) = led else { return Ok(()) };
         log::info("controller", format_args!("leads: {term:?}"));
         match lead(options, store, Some(term)) {
@@ -172,10 +184,30 @@ impl Error {
 }
 
 /// Where others are sent to while this controller leads: by HTTPS if clients elsewhere can get there.
-fn reached_at(options: &Options) -> String {
-    match options.listen_tls {
-        Some(address) => leader::url("https", address),
-        None => leader::url("http", options.listen),
+fn reached_at(options: &Options) -> Result<String, Error> {
+    match (&options.advertise, options.listen_tls) {
+        (Some(url), tls) => match advertised(url, tls.is_some()) {
+            Ok(url) => Ok(url.to_owned()),
+            Err(why) => Err(Error::Advertised(url.clone(), why)),
+        },
+        (None, Some(address)) => Ok(leader::url("https", address)),
+        (None, None) => Ok(leader::url("http", options.listen)),
+    }
+}
+
+/// A URL that paths can be appended to.
+fn advertised(url: &str, has_tls: bool) -> Result<&str, &'static str> {
+    let url = url.trim_end_matches('/');
+    let host = match url.split_once("://") {
+        Some(("http", host)) => host,
+        Some(("https", host)) if has_tls => host,
+        Some(("https", _)) => return Err("this controller has no HTTPS; give --rest-tls, too"),
+        _ => return Err("give http://HOST:PORT or https://HOST:PORT"),
+    };
+    let odd = |c: char| !c.is_ascii_graphic() || "/?#@".contains(c);
+    match host.is_empty() || host.contains(odd) {
+        true => Err("give http://HOST:PORT or https://HOST:PORT"),
+        false => Ok(url),
     }
 }
 
@@ -190,8 +222,14 @@ fn location(options: &Options) -> Result<Location, Error> {
 
 /// Runs what a controller runs that has the store, for a term if there are others.
 fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Result<End, Error> {
-    // After the store: only who has that one may touch the other files.
-    let gate = Gate::open(&options.data, !options.token_required).map_err(Error::Access)?;
+    // After the store: only who has that one may touch the other files. Whichever leads knows the same
+    // tokens.
+    if term.is_some() {
+        let own = access::own(&options.data, access::now()).map_err(Error::Access)?;
+        let shared = store.file(access::FILE, own).map_err(Error::Store)?;
+        access::adopt(&options.data, &shared).map_err(Error::Access)?;
+    }
+    let mut gate = Gate::open(&options.data, !options.token_required).map_err(Error::Access)?;
     // Agents know a controller by its authority, whichever leads.
     let link = options.data.join(LINK);
     let own = authority::text(&link).map_err(Error::Link)?;
@@ -199,6 +237,10 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
     authority::adopt(&link, &shared).map_err(Error::Link)?;
     let agents = Arc::new(Late::default());
     let (handle, thread) = handle::start(store, agents.clone()).map_err(Error::Start)?;
+    if term.is_some() {
+        let handle = handle.clone();
+        gate.share(Box::new(move |text| handle.keep_file(access::FILE, text)));
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::System)?;
     let result = runtime.block_on(async {
@@ -313,5 +355,26 @@ async fn serve(rest: Rest, handle: Handle, gate: Gate, term: Option<Term>) -> Re
         Ok(Ok(served)) => served.map_err(Error::System).map(|()| End::Signal),
         // Who still waits then has to ask again.
         Ok(Err(_)) | Err(_) => Ok(End::Signal),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plain_url_is_advertised() {
+        assert_eq!(advertised("https://ctl.example:3371/", true), Ok("https://ctl.example:3371"));
+        assert_eq!(advertised("http://[fd00::1]:3370", false), Ok("http://[fd00::1]:3370"));
+        for (url, tls) in [
+            ("https://ctl.example", false),
+            ("ctl.example:3370", true),
+            ("http://", true),
+            ("http://a b", true),
+            ("http://user@host", true),
+            ("http://host/path", true),
+        ] {
+            assert!(advertised(url, tls).is_err(), "{url}");
+        }
     }
 }

@@ -110,6 +110,18 @@ impl Handle {
         self.ask(|to| Input::Backup(file, to)).await
     }
 
+    /// Keeps a file of which every controller of the cluster has the same. Waits: not for a thread
+    /// that others wait for.
+    ///
+    /// # Errors
+    /// If it can not be kept, or another controller leads by now.
+    pub fn keep_file(&self, name: &'static str, content: String) -> Result<(), Failure> {
+        let (to, answer) = oneshot::channel();
+        let input = Input::KeepFile(name, content, to);
+        self.inputs.blocking_send(input).map_err(|_| Failure::Stopping)?;
+        answer.blocking_recv().unwrap_or(Err(Failure::Stopping))
+    }
+
     /// Returns when the owner has ended: then its store has failed for good.
     pub async fn ended(&self) {
         self.inputs.closed().await;

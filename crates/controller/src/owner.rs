@@ -65,6 +65,8 @@ pub enum Input {
     Reports(ReportFilter, oneshot::Sender<Result<Vec<Report>, Failure>>),
     /// Deletes error reports.
     DeleteReports(ReportFilter, oneshot::Sender<Result<usize, Failure>>),
+    /// Keeps a file of which every controller of the cluster has the same.
+    KeepFile(&'static str, String, oneshot::Sender<Result<(), Failure>>),
     /// Copies the store to a file.
     Backup(std::path::PathBuf, oneshot::Sender<Result<(), Failure>>),
 }
@@ -223,6 +225,9 @@ impl Owner {
             }
             Input::DeleteReports(filter, to) => {
                 drop(to.send(self.store.delete_reports(&filter).map_err(failure)));
+            }
+            Input::KeepFile(name, content, to) => {
+                drop(to.send(self.store.replace_file(name, content).map_err(failure)));
             }
             Input::Backup(file, to) => drop(to.send(self.store.backup(&file).map_err(failure))),
         }

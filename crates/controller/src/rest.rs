@@ -117,6 +117,7 @@ impl Rest {
         let accept = tls::accept(listener, move || certificates.config(), say, accepted);
         let accept = tokio::spawn(accept);
         let service = router.into_make_service_with_connect_info::<SocketAddr>();
+        // Only of its own listeners, and of what taps one, axum takes the address of who connects.
         let listener = Secured { incoming, local }.tap_io(|_| {});
         let secured = axum::serve(listener, service).with_graceful_shutdown(stopped(stop));
         let served = tokio::try_join!(plain.into_future(), secured.into_future());

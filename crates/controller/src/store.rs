@@ -79,6 +79,15 @@ pub trait Store: Send {
         let _ = name;
         Ok(content)
     }
+
+    /// Gives such a file another content. A store that only one controller can have keeps none.
+    ///
+    /// # Errors
+    /// If it can not be written.
+    fn replace_file(&mut self, name: &'static str, content: String) -> Result<(), Error> {
+        let _ = (name, content);
+        Ok(())
+    }
 }
 
 /// Why a store can not do what it should. All are told with the file, the cause and the next step.

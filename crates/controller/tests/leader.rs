@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use controller::daemon::{self, Options};
 use servers::{free_port, signal};
 
-/// What a process is told: its folder, the file with the URL of the store, its ports.
+/// What a process is told: its folder, the file with the URL of the store, its ports, the URL that it
+/// advertises.
 const CONTROLLER: &str = "ASHLAR_TEST_CONTROLLER";
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -34,6 +35,7 @@ fn a_controller() {
         listen: next().parse().unwrap(),
         agents: next().parse().unwrap(),
         listen_tls: None,
+        advertise: Some(next()),
         tls: controller::tls::Options::default(),
         token_required: false,
     };
@@ -81,7 +83,8 @@ fn spawn(
     let data = directory.join(format!("controller{number}"));
     let log = directory.join(format!("log{number}"));
     let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-    let told = format!("{}\n@{}\n{address}\n{agents}", data.display(), url.display());
+    let (data, url, reached) = (data.display(), url.display(), reached_at(address));
+    let told = format!("{data}\n@{url}\n{address}\n{agents}\n{reached}/");
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_controller", "--nocapture"])
         .env(CONTROLLER, told)
@@ -89,6 +92,11 @@ fn spawn(
         .stderr(log)
         .spawn()
         .unwrap()
+}
+
+/// Where others say that one is.
+fn reached_at(address: SocketAddr) -> String {
+    format!("http://localhost:{}", address.port())
 }
 
 /// A call: status, where it is sent on to, and body. Nothing if there was no whole answer.
@@ -151,7 +159,7 @@ fn write(
                     break;
                 }
                 Some((307, Some(place), _)) => {
-                    let to = addresses.iter().position(|to| place.contains(&to.to_string()));
+                    let to = addresses.iter().position(|to| place.starts_with(&reached_at(*to)));
                     turn = to.unwrap_or_else(|| panic!("{place} is nobody"));
                 }
                 // Somebody else may know more.
@@ -193,7 +201,7 @@ fn leaders_come_and_go(server: &servers::Server) {
             }
             std::thread::sleep(Duration::from_millis(50));
         };
-        assert_eq!(place, format!("http://{}/v1/nodes?limit=1", addresses[first]));
+        assert_eq!(place, format!("{}/v1/nodes?limit=1", reached_at(addresses[first])));
         assert!(TcpStream::connect(process.agents).is_err());
     }
     assert!(TcpStream::connect(processes[first].agents).is_ok());

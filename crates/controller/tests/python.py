@@ -1,7 +1,8 @@
 """What python-linstor, as it is on PyPI, does with a controller: a cluster from nothing to nothing.
 
 Called with the address of a controller with agents of the nodes n1, n2 and n3, and where these are
-not simulated with the first three numbers of their addresses and the folder of their pools."""
+not simulated with the first three numbers of their addresses and the folder of their pools. Then it
+says on its output what is to be done with a volume ("do OPEN NODE VOLUME"), and waits for a line."""
 import sys
 import time
 
@@ -34,6 +35,14 @@ def wait(condition, what):
             return
         time.sleep(0.1)
     raise AssertionError(f"{what} does not come true")
+
+
+def user(what, volume):
+    """Somebody uses the volume on a node with a disk."""
+    if len(sys.argv) > 3:
+        node = sorted(r.node_name for r in resources(volume) if "DISKLESS" not in r.flags)[0]
+        print("do", what, node, volume, flush=True)
+        assert sys.stdin.readline() == "done\n", what
 
 
 def resources(name=None):
@@ -118,10 +127,13 @@ ok(lin.snapshot_create_multi([], ["vol4", "vol5"], "both"), "snapshots of two")
 both = [s for s in lin.snapshot_dfn_list_raise().snapshots if s.name == "both"]
 assert len(both) == 2 and all("SUCCESSFUL" in s.flags for s in both), both
 
-# A volume grows; it does not shrink.
+# A volume grows while it is in use; it does not shrink.
+user("open", "vol1")
 ok(lin.volume_dfn_modify("vol1", 0, size=2 * 1024 * 1024), "grow")
 grown = lin.resource_dfn_list_raise(filter_by_resource_definitions=["vol1"]).resource_definitions[0]
 assert grown.volume_definitions[0].size == 2 * 1024 * 1024
+assert "RESIZE" not in grown.volume_definitions[0].flags, grown.volume_definitions[0].flags
+user("close", "vol1")
 refused(lin.volume_dfn_modify("vol1", 0, size=1024 * 1024), 206, "shrink")
 
 # The tie-breaker gets a disk and loses it again.

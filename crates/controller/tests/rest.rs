@@ -318,6 +318,16 @@ async fn any_change_can_be_foretold_and_nothing_is_changed_by_that() {
         |text: &str| steps.iter().position(|step| step["what"].as_str().unwrap().starts_with(text));
     assert!(place("resync").unwrap() < place("remove the disk").unwrap(), "{steps:?}");
     assert_eq!(steps.last().unwrap()["copies_after"], 2, "{steps:?}");
+    // Every node has its reason, also for one more replica.
+    let told = server.call("GET", "/v1/ashlar/placement/vol", "").await;
+    let told = told.json().as_array().unwrap().clone();
+    let placement = answer[0]["dry_run"]["placement"].as_array().unwrap();
+    for all in [&told, placement] {
+        let out = all.iter().filter(|one| one["verdict"] == "OUT").count();
+        assert!(out > 0 && all.iter().all(|one| one["node_name"].is_string()), "{all:?}");
+    }
+    assert!(placement.iter().any(|one| one["verdict"] == "CHOSEN"), "{placement:?}");
+    assert_eq!(server.call("GET", "/v1/ashlar/placement/never", "").await.status, 404);
     // What would be refused is refused in the same way.
     let group = server.call("DELETE", "/v1/resource-groups/DfltRscGrp?dry_run=true", "").await;
     let really = server.call("DELETE", "/v1/resource-groups/DfltRscGrp", "").await;

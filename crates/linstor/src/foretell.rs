@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Answer, Entry};
 use crate::code;
+use crate::placement;
 
 tokio::task_local! {
     static ASKED: ();
@@ -57,7 +58,9 @@ pub fn show(prediction: &Prediction) -> (String, String, Value) {
         0 => "dry run: nothing would have to be done on any node".to_owned(),
         steps => format!("dry run: {steps} steps would follow, and {copied} KiB at most be copied"),
     };
-    let lines = prediction.events.iter().map(ToString::to_string);
+    let placed = &prediction.applied.placed;
+    let lines = placed.iter().flat_map(placement::lines);
+    let lines = lines.chain(prediction.events.iter().map(ToString::to_string));
     let waits =
         prediction.waits.iter().map(|(name, wait)| format!("{name} waits: {}", wait.reason));
     let lines: Vec<String> = lines.chain(waits).collect();
@@ -69,6 +72,7 @@ pub fn show(prediction: &Prediction) -> (String, String, Value) {
         "steps": prediction.events.iter().map(step).collect::<Vec<_>>(),
         "copied_kib": copied,
         "waits": waits.collect::<Vec<_>>(),
+        "placement": placed.iter().flat_map(placement::show).collect::<Vec<_>>(),
     });
     (text, lines.join("\n"), data)
 }

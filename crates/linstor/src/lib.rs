@@ -3,7 +3,8 @@
 //! - `controller`: what the surface needs of a controller
 //! - `ask`, `answer`, `code`: requests, answers and return codes, the same for all calls
 //! - `routes`: the calls as a table; `access`: who may make which, and what was called
-//! - `foretell`: dry runs; `openapi`: the document of the API; `metrics`; `properties`: which there are
+//! - `foretell`: dry runs; `placement`: why replicas are where they are; `openapi`: the document of the
+//!   API; `metrics`; `properties`: which there are
 //! - `shown`: long lists, which are kept
 //! - one file for each kind of object, with its routes, how it is shown and how it is changed; and
 //!   `ashlar` for calls of our own
@@ -26,6 +27,7 @@ mod lenient;
 mod metrics;
 mod nodes;
 mod openapi;
+mod placement;
 mod pools;
 mod properties;
 mod refused;
@@ -93,6 +95,7 @@ fn routes() -> Routes {
         .merge(openapi::routes())
         .merge(properties::routes())
         .merge(ashlar::routes())
+        .merge(placement::routes())
         .merge(refused::routes())
 }
 

@@ -284,6 +284,15 @@ fn pools(page: &mut Page, state: &controller::State) {
             of_pool(pool, |labels| page.sample(labels, there.total.0));
         }
     }
+    let help = "1 if a thin storage pool is about to be full, of data or of metadata";
+    page.begin("ashlar_storage_pool_alarm", "gauge", help);
+    for (pool, there) in known() {
+        if let Some(there) = there {
+            of_pool(pool, |labels| {
+                page.sample(labels, u8::from(there.alarm(pool.provider).is_some()));
+            });
+        }
+    }
     page.begin("linstor_storage_pool_error_count", "gauge", "1 if a storage pool has an error");
     for (pool, there) in known() {
         let error = there.is_some_and(|there| there.error.is_some());

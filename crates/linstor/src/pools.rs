@@ -71,8 +71,10 @@ pub fn show(state: &controller::State, pool: &Pool) -> Value {
         let text = format!("storage pool {} of node {}: {alarm}", pool.name, pool.node);
         reports.push(report(number::STORAGE_ERROR, text, "see how its volumes and snapshots grow"));
     }
+    let without = known.is_some_and(|known| known.no_snapshots.is_some());
+    let snapshots = provider.has_snapshots() && !without;
     let mut traits = serde_json::Map::new();
-    traits.insert("SupportsSnapshots".to_owned(), json!(provider.has_snapshots().to_string()));
+    traits.insert("SupportsSnapshots".to_owned(), json!(snapshots.to_string()));
     if !diskless {
         let thin = if provider.is_thin() { "Thin" } else { "Fat" };
         traits.insert("Provisioning".to_owned(), json!(thin));
@@ -88,7 +90,7 @@ pub fn show(state: &controller::State, pool: &Pool) -> Value {
         "free_space_mgr_name": space,
         "uuid": pool.uuid.to_string(),
         "reports": reports,
-        "supports_snapshots": provider.has_snapshots(),
+        "supports_snapshots": snapshots,
         "shared_space": pool.shared_space.as_ref().map(SharedSpaceName::as_str),
         "external_locking": pool.external_locking,
     }))

@@ -27,7 +27,7 @@ use crate::definitions::{find, show_drbd, show_drbd_volume};
 use crate::may_promote;
 use crate::nodes::unknown;
 use crate::routes::{PAGE, Routes};
-use crate::shown::{List, View};
+use crate::shown::{List, Piece, View};
 
 pub fn routes() -> Routes {
     const D: &str = "/v1/resource-definitions/{resource}";
@@ -333,11 +333,43 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// Resource definitions that are shown one after the other before others have their turn.
+const AT_ONCE: usize = 100;
+
+/// What is shown of a resource definition.
+fn piece(state: &controller::State, definition: &Definition) -> Piece {
+    state.shown.piece(View::Resources, &definition.name, || {
+        let resources = state.model.resources_of(&definition.name);
+        resources.map(|resource| Seen::new(state, definition, resource).show(true)).collect()
+    })
+}
+
+/// Makes what is not kept yet, some at a time: nobody can change anything meanwhile.
+async fn prepare(app: &App) {
+    let missing = {
+        let state = app.state();
+        let names = state.model.definitions().map(|definition| &definition.name);
+        state.shown.missing(View::Resources, names)
+    };
+    for names in missing.chunks(AT_ONCE) {
+        {
+            let state = app.state();
+            for definition in names.iter().filter_map(|name| state.model.definition(name)) {
+                piece(&state, definition);
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
 async fn view(State(app): State<App>, asked: Asked) -> List {
-    let state = app.state();
-    let model = &state.model;
     let named = asked.all("resources");
     let nodes = asked.all("nodes");
+    if named.is_empty() && nodes.is_empty() {
+        prepare(&app).await;
+    }
+    let state = app.state();
+    let model = &state.model;
     // What is named is looked up: the answer to a narrow question does not read everything.
     let definitions: Vec<&Definition> = match (named.is_empty(), nodes.is_empty()) {
         (false, _) => named
@@ -359,23 +391,21 @@ async fn view(State(app): State<App>, asked: Asked) -> List {
             && (!pools || resource.volumes.values().any(in_pool))
             && asked.wants_props(&resource.props)
     };
-    let piece = |definition: &Definition| {
-        state.shown.piece(View::Resources, &definition.name, || {
-            let resources = model.resources_of(&definition.name);
-            resources.map(|resource| Seen::new(&state, definition, resource).show(true)).collect()
-        })
-    };
+    let piece = |definition: &Definition| piece(&state, definition);
     let (mut offset, mut limit) = asked.part();
     let whole = nodes.is_empty() && !pools && asked.all("props").is_empty() && limit == usize::MAX;
     let mut list = List::default();
+    if whole && named.is_empty() {
+        let pieces = definitions.into_iter().map(|found| (&found.name, piece(found)));
+        list.push(state.shown.whole(View::Resources, pieces));
+        return list;
+    }
     for definition in definitions {
-        let mut resources = model.resources_of(&definition.name).enumerate();
         if whole {
-            if resources.next().is_some() {
-                list.push(piece(definition).all());
-            }
+            list.push(piece(definition).all());
             continue;
         }
+        let resources = model.resources_of(&definition.name).enumerate();
         for (index, _) in resources.filter(|(_, resource)| wanted(resource)) {
             if offset > 0 {
                 offset -= 1;

@@ -2,8 +2,9 @@
 //! changes.
 //!
 //! A list of everything is what clients ask for most. Made anew each time it would take seconds for
-//! tens of thousands of resources, with the state locked; of what is kept it is put together without
-//! copying, and only what has changed since is made anew.
+//! tens of thousands of resources, with the state locked. So it is kept as a whole until something
+//! changes; then only what has changed is made anew, and the rest is copied. What is kept of each
+//! definition is a part of the last whole, so that nothing is in memory twice.
 //!
 //! What is kept may only depend on what [`cluster::plan::affected`] names for a definition, on what its
 //! agents report of it, and on which nodes are connected: the controller calls [`Shown::forget`] for
@@ -11,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
@@ -31,19 +32,78 @@ pub(crate) enum View {
     WithVolumes,
 }
 
-/// What was shown, by resource definition.
+/// What was shown.
 #[derive(Debug, Default)]
-pub struct Shown(Mutex<BTreeMap<ResourceName, [Option<Piece>; 3]>>);
+pub struct Shown(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// By resource definition.
+    pieces: BTreeMap<ResourceName, [Option<Piece>; 3]>,
+    /// Of all of them one after the other, if none has changed since.
+    whole: [Option<Bytes>; 3],
+}
 
 impl Shown {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Something of the resource definition has changed. Called while the state is locked for writing.
     pub fn forget(&self, name: &ResourceName) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let mut kept = self.lock();
+        kept.pieces.remove(name);
+        kept.whole = Default::default();
     }
 
     /// Everything may have changed.
     pub fn forget_all(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.lock() = Kept::default();
+    }
+
+    /// Resource definitions of which nothing is kept.
+    pub(crate) fn missing<'a>(
+        &self,
+        view: View,
+        names: impl Iterator<Item = &'a ResourceName>,
+    ) -> Vec<ResourceName> {
+        let kept = self.lock();
+        if kept.whole[view as usize].is_some() {
+            return Vec::new();
+        }
+        let has = |name: &&ResourceName| {
+            kept.pieces.get(*name).is_some_and(|views| views[view as usize].is_some())
+        };
+        names.filter(|name| !has(name)).cloned().collect()
+    }
+
+    /// What is shown of all resource definitions, each with a comma in front. `pieces` has those of
+    /// each, in their order, made by [`Shown::piece`] if need be. Called while the state is locked for
+    /// reading.
+    pub(crate) fn whole<'a>(
+        &self,
+        view: View,
+        pieces: impl Iterator<Item = (&'a ResourceName, Piece)>,
+    ) -> Bytes {
+        if let Some(whole) = &self.lock().whole[view as usize] {
+            return whole.clone();
+        }
+        let pieces: Vec<_> = pieces.collect();
+        let mut text = Vec::with_capacity(pieces.iter().map(|(_, piece)| piece.text.len()).sum());
+        pieces.iter().for_each(|(_, piece)| text.extend_from_slice(&piece.text));
+        let whole = Bytes::from(text);
+        let mut kept = self.lock();
+        let mut at = 0;
+        for (name, mut piece) in pieces {
+            let len = piece.text.len();
+            piece.text = whole.slice(at..at + len);
+            at += len;
+            if let Some(views) = kept.pieces.get_mut(name) {
+                views[view as usize] = Some(piece);
+            }
+        }
+        kept.whole[view as usize] = Some(whole.clone());
+        whole
     }
 
     /// What is shown of a resource definition; made if it is not kept. Called while the state is locked
@@ -54,15 +114,15 @@ impl Shown {
         name: &ResourceName,
         make: impl FnOnce() -> Vec<Value>,
     ) -> Piece {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(piece) = kept.get(name).and_then(|views| views[view as usize].clone()) {
+        let kept = self.lock();
+        if let Some(piece) = kept.pieces.get(name).and_then(|views| views[view as usize].clone()) {
             return piece;
         }
         // Others need not wait for that.
         drop(kept);
         let piece = Piece::of(&make());
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.entry(name.clone()).or_default()[view as usize] = Some(piece.clone());
+        let mut kept = self.lock();
+        kept.pieces.entry(name.clone()).or_default()[view as usize] = Some(piece.clone());
         piece
     }
 }
@@ -164,6 +224,32 @@ mod tests {
         shown.forget_all();
         assert_eq!(look(View::Resources, "two", 8).1, ",8");
         assert_eq!(made, 6);
+    }
+
+    #[test]
+    fn a_whole_is_made_again_of_what_is_kept_when_something_has_changed() {
+        let shown = Shown::default();
+        let names = [name("one"), name("two"), name("three")];
+        let mut made = 0;
+        let mut whole = |numbers: [u64; 3]| {
+            let pieces = names.iter().zip(numbers).map(|(name, number)| {
+                let piece = shown.piece(View::Resources, name, || {
+                    made += 1;
+                    (0..number).map(|_| json!(number)).collect()
+                });
+                (name, piece)
+            });
+            let whole = shown.whole(View::Resources, pieces);
+            (String::from_utf8(whole.to_vec()).unwrap(), made)
+        };
+        assert_eq!(whole([1, 0, 3]), (",1,3,3,3".to_owned(), 3));
+        assert_eq!(whole([4, 4, 4]), (",1,3,3,3".to_owned(), 3), "nothing has changed");
+        shown.forget(&name("two"));
+        assert_eq!(whole([4, 2, 4]), (",1,2,2,3,3,3".to_owned(), 4));
+        let piece = shown.piece(View::Resources, &name("two"), || panic!("it is kept"));
+        assert_eq!((piece.all(), piece.one(1)), (",2,2".into(), ",2".into()));
+        shown.forget_all();
+        assert_eq!(whole([0, 0, 1]), (",1".to_owned(), 7));
     }
 
     #[tokio::test]

@@ -1,7 +1,8 @@
 //! The commands of `ashlar`.
 //!
 //! - `args`: the command line; `objects`: how it names things; `load`: the configuration files.
-//! - `client`: the control socket; `run`: what each command asks for; `top`: the live view.
+//! - `client`: the control socket; `run`: what each command asks for; `each`: of several objects one
+//!   after the other; `top`: the live view.
 //! - `doctor`: measurements, one step after the other, and what follows from them.
 //! - [`cluster`]: the commands about a control plane, over its REST API.
 //! - Pure, and tested against recorded output: [`status`], [`events`], [`why`] turn the engine's
@@ -11,6 +12,7 @@ mod args;
 mod client;
 pub mod cluster;
 mod doctor;
+mod each;
 mod error;
 pub mod events;
 mod load;

@@ -135,6 +135,13 @@ impl Node {
         self.ok(&["info", "--wait-engine", "30"]);
     }
 
+    /// Ends the engine at once, as a crash would.
+    pub fn kill_engine(&mut self) {
+        let mut engine = self.engine.take().unwrap();
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+    }
+
     pub fn start_agent(&mut self) {
         assert!(self.agent.is_none());
         let log = self.log("agent.log");
@@ -260,7 +267,7 @@ impl Cluster {
             directory,
         };
         cluster.listen();
-        for (key, value) in [("connect-int", "1"), ("ping-int", "1"), ("timeout", "9")] {
+        for (key, value) in [("timeout", "9"), ("connect-int", "1"), ("ping-int", "1")] {
             let props = PropsEdit::set(&format!("DrbdOptions/Net/{key}"), value);
             cluster.command(Command::ModifyController { props });
         }
@@ -521,6 +528,13 @@ impl Cluster {
     pub fn size(&self, name: &str, on: &str) -> u64 {
         let replica = self.replica(name, on);
         replica.and_then(|r| r.volumes.get(&VolumeNr(0))).map_or(0, |volume| volume.size.0)
+    }
+
+    /// Bytes of a replica's backing volume.
+    pub fn backing(&self, name: &str, on: &str) -> u64 {
+        let replica = self.replica(name, on);
+        let volume = replica.and_then(|r| r.volumes.get(&VolumeNr(0)));
+        volume.and_then(|volume| volume.backing).map_or(0, |bytes| bytes.0)
     }
 
     /// The first bytes of a replica's backing volume.

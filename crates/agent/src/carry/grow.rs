@@ -1,131 +1,138 @@
-//! Volumes that grow.
+//! Volumes that grow, whether somebody uses them or not.
 //!
-//! The engine can resize a volume that is up, and this does not use it yet: a volume grows while the resource is down on
-//! its node, which nobody may use anywhere then: metadata are kept aside, the backing volume grows,
-//! metadata go to its new end and say the new size, which is the same on every node. Nodes that
-//! have not grown yet are refused by those that have (connecting would shrink them), so sizes never
-//! differ under a connection; who was refused tries again.
+//! Metadata are at the end of a device. When that has moved the engine brings them there, as soon as
+//! it is asked to resize (`docs/design/resize.md`); until then they stay where the end was. An engine
+//! that is started in between looks for them at the new end and finds nothing. So before a volume
+//! grows it is written down where its end is, and what tells its metadata from others'. With that
+//! the agent brings them to the new end itself, while the engine does not have the disk.
 
 use cluster::layer::Layer;
-use codec::admin::Request;
-use vocab::{Bytes, VolumeNr};
+use codec::admin::{DeviceStatus, Request, ResourceStatus};
+use vocab::{Bytes, DiskState};
 
 use super::Step;
+use crate::configure;
 use crate::failed::Failed;
 use crate::files;
 use crate::metadata;
-use crate::record::{Export, Growing, Metadata};
+use crate::record::{Growing, Metadata, Record};
 
 impl Step<'_> {
     pub(super) fn grow_volume(&self, number: u16, size: Bytes) -> Result<(), Failed> {
         let volume = self.volume(number)?;
         let pool = self.pool(&volume.pool, volume.provider)?;
-        if volume.growing.is_none() && volume.size >= size.0 {
+        if volume.size >= size.0 {
             return Ok(());
         }
-        if volume.metadata == Metadata::None {
-            let grown = pool.grow(&self.volume_name(number)?, size)?;
-            return self.has_grown(number, grown.size);
+        let growing = match volume.metadata {
+            Metadata::Made => Some(self.remember_end(number)?),
+            Metadata::None | Metadata::Begun => None,
+        };
+        let grown = pool.grow(&self.volume_name(number)?, size)?;
+        if let (Some(growing), false) = (growing, volume.provider.starts_zeroed()) {
+            let key = self.key_of(number, &volume)?;
+            metadata::forget_others(volume.at(key.as_ref()), growing.device_uuid)?;
         }
-        let aside = self.node.store.aside(self.name, number);
-        // Without its key it could be taken down, and not be brought up again.
+        self.update(|record| {
+            record.volumes.entry(number).and_modify(|volume| volume.size = grown.size.0);
+        })?;
+        self.settle_metadata()
+    }
+
+    /// Writes down where the metadata of a volume can be until they are known to be at its end.
+    fn remember_end(&self, number: u16) -> Result<Growing, Failed> {
+        let volume = self.volume(number)?;
         let key = self.key_of(number, &volume)?;
-        if volume.growing.is_none() {
-            self.nobody_uses_it("growing a volume")?;
-            let growing = Growing { to: size.0, exports: self.exports()? };
-            self.removed_aside(number)?;
-            self.update(|record| {
-                record.reconnect = true;
-                record.volumes.entry(number).and_modify(|v| v.growing = Some(growing));
-            })?;
-        }
-        let to = self.volume(number)?.growing.map_or(size.0, |growing| growing.to);
-        if self.volume(number)?.size >= to && !aside.exists() {
-            return self.back_up(number);
-        }
-        let resource = self.name.to_string();
-        let down =
-            self.engine.ask_patiently(&format!("down {resource}"), &Request::Down { resource });
-        if let (Err(failed), false) = (&down, aside.exists()) {
-            // It was opened meanwhile. Nothing has grown; what was taken down comes back.
-            self.back_up(number)?;
-            return Err(failed.clone());
-        }
-        down?;
-        if !aside.exists() {
-            metadata::keep_aside(volume.at(key.as_ref()), &aside)?;
-        }
-        let grown = pool.grow(&self.volume_name(number)?, Bytes(to)).map_err(Failed::from);
         let at = volume.at(key.as_ref());
-        match &grown {
-            Ok(grown) => {
-                metadata::put_back(at, &aside, to)?;
-                self.has_grown(number, grown.size)?;
+        let end = metadata::device_size(at)?;
+        let mut growing = match volume.growing.clone() {
+            Some(growing) => growing,
+            None => {
+                self.remove_aside(number)?;
+                let device_uuid = metadata::device_uuid(at)?;
+                Growing { device_uuid, ends: Vec::new() }
             }
-            // Where the end has moved, only what is kept aside knows the metadata.
-            Err(failed) if !metadata::is_as_kept(at, &aside)? => {
-                return Err(failed.clone());
-            }
-            Err(_) => {}
+        };
+        if !growing.ends.contains(&end) {
+            growing.ends.push(end);
         }
-        // From when it is up again its metadata go on: what was kept aside is old then.
-        self.removed_aside(number)?;
-        self.back_up(number)?;
-        grown.map(drop)
+        let kept = Some(growing.clone());
+        self.update(|record| {
+            record.volumes.entry(number).and_modify(|volume| volume.growing = kept);
+        })?;
+        Ok(growing)
     }
 
-    /// Brings the resource up again, with what was served of it.
-    fn back_up(&self, number: u16) -> Result<(), Failed> {
-        self.adjust()?;
-        let exports = self.record()?.volumes.get(&number).and_then(|v| v.growing.clone());
-        self.export_again(exports.map(|growing| growing.exports).unwrap_or_default())?;
-        self.grown(number)
-    }
-
-    /// What is served of the resource: it goes when the resource is taken down.
-    pub(super) fn exports(&self) -> Result<Vec<Export>, Failed> {
-        let exports = self.engine.exports(self.name.as_str())?.into_iter().map(|export| Export {
-            name: export.name,
-            volume: export.volume.0,
-            listen: export.listen,
-            read_only: export.read_only,
-        });
-        Ok(exports.collect())
-    }
-
-    /// Serves again what was served before.
-    pub(super) fn export_again(&self, exports: Vec<Export>) -> Result<(), Failed> {
-        for export in exports {
-            let what = format!("export volume {} of {} again", export.volume, self.name);
-            let there = self.engine.exports(self.name.as_str())?;
-            if there.iter().any(|other| other.name == export.name) {
+    /// Sees to it that the metadata of volumes that have grown are at their ends, as far as that is
+    /// not for the engine to do.
+    pub(super) fn settle_metadata(&self) -> Result<(), Failed> {
+        let record = self.record()?;
+        if !record.is_growing() {
+            return Ok(());
+        }
+        let status = self.status()?;
+        for (number, volume) in &record.volumes {
+            let Some(growing) = volume.growing.as_ref().filter(|_| !volume.removing) else {
+                continue;
+            };
+            let key = self.key_of(*number, volume)?;
+            let at = volume.at(key.as_ref());
+            let at_end = metadata::is_at_end(at, growing.device_uuid)?;
+            let attached = has_disk(status.as_ref(), *number);
+            if !at_end && attached {
+                // They are where the engine knows, and go to the end when it resizes.
                 continue;
             }
-            let request = Request::Export {
-                resource: self.name.to_string(),
-                volume: VolumeNr(export.volume),
-                name: export.name,
-                listen: export.listen,
-                read_only: export.read_only,
-            };
-            self.engine.ask(&what, request)?;
+            if !at_end {
+                let aside = self.node.store.aside(self.name, *number);
+                let (ends, uuid) = (&growing.ends, growing.device_uuid);
+                metadata::bring_to_end(at, &aside, ends, uuid)?;
+            }
+            // From when they are used again they go on: what was kept aside is old then.
+            self.remove_aside(*number)?;
+            if attached {
+                self.update(|record| {
+                    record.volumes.entry(*number).and_modify(|volume| volume.growing = None);
+                })?;
+            }
         }
         Ok(())
     }
 
-    fn has_grown(&self, number: u16, size: Bytes) -> Result<(), Failed> {
-        self.update(|record| {
-            record.volumes.entry(number).and_modify(|volume| volume.size = size.0);
-        })
+    /// The same at a time when nobody has asked for anything: disks that an engine could not attach
+    /// because their metadata were not at the end are attached.
+    pub(super) fn recover_growth(&self) -> Result<(), Failed> {
+        let record = self.record()?;
+        let Some(config) = record.config.as_ref().filter(|_| record.is_growing()) else {
+            return self.settle_metadata();
+        };
+        if !self.has_keys(&record) {
+            // It goes on when they are known.
+            return Ok(());
+        }
+        self.settle_metadata()?;
+        if record.down.is_some() || self.status()?.is_none() {
+            // It is down, and stays so.
+            return Ok(());
+        }
+        self.adjust()?;
+        let status = self.status()?;
+        for volume in configure::of(&self.node.name, &record, config)?.volumes {
+            let number = volume.nr.0;
+            let grown = record.volumes.get(&number).is_some_and(|volume| volume.growing.is_some());
+            let Some(backing) = volume.backing.filter(|_| grown) else { continue };
+            if !has_disk(status.as_ref(), number) {
+                let what = format!("attach {} to volume {number}", backing.disk);
+                let (minor, disk, meta_disk) = (volume.minor, backing.disk, backing.meta_disk);
+                let (options, luks) = (backing.options, backing.luks);
+                let request = Request::Attach { minor, disk, meta_disk, options, luks };
+                self.engine.ask_patiently(&what, &request)?;
+            }
+        }
+        self.settle_metadata()
     }
 
-    fn grown(&self, number: u16) -> Result<(), Failed> {
-        self.update(|record| {
-            record.volumes.entry(number).and_modify(|volume| volume.growing = None);
-        })
-    }
-
-    fn removed_aside(&self, number: u16) -> Result<(), Failed> {
+    fn remove_aside(&self, number: u16) -> Result<(), Failed> {
         files::remove(&self.node.store.aside(self.name, number)).map_err(|error| {
             Failed::new(
                 format!("what was kept aside of {} can not be removed: {error}", self.name),
@@ -134,52 +141,60 @@ impl Step<'_> {
         })
     }
 
-    /// A device has grown when its backing volume has; this only looks.
+    /// The device grows when all backing volumes have: the engine agrees on it with its peers.
     pub(super) fn grow_device(&self, number: u16, size: Bytes) -> Result<(), Failed> {
         let record = self.record()?;
         let drbd = record.config.as_ref().is_some_and(|c| c.layers.contains(&Layer::Drbd));
-        if !drbd {
+        if !drbd || self.device_size(number)? >= size.0 {
             return Ok(());
         }
         let status = self.status()?;
-        let device = status.as_ref().and_then(|s| s.devices.iter().find(|d| d.volume.0 == number));
-        if device.is_some_and(|device| device.size * 1024 >= size.0) {
+        if let Some(device) = device(status.as_ref(), number) {
+            let what = format!("resize volume {number} of {}", self.name);
+            let request = Request::Resize {
+                minor: device.minor,
+                // What all have room for: pools may have rounded up.
+                size: None,
+                assume_peer_has_space: false,
+                assume_clean: false,
+            };
+            self.engine.ask_patiently(&what, &request)?;
+            self.settle_metadata()?;
+        }
+        let has = self.device_size(number)?;
+        if has >= size.0 {
             return Ok(());
         }
         Err(Failed::new(
             format!(
-                "volume {number} of {} has {} KiB, not yet {}: it grows when its backing volume \
-                 does, and all of them are larger",
+                "volume {number} of {} has {} KiB, not yet {}: not every replica that is connected \
+                 has room for that",
                 self.name,
-                device.map_or(0, |device| device.size),
+                has / 1024,
                 size.0 / 1024
             ),
-            "nothing is to be done if nodes are on their way; otherwise take the resource down and \
-             up on this node",
+            "nothing is to be done if nodes are on their way: it is tried again with the next plan",
         ))
     }
 
-    /// Refuses to use a volume whose metadata are kept aside: they are not on it, or old.
-    pub(super) fn none_is_aside(&self) -> Result<(), Failed> {
-        let record = self.record()?;
-        let aside = |number: &&u16| self.node.store.aside(self.name, **number).exists();
-        match record.volumes.keys().find(aside) {
-            None => Ok(()),
-            Some(number) => Err(Failed::new(
-                format!("volume {number} of {} has not finished growing", self.name),
-                "see to its pool; it is tried again with the next plan",
-            )),
-        }
+    /// What users see of a volume, in bytes; 0 if it is not up.
+    fn device_size(&self, number: u16) -> Result<u64, Failed> {
+        Ok(device(self.status()?.as_ref(), number).map_or(0, |device| device.size * 1024))
     }
+}
 
-    /// What a crash has left in the middle is done to its end.
-    pub(super) fn finish_growing(&self) -> Result<(), Failed> {
-        let record = self.record()?;
-        for (number, volume) in &record.volumes {
-            if let Some(growing) = &volume.growing {
-                self.grow_volume(*number, Bytes(growing.to))?;
-            }
-        }
-        Ok(())
+impl Record {
+    /// True if metadata of a volume may be elsewhere than at its end.
+    pub fn is_growing(&self) -> bool {
+        self.volumes.values().any(|volume| volume.growing.is_some() && !volume.removing)
     }
+}
+
+fn device(status: Option<&ResourceStatus>, number: u16) -> Option<&DeviceStatus> {
+    status?.devices.iter().find(|device| device.volume.0 == number)
+}
+
+/// True if the engine has the disk, in whatever state.
+fn has_disk(status: Option<&ResourceStatus>, number: u16) -> bool {
+    device(status, number).is_some_and(|device| device.disk_state > DiskState::Diskless)
 }

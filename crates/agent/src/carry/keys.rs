@@ -186,6 +186,12 @@ impl Step<'_> {
         Ok(volumes)
     }
 
+    /// True if the keys of encrypted volumes can be had, or there is no such volume.
+    pub(super) fn has_keys(&self, record: &Record) -> bool {
+        self.node.master.get().is_some()
+            || record.volumes.values().all(|volume| volume.luks.is_none())
+    }
+
     /// Has the disks attached that wait for their keys, as far as the keys are known.
     pub(super) fn attach_encrypted(&self) -> Result<(), Failed> {
         let record = self.record()?;

@@ -8,11 +8,12 @@ use cluster::layer::Layer;
 use cluster::name::SnapshotName;
 use cluster::objects::Generation;
 use codec::admin::Request;
+use vocab::VolumeNr;
 
 use super::Step;
 use crate::failed::Failed;
 use crate::metadata::{self, At};
-use crate::record::{Down, DownState, Metadata, Record};
+use crate::record::{Down, DownState, Export, Metadata, Record};
 use crate::storage::Name;
 
 impl Step<'_> {
@@ -28,8 +29,7 @@ impl Step<'_> {
         }
         if Self::is_replicated(&record) {
             self.nobody_uses_it("a rollback")?;
-            self.finish_growing()?;
-            self.none_is_aside()?;
+            self.settle_metadata()?;
             // What is served is known only before it is taken down the first time.
             let exports = match record.down {
                 Some(down) => down.exports,
@@ -96,6 +96,7 @@ impl Step<'_> {
                 if let Some(there) = record.volumes.get_mut(number) {
                     (there.size, there.path) = (volume.size.0, path);
                     there.metadata = if has { Metadata::Made } else { Metadata::None };
+                    there.growing = None;
                 }
             })?;
         }
@@ -127,6 +128,37 @@ impl Step<'_> {
         if let Some(down) = self.record()?.down {
             self.export_again(down.exports)?;
             self.update(|record| record.down = None)?;
+        }
+        Ok(())
+    }
+
+    /// What is served of the resource: it goes when the resource is taken down.
+    fn exports(&self) -> Result<Vec<Export>, Failed> {
+        let exports = self.engine.exports(self.name.as_str())?.into_iter().map(|export| Export {
+            name: export.name,
+            volume: export.volume.0,
+            listen: export.listen,
+            read_only: export.read_only,
+        });
+        Ok(exports.collect())
+    }
+
+    /// Serves again what was served before.
+    fn export_again(&self, exports: Vec<Export>) -> Result<(), Failed> {
+        for export in exports {
+            let what = format!("export volume {} of {} again", export.volume, self.name);
+            let there = self.engine.exports(self.name.as_str())?;
+            if there.iter().any(|other| other.name == export.name) {
+                continue;
+            }
+            let request = Request::Export {
+                resource: self.name.to_string(),
+                volume: VolumeNr(export.volume),
+                name: export.name,
+                listen: export.listen,
+                read_only: export.read_only,
+            };
+            self.engine.ask(&what, request)?;
         }
         Ok(())
     }

@@ -237,7 +237,8 @@ impl Node {
         }
     }
 
-    /// What is left from before the agent was started: suspensions end, what was growing grows.
+    /// What is left from before the agent or the engine was started: suspensions end, and metadata of
+    /// volumes that have grown go to their ends.
     ///
     /// # Errors
     /// What could not be done; it is tried again.
@@ -247,7 +248,7 @@ impl Node {
             self.expire(name, held.token)?;
         }
         let step = self.step(name);
-        step.finish_growing()?;
+        step.recover_growth()?;
         step.attach_encrypted()
     }
 

@@ -18,7 +18,7 @@ use codec::admin::{
     WriteOrdering, encode_line,
 };
 use codec::config as engine_config;
-use codec::disk::{MdParams, Placement, Superblock};
+use codec::disk::{Layout, MdParams, Placement, Superblock};
 use vocab::options::DeviceOptions;
 use vocab::{Bytes, DiskState, GenUuid, Minor, NodeId, Suspended, VolumeNr};
 
@@ -35,6 +35,10 @@ struct Resource {
     primary: bool,
     /// State of an attached disk.
     disk: DiskState,
+    /// Bytes of the disk's device as the engine knows them: where its metadata are.
+    end: u64,
+    /// Bytes that users see, with metadata, as far as nodes have agreed on.
+    agreed: u64,
 }
 
 #[derive(Default)]
@@ -58,7 +62,9 @@ impl Fake {
                 let file = fs::OpenOptions::new().write(true).open(disk).unwrap();
                 let size = Bytes(file.metadata().unwrap().len());
                 let params = MdParams::new(u32::from(max_peers));
-                let (made, at) = Superblock::create(Placement::Internal, size, &params).unwrap();
+                let (mut made, at) =
+                    Superblock::create(Placement::Internal, size, &params).unwrap();
+                made.device_uuid = 0x0bad_cafe;
                 file.write_all_at(&made.encode()[..], at.superblock).unwrap();
                 Answer::Done
             }
@@ -90,7 +96,8 @@ impl Fake {
                     peers: Vec::new(),
                 };
                 let disk = DiskState::UpToDate;
-                let new = Resource { config, suspended: false, primary: false, disk };
+                let new =
+                    Resource { config, suspended: false, primary: false, disk, end: 0, agreed: 0 };
                 self.resources.insert(resource, new);
             }
             Request::NewMinor { resource, volume, minor, options } => {
@@ -106,12 +113,23 @@ impl Fake {
             Request::Attach { minor, disk, meta_disk, options, luks } => {
                 let superblock = metadata::exists(&disk);
                 assert_eq!(superblock, Ok(true), "what is attached has metadata at its end");
+                let end = fs::metadata(&disk).unwrap().len();
+                let resource = self.resources.values_mut().next().unwrap();
+                resource.end = end;
+                if resource.agreed == 0 {
+                    resource.agreed = end;
+                }
                 let volume = self.volume(minor);
                 volume.backing =
                     Some(engine_config::BackingConfig { disk, meta_disk, options, luks });
                 volume.device_options = DeviceOptions::default();
             }
             Request::Detach { minor, .. } => self.volume(minor).backing = None,
+            Request::Resize { minor, .. } => {
+                let disk = self.volume(minor).backing.clone().unwrap().disk;
+                let resource = self.resources.values_mut().next().unwrap();
+                (resource.end, resource.agreed) = move_metadata(&disk, resource.end);
+            }
             Request::SuspendIo { resource, .. } => {
                 self.resources.get_mut(&resource).unwrap().suspended = true;
             }
@@ -123,12 +141,44 @@ impl Fake {
     }
 }
 
+/// What the engine does with metadata when it resizes. Returns where they are then, and the new size.
+fn move_metadata(disk: &str, old: u64) -> (u64, u64) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(disk).unwrap();
+    let new = file.metadata().unwrap().len();
+    if new != old {
+        let mut block = [0; 4096];
+        file.read_exact_at(&mut block, old - 4096).unwrap();
+        let mut superblock = Superblock::decode(&block).unwrap();
+        let layout = Layout::new(Placement::Internal, Bytes(new), &superblock.params()).unwrap();
+        (superblock.al_offset, superblock.bm_offset) = (layout.al_offset, layout.bm_offset);
+        superblock.md_size = layout.md_size;
+        file.write_all_at(&superblock.encode()[..], new - 4096).unwrap();
+        file.write_all_at(&[0; 4096], old - 4096).unwrap();
+    }
+    (new, new)
+}
+
+impl Fake {
+    /// It was killed, and brings up what it kept, as far as it finds metadata.
+    fn restart(&mut self) {
+        for resource in self.resources.values_mut() {
+            resource.suspended = false;
+            for volume in &resource.config.volumes {
+                let Some(backing) = &volume.backing else { continue };
+                let found = metadata::exists(&backing.disk).unwrap();
+                resource.end = if found { fs::metadata(&backing.disk).unwrap().len() } else { 0 };
+            }
+        }
+    }
+}
+
 fn status(resource: &Resource) -> ResourceStatus {
     let config = &resource.config;
     let devices = config.volumes.iter().map(|volume| {
         let backing = volume.backing.as_ref().map(|backing| backing.disk.clone());
-        let size = backing.as_ref().map_or(0, |disk| fs::metadata(disk).unwrap().len() / 1024);
-        let disk_state = if backing.is_some() { resource.disk } else { DiskState::Diskless };
+        let size = backing.as_ref().map_or(0, |_| resource.agreed / 1024);
+        let attached = backing.is_some() && resource.end != 0;
+        let disk_state = if attached { resource.disk } else { DiskState::Diskless };
         DeviceStatus {
             volume: volume.nr,
             minor: volume.minor,
@@ -285,14 +335,23 @@ const TOKEN: Generation = Generation(6);
 
 #[test]
 fn a_crash_at_any_write_loses_nothing_and_leaves_nothing() {
-    let grow = Action::GrowVolume { volume: 0, size: Bytes(96 * MIB) };
+    crash_at_every_write(false);
+}
+
+#[test]
+fn nor_does_one_of_the_whole_node() {
+    crash_at_every_write(true);
+}
+
+fn crash_at_every_write(with_engine: bool) {
     let steps = [
         create(64 * MIB),
         create_metadata(),
         configure(),
         Action::Suspend { token: TOKEN },
         Action::Resume { token: TOKEN },
-        grow,
+        Action::GrowVolume { volume: 0, size: Bytes(96 * MIB) },
+        Action::GrowDevice { volume: 0, size: Bytes(95 * MIB) },
         Action::Remove(Guard::default()),
     ];
     let mut crashes = 0;
@@ -305,6 +364,9 @@ fn a_crash_at_any_write_loses_nothing_and_leaves_nothing() {
             for time in ["once", "twice"] {
                 let mut result = node.carry_out(&name(), Generation(generation), step);
                 if result.is_err() && !crashed {
+                    if with_engine {
+                        bed.fake.lock().unwrap().restart();
+                    }
                     (crashed, node) = (true, bed.start());
                     result = node.carry_out(&name(), Generation(generation), step);
                 }
@@ -317,16 +379,19 @@ fn a_crash_at_any_write_loses_nothing_and_leaves_nothing() {
                     // What a crash has ended is not begun again, and never holds I/O up.
                     let held = record.suspension().unwrap().state;
                     let is_held = held == cluster::observed::SuspensionState::Held;
-                    assert_eq!(suspended(&bed.fake.lock().unwrap()), is_held, "crash at {at}");
+                    let lost = with_engine && crashed;
+                    assert!(lost || suspended(&bed.fake.lock().unwrap()) == is_held, "{at}");
                 }
                 Action::Resume { .. } => assert!(!suspended(&bed.fake.lock().unwrap()), "{at}"),
-                Action::GrowVolume { .. } => {
+                Action::GrowVolume { .. } => assert_eq!(record.volumes[&0].size, 96 * MIB, "{at}"),
+                Action::GrowDevice { .. } => {
                     let volume = &record.volumes[&0];
-                    assert_eq!((volume.size, &volume.growing), (96 * MIB, &None), "{at}");
+                    assert_eq!(volume.growing, None, "{at}");
                     assert!(!node.store.aside(&name(), 0).exists());
                     let there = metadata::has_data(&volume.path);
                     assert_eq!(there, Ok(true), "metadata have moved, {at}");
-                    assert_eq!(bed.fake.lock().unwrap().resources.len(), 1, "it is up again");
+                    let fake = bed.fake.lock().unwrap();
+                    assert_eq!(fake.resources["web"].end, 96 * MIB, "the disk is attached, {at}");
                 }
                 _ => {}
             }
@@ -334,13 +399,77 @@ fn a_crash_at_any_write_loses_nothing_and_leaves_nothing() {
         assert_eq!(bed.files(), Vec::<String>::new(), "after a crash at write {at}");
         assert!(bed.fake.lock().unwrap().resources.is_empty());
         assert_eq!(bed.start().store.names(), []);
-        assert_eq!(node.store.removed()[&name()], Generation(16));
+        assert_eq!(node.store.removed()[&name()], Generation(17));
         if !crashed {
             break;
         }
         crashes += 1;
     }
     assert!(crashes > 20, "only {crashes} points were tried");
+}
+
+/// A volume in use that has grown, and whose engine knows nothing of that yet.
+fn grown(bed: &Bed) -> Node {
+    let node = bed.start();
+    for step in [create(64 * MIB), create_metadata(), configure()] {
+        node.carry_out(&name(), Generation(1), &step).unwrap();
+    }
+    bed.fake.lock().unwrap().resources.get_mut("web").unwrap().primary = true;
+    for size in [80, 96] {
+        let grow = Action::GrowVolume { volume: 0, size: Bytes(size * MIB) };
+        node.carry_out(&name(), Generation(1), &grow).unwrap();
+    }
+    let volume = node.store.get(&name()).unwrap().volumes[&0].clone();
+    assert!(volume.growing.is_some_and(|growing| growing.ends.len() == 2));
+    assert_eq!(metadata::exists(&volume.path), Ok(false), "the engine has them where they were");
+    assert_eq!(bed.fake.lock().unwrap().resources["web"].end, 64 * MIB);
+    node
+}
+
+#[test]
+fn an_engine_that_is_started_before_it_has_moved_the_metadata_gets_its_disk_back() {
+    let bed = Bed::new();
+    let node = grown(&bed);
+    let attached = || bed.fake.lock().unwrap().resources["web"].end;
+    bed.fake.lock().unwrap().restart();
+    assert_eq!(attached(), 0, "it finds no metadata");
+    node.recover(&name()).unwrap();
+    assert_eq!(attached(), 96 * MIB);
+    assert!(!node.store.get(&name()).unwrap().is_growing());
+    let resize = Action::GrowDevice { volume: 0, size: Bytes(95 * MIB) };
+    bed.fake.lock().unwrap().resources.get_mut("web").unwrap().agreed = 64 * MIB;
+    node.carry_out(&name(), Generation(1), &resize).unwrap();
+    assert_eq!(bed.fake.lock().unwrap().resources["web"].agreed, 96 * MIB);
+}
+
+#[test]
+fn what_was_begun_to_be_moved_is_moved_again_but_never_over_what_is_newer() {
+    let bed = Bed::new();
+    let node = grown(&bed);
+    bed.fake.lock().unwrap().restart();
+    // A crash when they were there, and before that was written down.
+    *node.store.crash.lock().unwrap() = Some(0);
+    node.recover(&name()).unwrap_err();
+    *node.store.crash.lock().unwrap() = None;
+    let volume = node.store.get(&name()).unwrap().volumes[&0].clone();
+    assert!(volume.growing.is_some());
+    // Another engine has used them since.
+    metadata::begin(&volume.path, NodeId::new(0), GenUuid(0x77), Begin::DayZero).unwrap();
+    let newer = fs::read(&volume.path).unwrap();
+    let node = bed.start();
+    assert!(fs::read(&volume.path).unwrap() == newer);
+    assert!(!node.store.get(&name()).unwrap().is_growing());
+    assert_eq!(bed.fake.lock().unwrap().resources["web"].end, 96 * MIB, "it is attached");
+}
+
+#[test]
+fn data_that_have_grown_count_while_the_resource_is_down() {
+    let bed = Bed::new();
+    let node = grown(&bed);
+    bed.fake.lock().unwrap().resources.clear();
+    let guard = Guard { at_least: 1, of: vec![NodeName::new("bravo").unwrap()] };
+    let failed = node.carry_out(&name(), Generation(1), &Action::Remove(guard)).unwrap_err();
+    assert!(failed.cause.contains("data of web stay on node alpha"), "{failed}");
 }
 
 #[test]
@@ -435,20 +564,18 @@ fn data_go_only_while_the_resource_is_down_for_this_rollback() {
 }
 
 #[test]
-fn what_is_in_use_neither_grows_nor_goes() {
+fn what_is_in_use_does_not_go() {
     let bed = Bed::new();
     let node = bed.start();
     for step in [create(64 * MIB), create_metadata(), configure()] {
         node.carry_out(&name(), Generation(1), &step).unwrap();
     }
     bed.fake.lock().unwrap().resources.get_mut("web").unwrap().primary = true;
-    let grow = Action::GrowVolume { volume: 0, size: Bytes(96 * MIB) };
-    for step in [grow, Action::Remove(Guard::default())] {
-        let before = node.store.get(&name()).unwrap();
-        let failed = node.carry_out(&name(), Generation(1), &step).unwrap_err();
-        assert!(failed.cause.contains("in use on node alpha"), "{failed}");
-        assert!(node.store.get(&name()).unwrap() == before, "nothing has changed");
-    }
+    let before = node.store.get(&name()).unwrap();
+    let step = Action::Remove(Guard::default());
+    let failed = node.carry_out(&name(), Generation(1), &step).unwrap_err();
+    assert!(failed.cause.contains("in use on node alpha"), "{failed}");
+    assert!(node.store.get(&name()).unwrap() == before, "nothing has changed");
 }
 
 #[test]

@@ -27,7 +27,6 @@ impl Step<'_> {
         generation: Generation,
     ) -> Result<(), Failed> {
         configure::check(self.name, config)?;
-        self.finish_growing()?;
         self.put_files(config)?;
         self.update(|record| {
             record.config = Some(config.clone());
@@ -47,8 +46,9 @@ impl Step<'_> {
         if !config.layers.contains(&Layer::Drbd) {
             return Ok(());
         }
-        self.none_is_aside()?;
         self.may_be_up(&record)?;
+        self.settle_metadata()?;
+        let record = self.record()?;
         let wanted = configure::of(&self.node.name, &record, config)?;
         self.unlock_all(&record)?;
         let resource = self.name.as_str();

@@ -227,6 +227,12 @@ impl Step<'_> {
             })?;
         }
         self.lock(number, &volume);
+        let remains = volume.metadata != Metadata::None && !volume.provider.starts_zeroed();
+        // Of an encrypted one nothing can be read without its header.
+        if remains && volume.luks.is_none() {
+            // A volume that gets this space one day is not to find them at its end.
+            metadata::erase(&volume.path)?;
+        }
         self.pool(&volume.pool, volume.provider)?.remove(&self.volume_name(number)?)?;
         crate::files::remove(&self.node.store.aside(self.name, number)).map_err(|error| {
             Failed::new(

@@ -7,7 +7,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -33,6 +33,7 @@ const SNAPSHOT_MODE: u32 = 0o400;
 pub struct Folder {
     path: PathBuf,
     thin: bool,
+    no_snapshots: Option<String>,
 }
 
 impl Folder {
@@ -41,7 +42,7 @@ impl Folder {
     /// # Errors
     /// If it is not a folder that can be read, or not given by an absolute path.
     pub fn open(path: &Path, thin: bool) -> Result<Folder, Error> {
-        let pool = Folder { path: path.to_owned(), thin };
+        let mut pool = Folder { path: path.to_owned(), thin, no_snapshots: None };
         let refuse = |why, cause: String| {
             Error::new(why, format!("{} can not be a storage pool", path.display()))
                 .cause(cause)
@@ -56,7 +57,38 @@ impl Folder {
             Err(error) => return Err(refuse(Why::NotFound, error.to_string())),
         }
         pool.remove_leftovers()?;
+        // Whatever else may be wrong now need not be when a snapshot is wanted.
+        let can_not = |error: &Error| error.why == Why::Unsupported;
+        let tried = pool.try_to_share();
+        pool.no_snapshots = tried.err().filter(can_not).map(|error| error.to_string());
         Ok(pool)
+    }
+
+    /// Tries what a snapshot needs. What it makes has no name that a volume has, and does not stay.
+    fn try_to_share(&self) -> Result<(), Error> {
+        let (from, to) = (self.draft("share-from"), self.draft("share-to"));
+        let tried = self
+            .make_draft(&from, VOLUME_MODE, |file| {
+                let block = [1; UNIT.0 as usize];
+                file.write_all_at(&block, 0).map_err(|e| self.failed("write", &from, &e))
+            })
+            .and_then(|()| File::open(&from).map_err(|e| self.failed("open", &from, &e)))
+            .and_then(|source| {
+                self.make_draft(&to, VOLUME_MODE, |file| self.share_blocks(file, &source, &from))
+            });
+        for draft in [from, to] {
+            // One that stays is removed when the pool is opened again.
+            let _ = fs::remove_file(draft);
+        }
+        tried
+    }
+
+    fn share_blocks(&self, file: &File, source: &File, path: &Path) -> Result<(), Error> {
+        ioctl_ficlone(file, source).map_err(|e| {
+            // ext4 knows the call and says that it is invalid.
+            let e = if e == Errno::INVAL { Errno::OPNOTSUPP } else { e };
+            self.failed("share the blocks of", path, &e.into())
+        })
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -149,12 +181,12 @@ impl Folder {
         }
     }
 
-    /// Reserves the space up to `size`, of FILE.
+    /// Reserves the space up to `size`, of FILE. The file's size stays as it is.
     fn reserve(&self, file: &File, path: &Path, size: Bytes) -> Result<(), Error> {
         if self.thin {
             return Ok(());
         }
-        fallocate(file, FallocateFlags::empty(), 0, size.0)
+        fallocate(file, FallocateFlags::KEEP_SIZE, 0, size.0)
             .map_err(|e| self.failed("reserve the space of", path, &e.into()))
     }
 
@@ -208,11 +240,7 @@ impl Folder {
         let from = File::open(source).map_err(|e| self.failed("open", source, &e))?;
         let size = from.metadata().map_err(|e| self.failed("look at", source, &e))?.len();
         self.make(path, mode, replace, |file| {
-            ioctl_ficlone(file, &from).map_err(|e| {
-                // ext4 knows the call and says that it is invalid.
-                let e = if e == Errno::INVAL { Errno::OPNOTSUPP } else { e };
-                self.failed("share the blocks of", source, &e.into())
-            })?;
+            self.share_blocks(file, &from, source)?;
             fsetxattr(file, ORIGIN, origin(source).as_bytes(), XattrFlags::empty())
                 .map_err(|e| self.failed("mark", path, &e.into()))?;
             if mode == VOLUME_MODE { self.reserve(file, path, Bytes(size)) } else { Ok(()) }
@@ -250,6 +278,10 @@ impl Provider for Folder {
 
     fn allocation_unit(&self) -> Result<Bytes, Error> {
         Ok(UNIT)
+    }
+
+    fn no_snapshots(&self) -> Option<String> {
+        self.no_snapshots.clone()
     }
 
     fn space(&self) -> Result<Space, Error> {
@@ -302,7 +334,7 @@ impl Provider for Folder {
                 .open(&path)
                 .map_err(|e| self.failed("open", &path, &e))?;
             if let Err(error) = self.reserve(&file, &path, size) {
-                // Some of the space may have been found, and the file have grown by it.
+                // Some of the space may have been found, and is given back.
                 file.set_len(found.len()).map_err(|e| self.failed("shrink", &path, &e))?;
                 return Err(error);
             }

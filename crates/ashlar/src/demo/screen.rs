@@ -100,6 +100,29 @@ impl Screen {
         }
     }
 
+    /// What it came to: a table of names, values and whether those are as they should be, and whether
+    /// all is well.
+    pub fn ending(&mut self, rows: &[(&str, String, Option<bool>)], good: bool, took: Duration) {
+        self.rest();
+        let width = rows.iter().map(|(_, value, _)| value.len()).max().unwrap_or(0);
+        self.line("");
+        for (name, value, good) in rows {
+            let value = format!("{value:>width$}");
+            let value = match good {
+                Some(good) => self.verdict(&value, *good),
+                None => value,
+            };
+            self.line(&format!("  {name:<20}  {value}"));
+        }
+        self.line("");
+        let verdict = match good {
+            true => "Nothing was lost",
+            false => "Data was lost, stale, or differs",
+        };
+        let verdict = self.verdict(verdict, good);
+        self.line(&format!("{verdict}, after {}.", time(took)));
+    }
+
     fn styled(&self, text: &str, style: Style) -> String {
         if self.color { text.style(style).to_string() } else { text.to_owned() }
     }

@@ -104,15 +104,7 @@ pub fn tell(setting: Setting<'_>) -> anyhow::Result<Summary> {
     if keep {
         story.release(&mut summary)?;
     }
-    story.screen.rest();
-    summary.show(story.screen);
-    story.screen.line("");
-    let verdict = match summary.is_good() {
-        true => "Nothing was lost",
-        false => "Data was lost, stale, or differs",
-    };
-    let verdict = story.screen.verdict(verdict, summary.is_good());
-    story.screen.line(&format!("{verdict}, after {}.", time(begin.elapsed())));
+    summary.show(story.screen, begin.elapsed());
     if keep {
         story.explain_use(&summary);
     }

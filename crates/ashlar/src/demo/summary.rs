@@ -1,5 +1,7 @@
 //! What a run comes to: the table, and the JSON object with the same numbers.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::screen::{Screen, count, size};
@@ -37,8 +39,8 @@ impl Summary {
         self.lost == 0 && self.stale == 0 && self.replicas_identical
     }
 
-    /// Prints the table.
-    pub fn show(&self, screen: &mut Screen) {
+    /// Prints the table, and whether all is well after so long a run.
+    pub fn show(&self, screen: &mut Screen, took: Duration) {
         let Summary { acked_writes, lost, stale, takeover_ms, .. } = *self;
         let resync = format!("{} of {}", size(self.resync_bytes), size(self.volume_bytes));
         let identical = if self.replicas_identical { "identical" } else { "DIFFERENT" };
@@ -50,16 +52,7 @@ impl Summary {
             ("resynced", resync, None),
             ("replicas", identical.to_owned(), Some(self.replicas_identical)),
         ];
-        let width = rows.iter().map(|(_, value, _)| value.len()).max().unwrap_or(0);
-        screen.line("");
-        for (name, value, good) in rows {
-            let value = format!("{value:>width$}");
-            let value = match good {
-                Some(good) => screen.verdict(&value, good),
-                None => value,
-            };
-            screen.line(&format!("  {name:<20}  {value}"));
-        }
+        screen.ending(&rows, self.is_good(), took);
     }
 }
 

@@ -548,6 +548,7 @@ pub fn autoplace(edit: &mut Edit<'_>, name: &ResourceName, filter: &Filter) -> R
         let new = NewResource { pool: Some(chosen.pool.clone()), ..NewResource::default() };
         create(edit, name, &chosen.node, &new, "auto-placer")?;
     }
+    edit.placed(name, placement.candidates);
     if merged.diskless_on_remaining == Some(true) {
         diskless_on_remaining(edit, name)?;
     }
@@ -629,7 +630,7 @@ fn comes_back(resource: &Resource, key: &Key) -> Result<(), Refusal> {
 
 /// The best pool of one node for a replica.
 pub fn best_pool(
-    edit: &Edit<'_>,
+    edit: &mut Edit<'_>,
     name: &ResourceName,
     node: &NodeName,
 ) -> Result<PoolName, Refusal> {
@@ -644,7 +645,10 @@ pub fn best_pool(
     let filter = place::merge(&own, &group.filter);
     let placement = place::place(edit.model, edit.observed(), name, &filter);
     match placement {
-        Ok(placement) if !placement.chosen.is_empty() => Ok(placement.chosen[0].pool.clone()),
+        Ok(placement) if !placement.chosen.is_empty() => {
+            edit.placed(name, placement.candidates);
+            Ok(placement.chosen[0].pool.clone())
+        }
         other => {
             let key = Key::Resource(name.clone(), node.clone());
             let details = other.err().map(|refusal| refusal.details).unwrap_or_default();

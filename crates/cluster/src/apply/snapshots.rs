@@ -87,6 +87,14 @@ fn create_one(
             let cause = format!("pools of kind {kind} can not make snapshots (node {node})");
             return refuse(Code::SnapshotsUnsupported, cause, "use thin pools");
         }
+        let without = |volume: &Volume| {
+            let why = edit.observed().pool(node, &volume.pool)?.no_snapshots.as_ref()?;
+            Some(format!("pool {} of node {node} can not make snapshots: {why}", volume.pool))
+        };
+        if let Some(cause) = resource.volumes.values().find_map(without) {
+            let next = "move the replicas to pools that can, or make the snapshot without the node";
+            return refuse(Code::SnapshotsUnsupported, cause, next);
+        }
         let replicated = definition.layers.contains(&Layer::Drbd);
         let numbers = definition.volumes.keys();
         if replicated && !edit.observed().is_up_to_date(name, node, numbers) {

@@ -505,3 +505,48 @@ fn keys_name_objects_as_an_operator_would() {
     assert_eq!(key.to_string(), "key-value store csi");
     assert_eq!(Key::Resource(rd("disk"), node(1)).to_string(), "resource disk of node node-1");
 }
+
+#[test]
+fn options_that_no_agent_would_take_together_are_refused_where_they_are_set() {
+    let mut bed = Bed::new(2);
+    bed.define("disk");
+    bed.place("disk", 2).unwrap();
+    let net = |options: &[(&str, &str)]| {
+        let mut props = PropsEdit::default();
+        for (option, value) in options {
+            props.set.insert(format!("DrbdOptions/Net/{option}"), (*value).to_owned());
+        }
+        props
+    };
+    let controller = |props| Command::ModifyController { props };
+    let refusal = bed.refused(controller(net(&[("ping-int", "1")])));
+    assert!(refusal.cause.contains("ping-int (1 seconds)"), "{refusal}");
+    bed.ok(controller(net(&[("ping-int", "1"), ("timeout", "9"), ("connect-int", "1")])));
+    // From different objects.
+    let connection = |props| {
+        let (name, a, b) = (rd("disk"), node(0), node(1));
+        Command::ModifyResourceConnection { name, a, b, props }
+    };
+    bed.refused(connection(net(&[("timeout", "10")])));
+    bed.ok(connection(net(&[("timeout", "20"), ("ping-int", "3"), ("connect-int", "3")])));
+    bed.refused(controller(net(&[("timeout", "60")])));
+    let refusal = bed.refused(connection(net(&[("ping-int", "")])));
+    assert!(refusal.to_string().contains("disk"), "{refusal}");
+    bed.ok(controller(net(&[("ping-int", ""), ("timeout", ""), ("connect-int", "")])));
+}
+
+#[test]
+fn a_pool_that_can_not_make_snapshots_is_named_with_the_reason() {
+    let mut bed = Bed::new(2);
+    bed.define("disk");
+    bed.place("disk", 2).unwrap();
+    bed.settle("disk");
+    let pools = &mut bed.observed.nodes.get_mut(&node(1)).unwrap().pools;
+    pools.get_mut(&pool()).unwrap().no_snapshots = Some("its file system is old".to_owned());
+    let snapshots = vec![(rd("disk"), SnapshotName::new("monday").unwrap(), Vec::new())];
+    let refusal = bed.refused(Command::CreateSnapshots { snapshots, props: Props::new() });
+    assert_eq!(refusal.code, Code::SnapshotsUnsupported);
+    assert!(refusal.cause.contains("node node-1") && refusal.cause.contains("old"), "{refusal}");
+    let snapshots = vec![(rd("disk"), SnapshotName::new("monday").unwrap(), vec![node(0)])];
+    bed.ok(Command::CreateSnapshots { snapshots, props: Props::new() });
+}

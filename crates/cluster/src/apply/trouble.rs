@@ -153,7 +153,7 @@ fn place_count(edit: &Edit<'_>, definition: &Definition) -> u32 {
 }
 
 fn evacuation_target(
-    edit: &Edit<'_>,
+    edit: &mut Edit<'_>,
     definition: &Definition,
     node: &NodeName,
 ) -> Option<(NodeName, PoolName)> {
@@ -176,6 +176,7 @@ fn evacuation_target(
         }
     }
     let placement = place::place(edit.model, edit.observed(), &definition.name, &filter).ok()?;
+    edit.placed(&definition.name, placement.candidates);
     placement.chosen.into_iter().next().map(|chosen| (chosen.node, chosen.pool))
 }
 
@@ -248,6 +249,7 @@ fn replace_missing(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refus
         let new = NewResource { pool: Some(chosen.pool.clone()), ..NewResource::default() };
         resources::create(edit, name, &chosen.node, &new, "auto-placer")?;
     }
+    edit.placed(name, placement.candidates);
     Ok(())
 }
 

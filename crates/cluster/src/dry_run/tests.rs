@@ -105,3 +105,25 @@ fn what_would_be_refused_is_refused_with_the_same_words() {
     };
     assert_eq!(foretell(&bed, unknown.clone()).unwrap_err(), bed.refused(unknown));
 }
+
+#[test]
+fn every_node_has_the_reason_why_it_is_chosen_or_not() {
+    let mut bed = Bed::new(4);
+    bed.observed.nodes.get_mut(&node(1)).unwrap().connected = false;
+    let name = crate::apply::tests::pool();
+    bed.run(Command::DeletePool { node: node(3), name }).unwrap();
+    let prediction = foretell(&bed, spawn(1)).unwrap();
+    let [placed] = &prediction.applied.placed[..] else { panic!("one placement") };
+    assert_eq!(placed.name, rd("disk"));
+    let said: Vec<String> = placed.candidates.iter().map(ToString::to_string).collect();
+    assert!(said[0].contains("node node-0: chosen"), "{said:?}");
+    assert!(said[1].contains("node node-1: the node is not connected"), "{said:?}");
+    assert!(said[2].contains("node node-2: fits") && said.len() == 3, "{said:?}");
+    assert_eq!(placed.without_pool, [node(3)]);
+    bed.run(spawn(1)).unwrap();
+    let placed = crate::place::explain(&bed.model, &bed.observed, &rd("disk")).unwrap();
+    let said: Vec<String> = placed.candidates.iter().map(ToString::to_string).collect();
+    assert!(said[0].contains("the node has a replica"), "{said:?}");
+    assert!(said[2].contains("node node-2: fits"), "{said:?}");
+    assert!(crate::place::explain(&bed.model, &bed.observed, &rd("never")).is_err());
+}

@@ -68,11 +68,15 @@ pub struct ConnectionConfig {
     pub diskless: bool,
 }
 
+/// Bytes that a resync to a thin pool takes for one when they are zero, unless a property says it.
+const THIN_RESYNC: u64 = 64 * 1024;
+
 /// The configuration of the resource on its node. Peers that are leaving for good are not in it.
 pub(super) fn of(ask: &Ask<'_>, resource: &Resource) -> ResourceConfig {
     let (model, definition) = (ask.model, ask.definition);
     let chain = chain::resource(model, definition, resource);
     let diskless = !resource.is_diskful();
+    let replicated = definition.layers.contains(&Layer::Drbd);
     let volumes = resource.volumes.iter().filter_map(|(number, volume)| {
         let wanted = definition.volumes.get(number)?;
         if wanted.flags.contains(&VolumeDefinitionFlag::Delete) {
@@ -83,17 +87,23 @@ pub(super) fn of(ask: &Ask<'_>, resource: &Resource) -> ResourceConfig {
         props = props.into_iter().map(|(key, v)| (format!("FileSystem/{key}"), v)).collect();
         let limits = inherited.below("sys/fs/");
         props.extend(limits.into_iter().map(|(key, v)| (format!("sys/fs/{key}"), v)));
+        let mut options = inherited.options(&spaces::DISK);
+        let pool = model.pool(&resource.node, &volume.pool).filter(|_| !diskless && replicated);
+        if pool.is_some_and(|pool| pool.provider.is_thin()) {
+            // What is zero at the source takes no space at the target, of volumes that grow, too.
+            let granularity = THIN_RESYNC.to_string();
+            options.entry("rs-discard-granularity".to_owned()).or_insert(granularity);
+        }
         let config = VolumeConfig {
             minor: wanted.minor,
             pool: (!diskless).then(|| volume.pool.clone()),
             size: size::usable(definition, wanted),
-            options: inherited.options(&spaces::DISK),
+            options,
             props,
         };
         Some((number.0, config))
     });
     let files = model.files().filter(|file| file.resources.contains(&definition.name));
-    let replicated = definition.layers.contains(&Layer::Drbd);
     let peers = ask.resources.values().filter(|peer| {
         replicated && peer.node != resource.node && !peer.flags.contains(&ResourceFlag::DrbdDelete)
     });

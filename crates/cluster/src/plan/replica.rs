@@ -345,8 +345,18 @@ fn grow_devices(ask: &Ask<'_>, plan: &mut Plan) {
         let current = |r: &&&Resource| {
             !replicated || state(r).is_some_and(|s| s.disk == Some(DiskState::UpToDate))
         };
-        if replicas().any(|r| small(&r)) && !replicas().any(|r| current(&r)) {
-            plan.wait(None, format!("volume {nr} of {name} grows when a replica is UpToDate"));
+        // Sizes are not changed while something is resynced. A disk that is lost is not waited for.
+        let lost = |r: &&&Resource| {
+            let disk = state(r).and_then(|state| state.disk);
+            matches!(disk, Some(DiskState::Diskless | DiskState::Failed))
+        };
+        let behind = replicas().find(|r| !current(r) && !lost(r));
+        let none = replicas().find(|_| !replicas().any(|r| current(&r)));
+        if let Some(behind) = behind.or(none).filter(|_| replicas().any(|r| small(&r))) {
+            let node = &behind.node;
+            let reason = format!("volume {nr} of {name} grows when node {node} is UpToDate");
+            plan.wait(Some(node), reason);
+            continue;
         }
         let growing = replicas().filter(current).filter(small);
         let action = || Action::GrowDevice { volume: number(*nr), size };

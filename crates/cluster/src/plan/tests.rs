@@ -60,6 +60,9 @@ fn a_new_resource_gets_volumes_metadata_and_configuration_in_this_order() {
     let plan = plan_of(&bed);
     let Action::Configure(config) = &plan.steps[2].action else { panic!("a configuration") };
     assert_eq!(config.connections.len(), 2);
+    assert_eq!(config.volumes[&0].options["rs-discard-granularity"], "65536", "the pool is thin");
+    let Action::Configure(diskless) = &plan.steps[6].action else { panic!("a configuration") };
+    assert!(diskless.volumes[&0].options.is_empty(), "{:?}", diskless.volumes[&0].options);
     assert_eq!(config.options["quorum"], "majority");
     assert_eq!(config.options["on-no-quorum"], "io-error");
     let peer = &config.connections[&node(1)];
@@ -180,9 +183,21 @@ fn volumes_grow_before_devices() {
             volume.backing = Some(Bytes(4 * GIB));
         }
     }
-    let plan = plan_of(&bed);
-    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowVolume { .. })), 0);
-    assert_eq!(grows(&plan, |a| matches!(a, Action::GrowDevice { .. })), 1);
+    let disk = |bed: &mut Bed, index, state| {
+        let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+        let replica = replicas.get_mut(&node(index)).unwrap();
+        replica.volumes.get_mut(&VolumeNr(0)).unwrap().disk = Some(state);
+    };
+    for (state, devices) in
+        [(DiskState::Inconsistent, 0), (DiskState::Failed, 1), (DiskState::UpToDate, 1)]
+    {
+        disk(&mut bed, 1, state);
+        let plan = plan_of(&bed);
+        assert_eq!(grows(&plan, |a| matches!(a, Action::GrowVolume { .. })), 0);
+        assert_eq!(grows(&plan, |a| matches!(a, Action::GrowDevice { .. })), devices, "{state}");
+        let waits = |wait: &super::Wait| wait.reason.contains("grows when node node-1 is UpToDate");
+        assert_eq!(plan.waits.iter().any(waits), devices == 0, "{plan:?}");
+    }
 }
 
 #[test]

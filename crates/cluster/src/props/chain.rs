@@ -7,7 +7,7 @@ use vocab::VolumeNr;
 use super::{Space, is_true};
 use crate::model::Model;
 use crate::name::{NodeName, ResourceName};
-use crate::objects::{Definition, Node, Pool, Props, Resource};
+use crate::objects::{Definition, Group, Node, Pool, Props, Resource};
 
 /// Properties from the most specific object to the least.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +49,16 @@ impl<'a> Chain<'a> {
     fn push(&mut self, props: Option<&'a Props>) {
         self.0.extend(props);
     }
+}
+
+/// Of the controller: C.
+pub fn controller(model: &Model) -> Chain<'_> {
+    Chain(vec![&model.controller().props])
+}
+
+/// Of a resource group: RG, C. For what is made from it.
+pub fn group<'a>(model: &'a Model, group: &'a Group) -> Chain<'a> {
+    Chain(vec![&group.props, &model.controller().props])
 }
 
 /// Of a node: N, C.

@@ -9,6 +9,7 @@
 mod audit;
 mod tokens;
 
+use std::fmt;
 use std::future::ready;
 use std::io;
 use std::path::Path;
@@ -24,8 +25,9 @@ use crate::log;
 use audit::Audit;
 use tokens::Tokens;
 
+pub use tokens::{FILE, Keep, adopt, own};
+
 /// Decides who may use the REST API.
-#[derive(Debug)]
 pub struct Gate {
     tokens: Tokens,
     audit: Audit,
@@ -42,6 +44,11 @@ impl Gate {
         let tokens = Tokens::open(directory, now())?;
         let audit = Audit::open(directory)?;
         Ok(Gate { tokens, audit, open })
+    }
+
+    /// Has changes of the tokens kept for all controllers that share a store.
+    pub fn share(&mut self, keep: Keep) {
+        self.tokens.share(keep);
     }
 
     fn known(&self, credentials: &Credentials) -> Result<Principal, Denied> {
@@ -63,6 +70,12 @@ impl Gate {
             (true, false) => Err(Denied::OtherSite),
             (false, _) => Err(Denied::Missing),
         }
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("open", &self.open).finish_non_exhaustive()
     }
 }
 

@@ -2,13 +2,14 @@
 //! not use them: a secret is told once, to whoever makes the token.
 //!
 //! The first token is made with the file. Its secret is put into a file of its own, for the
-//! administrator of this host.
+//! administrator of this host. Controllers that share a store share the file, too: the one of who led
+//! first.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use api::token::hex;
 use cluster::objects::Millis;
@@ -19,10 +20,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::store;
-use crate::files;
+use crate::{files, log};
+
+/// Keeps the file of the tokens where all controllers that share a store find it.
+pub type Keep = Box<dyn Fn(String) -> Result<(), Failure> + Send + Sync>;
 
 /// The file of the tokens.
-const FILE: &str = "tokens.json";
+pub const FILE: &str = "tokens.json";
 /// The file with the secret of the first one.
 const ADMIN: &str = "admin.token";
 /// What the first one is called.
@@ -44,9 +48,13 @@ struct Kept {
 }
 
 /// The tokens of a controller.
-#[derive(Debug)]
 pub struct Tokens {
     path: PathBuf,
+    /// Where changes are kept, if not in the file.
+    shared: Option<Keep>,
+    /// Held by whoever changes them. A store elsewhere may take its time; who only asks for a token does
+    /// not wait for that.
+    changing: Mutex<()>,
     /// By name.
     all: RwLock<BTreeMap<String, Kept>>,
 }
@@ -71,7 +79,27 @@ impl Tokens {
             io::Error::new(io::ErrorKind::InvalidData, text)
         })?;
         let all = list.into_iter().map(|kept| (kept.token.name.clone(), kept)).collect();
-        Ok(Tokens { path, all: RwLock::new(all) })
+        Ok(Tokens::new(path, all))
+    }
+
+    fn new(path: PathBuf, all: BTreeMap<String, Kept>) -> Tokens {
+        Tokens { path, shared: None, changing: Mutex::default(), all: RwLock::new(all) }
+    }
+
+    /// From now on changes are kept by `keep`, for all controllers that share a store.
+    pub fn share(&mut self, keep: Keep) {
+        self.shared = Some(keep);
+    }
+
+    /// They are so once they are kept.
+    fn write(&self, what: &str, all: BTreeMap<String, Kept>) -> Result<(), Failure> {
+        let failed = |error: io::Error| store(what, &error);
+        match &self.shared {
+            Some(keep) => keep(text(&all).map_err(failed)?)?,
+            None => write(&self.path, &all).map_err(failed)?,
+        }
+        *self.all.write().unwrap_or_else(PoisonError::into_inner) = all;
+        Ok(())
     }
 
     /// The secret is written first: cut short in between, it is made again.
@@ -85,7 +113,7 @@ impl Tokens {
         let kept = Kept { token, digest: digest(&secret) };
         let all = BTreeMap::from([(FIRST.to_owned(), kept)]);
         write(&path, &all).map_err(|error| named(&path, &error))?;
-        Ok(Tokens { path, all: RwLock::new(all) })
+        Ok(Tokens::new(path, all))
     }
 
     /// The token of a secret, if it is good now. What is compared are digests: how long it takes says
@@ -126,40 +154,70 @@ impl Tokens {
                 .correction("give milliseconds since 1970 that lie ahead, or none")
                 .into());
         }
-        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        if all.contains_key(name) {
+        let _changing = self.changing();
+        let mut changed = self.all();
+        if changed.contains_key(name) {
             return Err(refused(format!("there is a token {name}"))
                 .cause("each has a name of its own, for the audit log")
                 .correction("use another name, or revoke that one first")
                 .into());
         }
-        let failed = |error: io::Error| store("the token can not be kept", &error);
-        let secret = secret().map_err(failed)?;
+        let what = "the token can not be kept";
+        let secret = secret().map_err(|error| store(what, &error))?;
         let token = Token { name: name.to_owned(), role, created: now, expires };
-        let mut changed = all.clone();
         changed.insert(name.to_owned(), Kept { token, digest: digest(&secret) });
-        write(&self.path, &changed).map_err(failed)?;
-        *all = changed;
+        self.write(what, changed)?;
         Ok(secret)
     }
 
     /// Makes a token useless; false if there is none.
     pub fn revoke(&self, name: &str) -> Result<bool, Failure> {
-        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        let mut changed = all.clone();
+        let _changing = self.changing();
+        let mut changed = self.all();
         if changed.remove(name).is_none() {
             return Ok(false);
         }
-        write(&self.path, &changed)
-            .map_err(|error| store("that the token is revoked can not be kept", &error))?;
-        *all = changed;
+        self.write("that the token is revoked can not be kept", changed)?;
         Ok(true)
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> BTreeMap<String, Kept> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
+/// The file of a folder as it is; made at the first time.
+pub fn own(directory: &Path, now: Millis) -> io::Result<String> {
+    let path = Tokens::open(directory, now)?.path;
+    fs::read_to_string(&path).map_err(|error| named(&path, &error))
+}
+
+/// Puts the file that the controllers of a cluster share in the place of a folder's own. If the token
+/// whose secret is in the folder is not in it, that goes: nobody can use it.
+pub fn adopt(directory: &Path, shared: &str) -> io::Result<()> {
+    let path = directory.join(FILE);
+    files::replace(&path, shared.as_bytes()).map_err(|error| named(&path, &error))?;
+    let admin = directory.join(ADMIN);
+    let Ok(secret) = fs::read_to_string(&admin) else { return Ok(()) };
+    if !shared.contains(&digest(secret.trim())) {
+        fs::remove_file(&admin).map_err(|error| named(&admin, &error))?;
+        let text = format_args!("{} is gone: the tokens are those of the cluster", admin.display());
+        log::info("access", text);
+    }
+    Ok(())
+}
+
 fn write(path: &Path, all: &BTreeMap<String, Kept>) -> io::Result<()> {
+    files::replace(path, text(all)?.as_bytes())
+}
+
+fn text(all: &BTreeMap<String, Kept>) -> io::Result<String> {
     let list: Vec<&Kept> = all.values().collect();
-    files::replace(path, &serde_json::to_vec_pretty(&list).map_err(io::Error::other)?)
+    serde_json::to_string_pretty(&list).map_err(io::Error::other)
 }
 
 fn secret() -> io::Result<String> {
@@ -221,6 +279,39 @@ mod tests {
     }
 
     #[test]
+    fn controllers_that_share_a_store_have_the_tokens_of_the_one_that_led_first() {
+        use std::sync::{Arc, Mutex};
+
+        let [one, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let shared = Arc::new(Mutex::new(own(one.path(), NOW).unwrap()));
+        own(other.path(), NOW).unwrap();
+        let secret = |of: &tempfile::TempDir| fs::read_to_string(of.path().join(ADMIN));
+        let admin = secret(&one).unwrap();
+        let lead = |of: &tempfile::TempDir| {
+            adopt(of.path(), &shared.lock().unwrap()).unwrap();
+            let mut tokens = Tokens::open(of.path(), NOW).unwrap();
+            let shared = shared.clone();
+            tokens.share(Box::new(move |text| {
+                *shared.lock().unwrap() = text;
+                Ok(())
+            }));
+            tokens
+        };
+        let made = lead(&one).create("ci", Role::User, NOW, None).unwrap();
+        let tokens = lead(&other);
+        for (secret, name) in [(admin.trim(), FIRST), (&made, "ci")] {
+            assert_eq!(tokens.find(secret, NOW).unwrap().name, name);
+        }
+        assert!(secret(&other).is_err(), "nobody could use it");
+        assert_eq!(tokens.revoke(FIRST), Ok(true));
+        assert_eq!(lead(&one).find(admin.trim(), NOW), None);
+        // What can not be kept for all is not so.
+        let mut tokens = lead(&one);
+        tokens.share(Box::new(|_| Err(Failure::Stopping)));
+        assert!(tokens.revoke("ci").is_err() && tokens.find(&made, NOW).is_some());
+    }
+
+    #[test]
     fn names_are_checked_and_serve_once() {
         let directory = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(directory.path(), NOW).unwrap();
@@ -236,7 +327,7 @@ mod tests {
     fn a_damaged_file_is_not_taken_for_a_new_beginning() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join(FILE), "[{").unwrap();
-        let error = Tokens::open(directory.path(), NOW).unwrap_err().to_string();
+        let error = Tokens::open(directory.path(), NOW).err().unwrap().to_string();
         assert!(error.contains("restore it") && error.contains(FILE), "{error}");
     }
 }

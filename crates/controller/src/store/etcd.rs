@@ -464,6 +464,15 @@ impl Server for Etcd {
         let kept = self.get(&below).await?;
         Ok(kept.map(|pair| String::from_utf8_lossy(&pair.value).into_owned()))
     }
+
+    async fn replace_file(
+        &self,
+        fence: u64,
+        name: &'static str,
+        content: String,
+    ) -> Result<bool, Error> {
+        self.write(fence, vec![self.put(format!("files/{name}"), content)]).await
+    }
 }
 
 /// The end of everything that begins with a key.

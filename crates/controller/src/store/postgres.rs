@@ -368,6 +368,22 @@ impl Server for Postgres {
         })
         .await
     }
+
+    async fn replace_file(
+        &self,
+        fence: u64,
+        name: &'static str,
+        content: String,
+    ) -> Result<bool, Error> {
+        self.ask(&self.calls, "writing to", async |client| {
+            let put = "
+                WITH leader AS (SELECT 1 FROM ashlar_leader WHERE fence = $1 FOR SHARE)
+                INSERT INTO ashlar_files SELECT $2::text, $3::text WHERE EXISTS (SELECT FROM leader)
+                ON CONFLICT (name) DO UPDATE SET content = EXCLUDED.content";
+            Ok(client.execute(put, &[&number(fence), &name, &content]).await? == 1)
+        })
+        .await
+    }
 }
 
 /// PostgreSQL has no numbers without a sign. These count what has happened and never come that far.

@@ -102,6 +102,14 @@ pub(super) trait Server: Send + Sync + Sized + 'static {
         name: &'static str,
         content: String,
     ) -> impl Future<Output = Result<Option<String>, Error>> + Send;
+
+    /// Gives such a file another content.
+    fn replace_file(
+        &self,
+        fence: u64,
+        name: &'static str,
+        content: String,
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
 }
 
 /// The threads of all connections to servers. They are there as long as the process: a store may be
@@ -408,5 +416,11 @@ impl<S: Server> Store for Shared<S> {
     fn file(&mut self, name: &'static str, content: String) -> Result<String, Error> {
         let kept = wait(self.server.file(self.fence(), name, content), self.server.name())?;
         kept.ok_or_else(|| self.deposed())
+    }
+
+    fn replace_file(&mut self, name: &'static str, content: String) -> Result<(), Error> {
+        self.certain()?;
+        let (server, fence) = (self.server.clone(), self.fence());
+        self.change(async move { server.replace_file(fence, name, content).await })
     }
 }

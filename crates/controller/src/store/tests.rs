@@ -341,6 +341,10 @@ fn who_resigns_is_followed_at_once(url: &str) {
 fn all_leaders_have_the_same_files(url: &str) {
     assert_eq!(open(url).file("authority.pem", "one".to_owned()).unwrap(), "one");
     assert_eq!(open(url).file("authority.pem", "two".to_owned()).unwrap(), "one");
+    for content in ["three", "four"] {
+        open(url).replace_file("tokens.json", content.to_owned()).unwrap();
+        assert_eq!(open(url).file("tokens.json", "own".to_owned()).unwrap(), content);
+    }
 }
 
 #[test]

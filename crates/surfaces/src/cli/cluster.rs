@@ -28,9 +28,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::args::Common;
+use super::each::EachInTurn;
 use super::error::Error;
 use answer::Done;
-use http::{Change, Http};
 use view::Resource;
 use wait::{Bar, Follow, Progress};
 
@@ -38,6 +38,7 @@ pub use answer::Entry;
 pub use args::{
     Command, Controllers, DEFAULT_CONTROLLER, NewNode, NodeCommand, PoolCommand, new_node, size,
 };
+pub use http::{Change, Http};
 pub use table::Look;
 
 /// Notes that say what every such command does: as many replicas as wanted are there, a quorum was
@@ -219,27 +220,11 @@ impl<'a> Session<'a> {
         }
         Ok(Done::default())
     }
+}
 
-    /// Does `each` for every item; goes on after a failure, reports it, and fails at the end with
-    /// the first one's status.
-    fn all<T>(
-        &mut self,
-        items: impl IntoIterator<Item = T>,
-        mut each: impl FnMut(&mut Self, T) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let mut first = None;
-        for item in items {
-            match each(self, item) {
-                Ok(()) => {}
-                // The next item can not do better.
-                Err(e @ (Error::NoController { .. } | Error::Output(_))) => return Err(e),
-                Err(e) => {
-                    writeln!(self.err, "ashlar: {e}")?;
-                    first.get_or_insert(e.status());
-                }
-            }
-        }
-        first.map_or(Ok(()), |status| Err(Error::Several(status)))
+impl EachInTurn for Session<'_> {
+    fn err(&mut self) -> &mut dyn Write {
+        self.err
     }
 }
 

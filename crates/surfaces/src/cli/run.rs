@@ -18,6 +18,7 @@ use vocab::{ConfigError, NodeId, RefusalCode, Sector, VolumeNr};
 
 use super::args::{Command, Common, DoctorArgs, FaceName, Objects};
 use super::client::Client;
+use super::each::EachInTurn;
 use super::error::Error;
 use super::load::{Loaded, load};
 use super::objects::{Object, Selection};
@@ -58,6 +59,12 @@ struct Session<'a> {
     client: Option<Client>,
     /// What a dry run would do, where that is printed as JSON.
     planned: Vec<String>,
+}
+
+impl EachInTurn for Session<'_> {
+    fn err(&mut self) -> &mut dyn Write {
+        self.err
+    }
 }
 
 impl Session<'_> {
@@ -190,28 +197,6 @@ impl Session<'_> {
             writeln!(self.out, "{what}")?;
         }
         Ok(())
-    }
-
-    /// Does `each` for every item; goes on after a failure, reports it, and fails at the end with
-    /// the first one's status.
-    fn all<T>(
-        &mut self,
-        items: impl IntoIterator<Item = T>,
-        mut each: impl FnMut(&mut Self, T) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let mut first = None;
-        for item in items {
-            match each(self, item) {
-                Ok(()) => {}
-                // Without an engine or an output the next item can not do better.
-                Err(e @ (Error::Unreachable { .. } | Error::Output(_))) => return Err(e),
-                Err(e) => {
-                    writeln!(self.err, "ashlar: {e}")?;
-                    first.get_or_insert(e.status());
-                }
-            }
-        }
-        first.map_or(Ok(()), |status| Err(Error::Several(status)))
     }
 
     /// What the objects name in the configuration of this host.

@@ -181,6 +181,9 @@ fn snapshots_need_blocks_that_can_be_shared() {
     // tmpfs can not.
     let dir = TempDir::new_in("/dev/shm").unwrap();
     let pool = Folder::open(dir.path(), true).unwrap();
+    let why = pool.no_snapshots().expect("it is known from the beginning");
+    assert!(why.contains("XFS or btrfs"), "{why}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of the attempt");
     pool.create(&name("a_00000"), Bytes(MIB)).unwrap();
     let error = pool.snapshot(&name("a_00000"), &name("s")).unwrap_err();
     assert_eq!(error.why, Why::Unsupported, "{error}");
@@ -199,6 +202,7 @@ fn snapshots_keep_their_data_and_give_them_back() {
 }
 
 fn snapshots(pool: &Folder) {
+    assert_eq!(pool.no_snapshots(), None);
     let (db, s1, new) = (name("db_00000"), name("s1"), name("copy_00000"));
     let made = pool.create(&db, Bytes(MIB)).unwrap();
     let write = |path: &Path, text: &[u8]| {

@@ -101,15 +101,7 @@ pub fn tell(setting: Setting<'_>) -> anyhow::Result<Summary> {
     if keep {
         summary.controller = Some(plane.url());
     }
-    screen.rest();
-    summary.show(screen);
-    screen.line("");
-    let verdict = match summary.is_good() {
-        true => "Nothing was lost",
-        false => "Data was lost, stale, or differs",
-    };
-    let verdict = screen.verdict(verdict, summary.is_good());
-    screen.line(&format!("{verdict}, after {}.", time(begin.elapsed())));
+    summary.show(screen, begin.elapsed());
     if keep {
         explain_use(&plane, screen);
     }

@@ -1,5 +1,7 @@
 //! What a run comes to: the table, and the JSON object with the same numbers.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::super::screen::{Screen, count};
@@ -46,8 +48,8 @@ impl Summary {
         self.lost == 0 && self.stale == 0 && self.replicas_identical
     }
 
-    /// Prints the table.
-    pub fn show(&self, screen: &mut Screen) {
+    /// Prints the table, and whether all is well after so long a run.
+    pub fn show(&self, screen: &mut Screen, took: Duration) {
         let identical = if self.replicas_identical { "identical" } else { "DIFFERENT" };
         let snapshot = match self.snapshot_blocks {
             Some(blocks) => format!("{} blocks read", count(blocks)),
@@ -67,16 +69,7 @@ impl Summary {
             ("snapshot restored", snapshot, None),
             ("replicas", identical.to_owned(), Some(self.replicas_identical)),
         ];
-        let width = rows.iter().map(|(_, value, _)| value.len()).max().unwrap_or(0);
-        screen.line("");
-        for (name, value, good) in rows {
-            let value = format!("{value:>width$}");
-            let value = match good {
-                Some(good) => screen.verdict(&value, good),
-                None => value,
-            };
-            screen.line(&format!("  {name:<20}  {value}"));
-        }
+        screen.ending(&rows, self.is_good(), took);
     }
 }
 

@@ -139,6 +139,20 @@ impl Http {
         self.understood(what, status, &body)
     }
 
+    /// Makes what is answered with the thing itself.
+    ///
+    /// # Errors
+    /// As [`Http::change`].
+    pub fn make<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        path: &str,
+        body: Value,
+    ) -> Result<T, Error> {
+        let (status, body) = self.send(what, &Change::Post(path.to_owned(), body))?;
+        self.understood(what, status, &body)
+    }
+
     /// Changes something.
     ///
     /// # Errors
@@ -242,7 +256,7 @@ impl Http {
         status: u16,
         body: &[u8],
     ) -> Result<T, Error> {
-        if status != 200 {
+        if !matches!(status, 200 | 201) {
             let entries = self.entries(what, status, body)?;
             judge(what, entries)?;
             return Err(self.unclear(what, status, body));
@@ -289,8 +303,15 @@ fn answered(result: Result<ureq::http::Response<Body>, ureq::Error>) -> Result<A
     let mut response = result.map_err(|error| failed(&error))?;
     let status = response.status().as_u16();
     // One that waits to take over, or goes down.
-    if status == 503 || (300..400).contains(&status) {
+    if status == 503 {
         return Err(Failed::NotReached(format!("it does not serve (HTTP {status})")));
+    }
+    if status == 307 {
+        return Err(Failed::NotReached("another controller leads".to_owned()));
+    }
+    if (300..400).contains(&status) {
+        let why = "it wants to be called by https; give that address, and its authority with --ca";
+        return Err(Failed::NotReached(why.to_owned()));
     }
     let body = response.body_mut().with_config().limit(ANSWER).read_to_vec();
     Ok((status, body.map_err(|error| lost(&error))?))

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::json;
 
+use super::super::each::EachInTurn;
 use super::super::error::Error;
 use super::args::{NewNode, NodeCommand};
 use super::http::{Change, Http, part, query};

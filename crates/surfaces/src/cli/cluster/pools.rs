@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::json;
 use vocab::Bytes;
 
+use super::super::each::EachInTurn;
 use super::super::error::Error;
 use super::args::PoolCommand;
 use super::http::{Change, part, query};

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use vocab::Bytes;
 
+use super::super::each::EachInTurn;
 use super::super::error::Error;
 use super::args::{VolumeCommand, VolumeName};
 use super::groups::{self, Spawn};

@@ -1,6 +1,9 @@
 //! `volume why`: what is not as it should be with a volume of the control plane, for what reason,
 //! and what to do. Pure but for the questions it begins with; it names what the controller says.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::super::error::Error;
@@ -27,6 +30,8 @@ pub(super) fn run(session: &mut Session<'_>, name: &str) -> Result<(), Error> {
         }
     };
     let findings = explain(&definition, &resources, &nodes, &group, &obstacles);
+    let path = format!("/v1/ashlar/placement/{}", http::part(name));
+    let placement: Vec<Candidate> = session.get("where replicas could be", &path)?;
     let all: Vec<Report> = session.get("error reports", "/v1/error-reports?withContent=true")?;
     let reports: Vec<&Report> =
         all.iter().filter(|r| speaks_of(&r.exception_message, name)).take(REPORTS).collect();
@@ -35,7 +40,12 @@ pub(super) fn run(session: &mut Session<'_>, name: &str) -> Result<(), Error> {
             .iter()
             .map(|r| json!({ "id": r.id(), "node": r.node_name, "message": r.exception_message }))
             .collect();
-        let whole = json!({ "volume": name, "findings": findings, "error_reports": reports });
+        let whole = json!({
+            "volume": name,
+            "findings": findings,
+            "placement": placement,
+            "error_reports": reports,
+        });
         return table::as_json(session.out, &whole);
     }
     let of: Vec<&Resource> = resources.iter().collect();
@@ -44,6 +54,13 @@ pub(super) fn run(session: &mut Session<'_>, name: &str) -> Result<(), Error> {
         let by = resource.props.get("DiskfulBy").map(|by| format!(", placed by the {by}"));
         let (node, part) = (&resource.node_name, resource.part());
         writeln!(session.out, "  {node}: {part}, {}{}", resource.disk(), by.unwrap_or_default())?;
+    }
+    let has = |found: &&Candidate| {
+        let own = resources.iter().filter(|r| r.is_replica());
+        own.into_iter().any(|r| r.node_name.eq_ignore_ascii_case(&found.node_name))
+    };
+    for candidate in placement.iter().filter(|found| !has(found)) {
+        writeln!(session.out, "  {candidate}")?;
     }
     if findings.is_empty() {
         writeln!(session.out, "Everything is as it should be.")?;
@@ -60,6 +77,34 @@ pub(super) fn run(session: &mut Session<'_>, name: &str) -> Result<(), Error> {
         writeln!(session.out, "\nerror report {}: {}", report.id(), report.exception_message)?;
     }
     Ok(())
+}
+
+/// A place for one more replica, and what the placer makes of it.
+#[derive(Serialize, Deserialize, Default)]
+#[serde(default)]
+struct Candidate {
+    node_name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    storage_pool_name: Option<String>,
+    verdict: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: no replica", self.node_name)?;
+        if let Some(pool) = &self.storage_pool_name {
+            write!(f, "; pool {pool}")?;
+        }
+        match (&self.reason, self.score) {
+            (Some(reason), _) => write!(f, ": {reason}"),
+            (None, Some(score)) => write!(f, " could take one, score {score:.5}"),
+            (None, None) => Ok(()),
+        }
+    }
 }
 
 /// True if a sentence names the volume as a word.
@@ -124,7 +169,7 @@ fn explain(
             &definition.name,
             "it grows".to_owned(),
             "not every node has made its disk larger".to_owned(),
-            "close it if it is in use and the error reports below say so; else wait",
+            "wait; if error reports below say that a node can not, see to that first",
         ));
     }
     let lacking = lacking(group, resources);
@@ -274,6 +319,17 @@ mod tests {
         );
         let all = found(&resources, &[online("a")], &[]);
         assert!(all[0].next.contains("volume adjust v"), "{all:?}");
+    }
+
+    #[test]
+    fn a_place_without_a_replica_says_why() {
+        let said = |value| from_value::<Candidate>(value).unwrap().to_string();
+        let fits = json!({ "node_name": "n3", "storage_pool_name": "thin", "verdict": "FITS",
+                           "score": 1.00001 });
+        assert_eq!(said(fits), "n3: no replica; pool thin could take one, score 1.00001");
+        let full = json!({ "node_name": "n3", "storage_pool_name": "thin", "verdict": "OUT",
+                           "reason": "the node is not connected" });
+        assert_eq!(said(full), "n3: no replica; pool thin: the node is not connected");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use codec::admin::Request;
 use vocab::NodeId;
 
 use super::super::args::Objects;
+use super::super::each::EachInTurn;
 use super::super::error::Error;
 use super::Session;
 
