@@ -135,13 +135,6 @@ impl Node {
         self.ok(&["info", "--wait-engine", "30"]);
     }
 
-    /// Ends the engine at once, as a crash would.
-    pub fn kill_engine(&mut self) {
-        let mut engine = self.engine.take().unwrap();
-        engine.kill().unwrap();
-        engine.wait().unwrap();
-    }
-
     pub fn start_agent(&mut self) {
         assert!(self.agent.is_none());
         let log = self.log("agent.log");
