@@ -22,7 +22,9 @@ use cluster::command::Command;
 use cluster::edit::{Applied, Context};
 use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
-use cluster::objects::{Generation, Millis, NodeFlag, Provider, Uuid};
+use cluster::objects::{
+    Generation, Millis, NodeFlag, Provider, Uuid, VolumeDefinition, VolumeDefinitionFlag,
+};
 use cluster::observed::{NodeState, ReplicaState};
 use cluster::plan::{Action, Affected, affected, plan, together};
 use cluster::props::chain;
@@ -701,9 +703,7 @@ impl Owner {
             work.sent.push(sent);
         }
         work.waits = plan.waits.iter().map(|wait| wait.reason.clone()).collect();
-        // One that waits for another's suspension has nothing to send, and is not done.
-        let snapshots = state.model.snapshots_of(name).any(|snapshot| snapshot.is_pending());
-        if work.sent.is_empty() && !snapshots {
+        if work.sent.is_empty() && !under_way(&state, name, work) {
             for id in std::mem::take(&mut work.waiting) {
                 if let Some(waiter) = self.waiters.get_mut(&id) {
                     waiter.definitions.remove(name);
@@ -731,6 +731,15 @@ impl Owner {
             state.observed.resources.remove(name);
         }
     }
+}
+
+/// True if something is not done though there is nothing to send: a snapshot waits for another's
+/// suspension, or nodes have yet to say that a volume has grown on them.
+fn under_way(state: &State, name: &ResourceName, work: &Work) -> bool {
+    let resizes = |volume: &VolumeDefinition| volume.flags.contains(&VolumeDefinitionFlag::Resize);
+    let definition = state.model.definition(name);
+    state.model.snapshots_of(name).any(|snapshot| snapshot.is_pending())
+        || work.waits.is_empty() && definition.is_some_and(|d| d.volumes.values().any(resizes))
 }
 
 fn tell_of_promotion(shared: &Shared, state: &State, name: &ResourceName, work: &mut Work) {

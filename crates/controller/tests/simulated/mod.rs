@@ -211,21 +211,44 @@ impl Simulated {
                     return vec![Heard { node: name.clone(), link, news }];
                 }
                 self.steps.fetch_add(1, Ordering::Relaxed);
+                let grows = matches!(action, Action::GrowDevice { .. });
+                let before = grows.then(|| copying(&nodes, name, &resource));
                 step(&mut nodes, name, &resource, generation, action);
                 let having = having(&nodes, &resource);
                 resync(&mut nodes, &having, &resource);
                 // Peers notice, too.
                 let linked = having.iter().filter(|peer| nodes[*peer].link.is_some());
-                linked
-                    .map(|peer| {
-                        let state = report(&nodes, &having, peer, &resource);
-                        let news = Some(News::Replica { resource: resource.clone(), state });
-                        Heard { node: peer.clone(), link: nodes[peer].links, news }
-                    })
-                    .collect()
+                let after =
+                    linked.map(|peer| (peer.clone(), report(&nodes, &having, peer, &resource)));
+                let (own, others): (Vec<_>, Vec<_>) = after.partition(|(peer, _)| peer == name);
+                let all = own.into_iter().chain(before.unwrap_or_default()).chain(others);
+                all.map(|(peer, state)| {
+                    let news = Some(News::Replica { resource: resource.clone(), state });
+                    Heard { link: nodes[&peer].links, node: peer, news }
+                })
+                .collect()
             }
         }
     }
+}
+
+/// What the replicas with which a device grows may say before they have its new size: what is new is
+/// copied already.
+fn copying(
+    nodes: &BTreeMap<NodeName, Node>,
+    name: &NodeName,
+    resource: &ResourceName,
+) -> Vec<(NodeName, ReplicaState)> {
+    let having = having(nodes, resource);
+    let linked = having.iter().filter(|peer| *peer != name && nodes[*peer].link.is_some());
+    linked
+        .map(|peer| {
+            let mut state = report(nodes, &having, peer, resource);
+            let disks = state.volumes.values_mut().filter_map(|volume| volume.disk.as_mut());
+            disks.for_each(|disk| *disk = DiskState::Inconsistent);
+            (peer.clone(), state)
+        })
+        .collect()
 }
 
 fn step(
