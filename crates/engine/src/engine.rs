@@ -142,6 +142,8 @@ pub(crate) struct Engine {
     pub(crate) creating: Mutex<BTreeSet<String>>,
     pub(crate) host: String,
     pub(crate) doctor: crate::doctor::Doctor,
+    /// How handlers are run.
+    pub(crate) handlers: Arc<crate::handlers::Setup>,
     pub(crate) started: Instant,
     /// Asks the main thread to shut down: by force or not, and where the answer goes.
     pub(crate) shutdown: mpsc::Sender<Shutdown>,

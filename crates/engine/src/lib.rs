@@ -4,6 +4,7 @@
 //! - `engine`: all shards and resources; `commands`: what operators ask; `control`: the socket
 //!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
 //!   `maps`: block devices of this machine; `metrics`: numbers for Prometheus.
+//! - `handlers`: programs that are called when something happens.
 //! - `doctor`: measurements of what limits a resource.
 //! - `state`, `restore`: what is kept over a restart. `create_md`, `convert_md`, `signature`: new metadata.
 //!
@@ -18,6 +19,7 @@ mod digest;
 mod doctor;
 mod engine;
 mod exports;
+mod handlers;
 mod hub;
 pub mod log;
 mod maps;
@@ -32,7 +34,7 @@ mod transport;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -68,6 +70,8 @@ pub struct Options {
     pub config: Option<PathBuf>,
     /// Name of this host in the configuration; the host name if `None`.
     pub node: Option<String>,
+    /// Called for events of resources that `drbdadm` has configured, if anything is.
+    pub helper: Option<PathBuf>,
     /// Where metrics are served over HTTP, if anywhere.
     pub metrics: Option<SocketAddr>,
     /// Most detailed level of the log.
@@ -121,6 +125,12 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let hub = Arc::new(Hub::default());
     let shards = start_shards(options, &hub)?;
     let (shutdown, wishes) = mpsc::channel();
+    let handlers = Arc::new(handlers::Setup {
+        helper: options.helper.clone().filter(|path| is_there(path)),
+        socket: options.socket.clone(),
+        host: host.clone(),
+        hub: hub.clone(),
+    });
     let engine = Arc::new(Engine {
         shards,
         hub,
@@ -131,6 +141,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         creating: Mutex::new(BTreeSet::new()),
         host: host.clone(),
         doctor: doctor::Doctor::default(),
+        handlers,
         started: std::time::Instant::now(),
         shutdown: shutdown.clone(),
         unanswered: Arc::default(),
@@ -154,6 +165,16 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let _ = std::fs::remove_file(&options.socket);
     log!(Level::Info, "engine", "ended");
     Ok(())
+}
+
+/// Without the helper nothing is called for resources that it would know.
+fn is_there(helper: &Path) -> bool {
+    let there = helper.exists();
+    if !there {
+        let path = helper.display();
+        log!(Level::Info, "engine", "there is no {path}: drbdadm's handlers are not called");
+    }
+    there
 }
 
 /// Listens for those who fetch metrics; also gives the address, with the port that the kernel chose

@@ -567,7 +567,8 @@ impl World {
             resource.invariants();
         }
         let Some(view) = self.view(node) else { return };
-        let quorate = !self.plan.failover_is_safe() || view.volumes.iter().any(|v| v.quorum);
+        let quorate = !self.plan.failover_is_safe()
+            || view.volumes.iter().any(|v| v.quorum) && !view.suspended.fencing;
         let known = &mut self.checks.known[node];
         let before = known.role.replace(view.role);
         let serves = view.role == Role::Primary && quorate;
