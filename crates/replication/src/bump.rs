@@ -84,6 +84,10 @@ impl Resource {
         }
         if self.vols[vol].backing.is_some() && self.st.vols[vol].disk == DiskState::UpToDate {
             self.bump_disk(vol, NodeMask::EMPTY, false);
+        } else if self.is_legacy_pair() {
+            // The only other disk there is takes no generation from here, and lacks nothing.
+            self.vols[vol].bump_pending = false;
+            self.work.push_back(Work::BumpDone(vol));
         } else {
             self.propose_generation(vol);
         }
