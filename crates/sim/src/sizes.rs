@@ -131,6 +131,10 @@ impl World {
                 self.grow_disk(other, volume, sectors);
             }
         }
+        // Whoever is assumed to have room gets it in the end, also if it was there from the start.
+        let sizes = self.nodes.iter().filter_map(|n| n.drive(volume).map(|d| d.disk.sectors()));
+        let largest = &mut self.sizes.largest[volume];
+        *largest = sizes.max().max(*largest);
         let command = AdminCommand::Resize {
             volume: VolumeNr(volume as u16),
             size: None,
