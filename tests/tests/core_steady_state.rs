@@ -147,6 +147,7 @@ fn config(me: usize) -> ResourceConfig {
         name: "r0".to_owned(),
         node_id: id(me),
         options: ResourceOptions::default(),
+        handlers: vocab::HandlerSet::NONE,
         volumes: vec![VolumeConfig { nr: NR, minor: Minor(0), diskless: false, disk }],
         peers: vec![peer],
     }
@@ -322,6 +323,7 @@ impl Pair {
                 panic!("nobody resizes: {output:?}")
             }
             Output::StateChanged | Output::SizeChanged { .. } | Output::Log(..) => {}
+            Output::CallHandler { .. } => unreachable!("there are no handlers"),
         }
     }
 

@@ -46,7 +46,8 @@ pub fn of(
     }
     peers.sort_by_key(|peer| peer.node_id);
     let (name, host) = (name.to_string(), host.to_string());
-    Ok(engine::ResourceConfig { name, node_id, host, options, volumes, peers })
+    let handlers = engine::Handlers::default();
+    Ok(engine::ResourceConfig { name, node_id, host, options, handlers, volumes, peers })
 }
 
 /// Refuses what this agent does not do at all.

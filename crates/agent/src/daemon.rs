@@ -299,6 +299,8 @@ impl Daemon {
                     self.view.remove(&resource);
                     resource
                 }
+                // Handlers have an effect on states, and these come as well.
+                Event::Helper(_) => continue,
                 Event::Current => {
                     self.lock().looked = true;
                     self.changed.notify_all();

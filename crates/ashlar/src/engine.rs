@@ -11,12 +11,19 @@ use surfaces::cli;
 /// Where configuration is kept over a restart.
 const DEFAULT_STATE_DIR: &str = "/var/lib/ashlar";
 
+/// What kernel nodes call.
+const DEFAULT_HELPER: &str = "/sbin/drbdadm";
+
 /// Arguments of `ashlar engine`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Directory where the engine keeps what it was told
     #[arg(long, value_name = "DIRECTORY", default_value = DEFAULT_STATE_DIR)]
     state_dir: PathBuf,
+    /// Program called when something happens to resources that drbdadm has configured, as `PROGRAM
+    /// EVENT RESOURCE`; `disabled` for none
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_HELPER)]
+    usermode_helper: PathBuf,
     /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, to whoever can reach it
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -52,6 +59,7 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         state_dir: absolute(&args.state_dir)?,
         config: common.config.clone(),
         node: common.node.clone(),
+        helper: Some(args.usermode_helper.clone()).filter(|path| path.as_os_str() != "disabled"),
         metrics: args.metrics,
         log_level: args.log_level,
         threads: args.threads.map(usize::from),

@@ -33,8 +33,8 @@ pub use doctor::{
 pub use lines::{LineTooLong, Lines, MAX_CALL, MAX_LINE, encode_line};
 pub use maps::{Face, FaceStatus, MapOptions, MapStatus};
 pub use message::{
-    Answer, Call, EngineInfo, Event, ExportStatus, Failure, FailureKind, Line, Listen, Note,
-    Outcome, Reply, Request, VERSION,
+    Answer, Call, EngineInfo, Event, ExportStatus, Failure, FailureKind, HelperEvent, Line, Listen,
+    Note, Outcome, Reply, Request, VERSION,
 };
 pub use statistics::{
     ConnectionStatistics, Parallel, PeerParallel, ReplicaWaterfall, ResourceStatistics, RoundTrip,

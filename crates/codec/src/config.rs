@@ -13,7 +13,7 @@
 //! drbdsetup contract §6. Proxy and stacked resources are refused as unsupported.
 //!
 //! Differences from drbdadm, all on the strict side: an option stated twice in one section is an
-//! error rather than a guess, handlers are refused because none is run, and `node-id` is always
+//! error rather than a guess, as is a handler that does not exist, and `node-id` is always
 //! required (drbdadm derives it from the addresses of two-host files in the style of DRBD 8).
 
 mod ast;
@@ -28,7 +28,8 @@ mod tests;
 pub use ast::Config;
 pub use error::{Cause, Error, Place};
 pub use model::{
-    BackingConfig, MetaDisk, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig, VolumeConfig,
+    BackingConfig, Handlers, MetaDisk, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig,
+    VolumeConfig,
 };
 pub use parse::{Loader, SourceFile, parse};
 pub use resolve::{Host, Resolved};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use codec::admin::{Answer, EngineInfo, FailureKind, Request};
 use codec::config::{
-    BackingConfig, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig, VolumeConfig,
+    BackingConfig, Handlers, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig, VolumeConfig,
 };
 use replication::auth;
 use replication::config as core;
@@ -21,6 +21,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sectors, StateErro
 
 use crate::digest::Algorithm;
 use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
+use crate::handlers::Programs;
 use crate::log::{Level, log};
 use crate::maps;
 use crate::state::Stored;
@@ -35,8 +36,11 @@ impl Engine {
     pub(crate) fn execute(self: &Arc<Self>, request: Request) -> Done<Answer> {
         let done = |()| Answer::Done;
         match request {
-            Request::NewResource { resource, node_id, options } => {
-                self.new_resource(&resource, node_id, options).map(done)
+            Request::NewResource { resource, node_id, options, handlers } => {
+                self.new_resource(&resource, node_id, (options, handlers)).map(done)
+            }
+            Request::Handlers { resource, handlers } => {
+                self.set_handlers(&resource, handlers).map(done)
             }
             Request::ResourceOptions { resource, options } => {
                 self.resource_options(&resource, options).map(done)
@@ -209,8 +213,14 @@ impl Engine {
 
     // ---- resources -----------------------------------------------------------------------
 
-    fn new_resource(&self, name: &str, node_id: NodeId, options: ResourceOptions) -> Done {
+    fn new_resource(
+        &self,
+        name: &str,
+        node_id: NodeId,
+        settings: (ResourceOptions, Handlers),
+    ) -> Done {
         check_name(name)?;
+        Programs::new(self.handlers.clone(), settings.1.clone())?;
         if let Ok(entry) = self.entry(name) {
             let there = lock(&entry.stored).config.node_id;
             if there == node_id {
@@ -221,17 +231,23 @@ impl Engine {
         if !lock(&self.creating).insert(name.to_owned()) {
             return Err(Stop::invalid(format!("{name} is being created by another command")));
         }
-        let result = self.create_resource(name, node_id, options);
+        let result = self.create_resource(name, node_id, settings);
         lock(&self.creating).remove(name);
         result
     }
 
-    fn create_resource(&self, name: &str, node_id: NodeId, options: ResourceOptions) -> Done {
+    fn create_resource(
+        &self,
+        name: &str,
+        node_id: NodeId,
+        (options, handlers): (ResourceOptions, Handlers),
+    ) -> Done {
         let stored = Stored::new(ResourceConfig {
             name: name.to_owned(),
             node_id,
             host: self.host.clone(),
             options,
+            handlers,
             volumes: Vec::new(),
             peers: Vec::new(),
         });
@@ -247,14 +263,16 @@ impl Engine {
             held[entry.shard] += 1;
         }
         let shard = (0..held.len()).min_by_key(|shard| held[*shard]).expect("there are shards");
+        let programs = Programs::new(self.handlers.clone(), stored.config.handlers.clone())?;
         let config = core::ResourceConfig {
             name: stored.config.name.clone(),
             node_id: stored.config.node_id,
             options: stored.config.options.clone(),
+            handlers: programs.events(),
             volumes: Vec::new(),
             peers: Vec::new(),
         };
-        let Some(id) = self.on(shard, move |shard| shard.add_resource(config))? else {
+        let Some(id) = self.on(shard, move |shard| shard.add_resource(config, programs))? else {
             let text = "too many resources were created since the engine started";
             return Err(Stop::failed(FailureKind::Resources, text, "restart the engine"));
         };
@@ -268,6 +286,18 @@ impl Engine {
         let _pass = entry.pass();
         self.command(&entry, AdminCommand::ResourceOptions(options.clone()))?;
         self.keep(&entry, |stored| stored.config.options = options)
+    }
+
+    fn set_handlers(&self, resource: &str, handlers: Handlers) -> Done {
+        let entry = self.entry(resource)?;
+        let _pass = entry.pass();
+        let programs = Programs::new(self.handlers.clone(), handlers.clone())?;
+        let (id, events) = (entry.id, programs.events());
+        self.on(entry.shard, move |shard| {
+            shard.with(id, |host, _, _| host.set_programs(programs));
+        })?;
+        self.command(&entry, AdminCommand::Handlers(events))?;
+        self.keep(&entry, |stored| stored.config.handlers = handlers)
     }
 
     fn del_resource(&self, resource: &str) -> Done {

@@ -147,6 +147,8 @@ pub(crate) struct Engine {
     pub(crate) creating: Mutex<BTreeSet<String>>,
     pub(crate) host: String,
     pub(crate) doctor: crate::doctor::Doctor,
+    /// How handlers are run.
+    pub(crate) handlers: Arc<crate::handlers::Setup>,
     pub(crate) started: Instant,
     /// Names this run of the engine, and the one before it if that is known.
     pub(crate) instance: u64,

@@ -4,12 +4,15 @@
 //! own pace. Of several snapshots of a resource a slow subscriber gets the newest, so nothing
 //! grows without limit, and everybody ends in the true state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use codec::admin::{Event, ResourceStatus};
+use codec::admin::{Event, HelperEvent, ResourceStatus};
+
+/// Calls of handlers that a slow subscriber is told of at most.
+const MAX_CALLS: usize = 1024;
 
 /// Where shards and subscribers meet.
 #[derive(Default)]
@@ -31,6 +34,8 @@ pub(crate) struct Subscriber {
 struct Queue {
     /// The newest news of each resource: its state, or that it is gone.
     news: BTreeMap<String, Option<ResourceStatus>>,
+    /// Calls of handlers and their ends, the oldest first.
+    calls: VecDeque<HelperEvent>,
     ended: bool,
 }
 
@@ -72,6 +77,20 @@ impl Hub {
         }
     }
 
+    /// Tells that a handler is called, or has ended.
+    pub(crate) fn helper(&self, call: HelperEvent) {
+        for subscriber in lock(&self.subscribers).values() {
+            if subscriber.listens_to(&call.resource) {
+                let mut queue = lock(&subscriber.queue);
+                if queue.calls.len() == MAX_CALLS {
+                    queue.calls.pop_front();
+                }
+                queue.calls.push_back(call.clone());
+                subscriber.wake.notify_all();
+            }
+        }
+    }
+
     /// A new subscriber to one resource or all.
     pub(crate) fn subscribe(&self, only: Option<String>) -> Arc<Subscriber> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -106,7 +125,8 @@ impl Subscriber {
     /// subscription has ended.
     pub(crate) fn take(&self, patience: Duration) -> Option<Vec<Event>> {
         let queue = lock(&self.queue);
-        let empty = |queue: &mut Queue| queue.news.is_empty() && !queue.ended;
+        let empty =
+            |queue: &mut Queue| queue.news.is_empty() && queue.calls.is_empty() && !queue.ended;
         let (mut queue, _) = self
             .wake
             .wait_timeout_while(queue, patience, empty)
@@ -119,7 +139,8 @@ impl Subscriber {
             Some(status) => Event::Resource(status),
             None => Event::Gone { resource },
         };
-        Some(news.into_iter().map(event).collect())
+        let calls = std::mem::take(&mut queue.calls).into_iter().map(Event::Helper);
+        Some(news.into_iter().map(event).chain(calls).collect())
     }
 }
 

@@ -5,6 +5,7 @@
 //!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
 //!   `vhost`: and over vhost-user;
 //!   `maps`: block devices of this machine; `metrics`: numbers for Prometheus.
+//! - `handlers`: programs that are called when something happens.
 //! - `doctor`: measurements of what limits a resource.
 //! - `state`, `restore`: what is kept over a restart. `create_md`, `convert_md`, `signature`: new metadata.
 //!
@@ -19,6 +20,7 @@ mod digest;
 mod doctor;
 mod engine;
 mod exports;
+mod handlers;
 mod hub;
 mod keys;
 pub mod log;
@@ -35,7 +37,7 @@ mod vhost;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -71,6 +73,8 @@ pub struct Options {
     pub config: Option<PathBuf>,
     /// Name of this host in the configuration; the host name if `None`.
     pub node: Option<String>,
+    /// Called for events of resources that `drbdadm` has configured, if anything is.
+    pub helper: Option<PathBuf>,
     /// Where metrics are served over HTTP, if anywhere.
     pub metrics: Option<SocketAddr>,
     /// Most detailed level of the log.
@@ -126,6 +130,12 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let hub = Arc::new(Hub::default());
     let shards = start_shards(options, &hub)?;
     let (shutdown, wishes) = mpsc::channel();
+    let handlers = Arc::new(handlers::Setup {
+        helper: options.helper.clone().filter(|path| is_there(path)),
+        socket: options.socket.clone(),
+        host: host.clone(),
+        hub: hub.clone(),
+    });
     let engine = Arc::new(Engine {
         shards,
         hub,
@@ -137,6 +147,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         creating: Mutex::new(BTreeSet::new()),
         host: host.clone(),
         doctor: doctor::Doctor::default(),
+        handlers,
         started: std::time::Instant::now(),
         instance,
         predecessor,
@@ -162,6 +173,16 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let _ = std::fs::remove_file(&options.socket);
     log!(Level::Info, "engine", "ended");
     Ok(())
+}
+
+/// Without the helper nothing is called for resources that it would know.
+fn is_there(helper: &Path) -> bool {
+    let there = helper.exists();
+    if !there {
+        let path = helper.display();
+        log!(Level::Info, "engine", "there is no {path}: drbdadm's handlers are not called");
+    }
+    there
 }
 
 /// Listens for those who fetch metrics; also gives the address, with the port that the kernel chose

@@ -299,6 +299,7 @@ mod tests {
             node_id: NodeId::new(3).unwrap(),
             host: "alpha".to_owned(),
             options: Default::default(),
+            handlers: Default::default(),
             volumes: Vec::new(),
             peers: Vec::new(),
         });

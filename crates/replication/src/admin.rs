@@ -3,10 +3,11 @@
 use codec::wire::{Operation, UuidFlags};
 use vocab::{
     ConfigError, ConnState, DiskState, NodeId, NodeMask, Refusal, ReplState, Role, StateError,
-    VolumeNr,
+    Suspended, VolumeNr,
 };
 
 use crate::activity_log::ActivityLog;
+use crate::fencing::check_fencing;
 use crate::io::{AdminCommand, Output};
 use crate::jobs::JobKind;
 use crate::resize::ResizeWish;
@@ -100,7 +101,8 @@ impl Resource {
                 Ok(Answer::Later)
             }
             AdminCommand::ResumeIo => {
-                self.resume(true, true, true);
+                let (user, no_data, fencing, quorum) = (true, true, true, true);
+                self.resume(Suspended { user, no_data, fencing, quorum, uuid_bridge: true });
                 Ok(Answer::Now)
             }
             AdminCommand::Thaw => {
@@ -130,6 +132,7 @@ impl Resource {
                     let detail = format!("node id {} is in use", config.node_id);
                     return Err(Refusal::config(ConfigError::InvalidRequest, detail));
                 }
+                check_fencing(&config.net)?;
                 self.may_change_members()?;
                 self.add_peer(config);
                 self.slots_for_new_peer()?;
@@ -150,8 +153,13 @@ impl Resource {
                 }
                 Ok(Answer::Now)
             }
+            AdminCommand::Handlers(handlers) => {
+                self.handlers.configured = handlers;
+                Ok(Answer::Now)
+            }
             AdminCommand::NetOptions(node, options) => {
                 let peer = self.known_peer(node)?;
+                check_fencing(&options)?;
                 if options.protocol != self.peers[peer].net.protocol
                     && self.st.peers[peer].conn > ConnState::Disconnecting
                 {

@@ -337,7 +337,9 @@ impl Resource {
         let moved_on = unseen(self.vols[vol].exposed);
         match md {
             DiskState::UpToDate if client_ahead || moved_on => DiskState::Outdated,
-            DiskState::UpToDate if self.may_lack_writes(vol) => DiskState::Consistent,
+            DiskState::UpToDate if self.may_lack_writes(vol) || self.is_unproven(vol) => {
+                DiskState::Consistent
+            }
             md => md,
         }
     }
@@ -665,6 +667,7 @@ mod tests {
                 name: "r0".to_owned(),
                 node_id: NodeId::new(0).unwrap(),
                 options: ResourceOptions::default(),
+                handlers: vocab::HandlerSet::NONE,
                 volumes: vec![volume],
                 peers: Vec::new(),
             },

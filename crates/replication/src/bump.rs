@@ -71,6 +71,7 @@ impl Resource {
         let wanted = self.vols[vol].bump_pending
             && self.st.role == Role::Primary
             && self.st.vols[vol].quorum
+            && !self.has_to_fence()
             && self.has_data(&self.st, vol);
         if !wanted || self.handshake_running() {
             // Own identifiers must not change between sending and comparing them; whatever
@@ -83,6 +84,10 @@ impl Resource {
         }
         if self.vols[vol].backing.is_some() && self.st.vols[vol].disk == DiskState::UpToDate {
             self.bump_disk(vol, NodeMask::EMPTY, false);
+        } else if self.is_legacy_pair() {
+            // The only other disk there is takes no generation from here, and lacks nothing.
+            self.vols[vol].bump_pending = false;
+            self.work.push_back(Work::BumpDone(vol));
         } else {
             self.propose_generation(vol);
         }
@@ -132,7 +137,7 @@ impl Resource {
     /// goes back to the one before. Otherwise it would look like data of its own.
     fn withdraw_generation(&mut self, vol: VolIx) -> bool {
         let primary = self.st.role == Role::Primary;
-        let may_write = primary && self.st.vols[vol].quorum;
+        let may_write = primary && self.st.vols[vol].quorum && !self.has_to_fence();
         let volume = &mut self.vols[vol];
         let unused = |new: &mut NewGeneration| !may_write && !new.forced;
         let Some(backing) = volume.backing.as_mut() else { return false };
@@ -201,10 +206,10 @@ impl Resource {
     /// never will; its loss may be what asks for this generation.
     ///
     /// None starts while a peer's disk negotiates either: it compares what was before, and could
-    /// not follow.
+    /// not follow. Nor before a lost peer is fenced: it may be about to start one, too.
     pub(crate) fn bump_must_wait(&self, vol: VolIx) -> bool {
         let negotiates = |p: PeerIx| self.st.peers[p].devs[vol].disk == DiskState::Negotiating;
-        if self.st.connected().any(negotiates) {
+        if self.has_to_fence() || self.st.connected().any(negotiates) {
             return true;
         }
         let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;

@@ -3,11 +3,11 @@
 
 use codec::wire::UuidFlags;
 use vocab::options::{OnSuspendedPrimaryOutdated, Quorum};
-use vocab::{ConnState, DiskState, GenUuid, NodeMask, ReplState, Role};
+use vocab::{ConnState, DiskState, GenUuid, HandlerEvent, NodeMask, ReplState, Role};
 
 use crate::generation::compare::{Context, Occasion, Rule, Side};
 use crate::generation::resolve::{
-    Bits, Local, Outcome, Policies, Preparation, Refused, RetryReason, resolve,
+    Bits, Handler, Local, Outcome, Policies, Preparation, Refused, RetryReason, resolve,
 };
 use crate::generation::{HISTORY, is_generation};
 use crate::io::LogLevel;
@@ -132,7 +132,18 @@ impl Resource {
                 self.md_changed(vol);
             }
         }
+        if occasion != Occasion::Reconsidering {
+            for handler in &resolution.handlers {
+                let event = match handler {
+                    Handler::InitialSplitBrain => HandlerEvent::InitialSplitBrain,
+                    Handler::SplitBrain => HandlerEvent::SplitBrain,
+                    Handler::PriLost => HandlerEvent::PriLost,
+                };
+                self.notify(event, Some(peer), Some(vol));
+            }
+        }
         match resolution.outcome {
+            Outcome::Target { demote_first: true, .. } => self.give_in(peer, vol),
             Outcome::Refuse(Refused::PrimaryWouldBeTarget)
             | Outcome::Retry(RetryReason::PrimaryWouldBeTarget)
                 if connecting && self.yield_to_newer_data() =>
@@ -162,10 +173,31 @@ impl Resource {
         }
     }
 
-    /// A Primary that does not write because it lost its quorum or its data.
+    /// This Primary is to give up its data after a split brain (`call-pri-lost-after-sb`). It does if
+    /// nobody uses it: as a Secondary that discards its data, so that the next handshake comes to
+    /// the same end.
+    fn give_in(&mut self, peer: PeerIx, vol: VolIx) -> Decided {
+        let idle = self.is_drained() && self.tentative(|st| st.role = Role::Secondary).is_ok();
+        if idle {
+            let text = format!(
+                "{}: demoted, and its data given up for those of {} after a split brain",
+                self.name, self.peers[peer].name
+            );
+            self.log(LogLevel::Warn, text);
+            self.change_hard(|st| st.role = Role::Secondary);
+            self.peers[peer].discard_my_data = true;
+            return Decided::Retry;
+        }
+        self.notify(HandlerEvent::PriLostAfterSb, Some(peer), Some(vol));
+        self.notify(HandlerEvent::SplitBrain, Some(peer), Some(vol));
+        Decided::Refuse(Refused::SplitBrain.text().to_owned())
+    }
+
+    /// A Primary that does not write because it lost its quorum, its data, or a peer that is not
+    /// fenced.
     pub(crate) fn is_frozen(&self) -> bool {
         let susp = &self.st.susp;
-        self.st.role == Role::Primary && (susp.quorum || susp.no_data)
+        self.st.role == Role::Primary && (susp.quorum || susp.no_data || susp.fencing)
     }
 
     /// A Primary that does not write, whether what its users want waits or fails.

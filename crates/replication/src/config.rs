@@ -1,7 +1,7 @@
 //! Configuration of one resource as seen by one node.
 
 use vocab::options::{DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
-use vocab::{Minor, NodeId, VolumeNr};
+use vocab::{HandlerSet, Minor, NodeId, VolumeNr};
 
 /// A resource.
 #[derive(Clone, Debug)]
@@ -12,6 +12,8 @@ pub struct ResourceConfig {
     pub node_id: NodeId,
     /// Options.
     pub options: ResourceOptions,
+    /// Events that there is a handler for.
+    pub handlers: HandlerSet,
     /// Volumes, ascending.
     pub volumes: Vec<VolumeConfig>,
     /// Peers, ascending by node id.

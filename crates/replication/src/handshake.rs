@@ -152,6 +152,7 @@ impl Resource {
             sender_node_id: u32::from(self.me.get()),
             receiver_node_id: u32::from(node.get()),
         };
+        self.doubt_fence(peer);
         self.send(peer, Packet::ConnectionFeatures(features));
     }
 
@@ -459,7 +460,7 @@ impl Resource {
             (true, true) => match self.compare(peer, vol, true) {
                 Decided::Start(start) if start.repl == ReplState::Established => {
                     match self.decide_grown(peer, vol, word, peer_disk) {
-                        None => self.decide_equal(peer, vol, start),
+                        None => self.decide_equal(peer, vol, start, peer_disk),
                         Some(Ok(repl)) => {
                             Decided::Start(Start { repl, clear_bits: false, ..start })
                         }
@@ -476,10 +477,18 @@ impl Resource {
 
     /// The disks are equal, but for what this frozen Primary is still to send. A peer that has
     /// not restarted gets it again; one that has may have lost even what it had acknowledged, and
-    /// is resynced: the next handshake finds the bits.
-    fn decide_equal(&mut self, peer: PeerIx, vol: VolIx, start: Start) -> Decided {
+    /// is resynced: the next handshake finds the bits. One that knows to be behind (whoever fenced it
+    /// has told it) does not pass for equal, and asks for a resync once it is connected.
+    fn decide_equal(
+        &mut self,
+        peer: PeerIx,
+        vol: VolIx,
+        start: Start,
+        peer_disk: DiskState,
+    ) -> Decided {
         let node = self.peers[peer].node;
-        if !self.has_frozen_parts(node, vol) || self.has_stayed(peer, vol) {
+        let equal = peer_disk > DiskState::Outdated;
+        if !self.has_frozen_parts(node, vol) || self.has_stayed(peer, vol) || !equal {
             return Decided::Start(start);
         }
         self.mark_unfinished(vol, node);

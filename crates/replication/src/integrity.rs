@@ -20,7 +20,12 @@ impl Resource {
         let reproved = self.changes_authentication(peer, &options);
         let p = &mut self.peers[peer];
         let renamed = p.net.data_integrity_alg != options.data_integrity_alg;
+        let fences = p.net.fencing != options.fencing;
         p.net = options;
+        if fences {
+            self.fencing_changed();
+        }
+        let p = &mut self.peers[peer];
         if reproved {
             return self.lose(peer, ConnState::NetworkFailure, AfterLoss::Reconnect);
         }

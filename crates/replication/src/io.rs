@@ -11,12 +11,17 @@
 //! - Every [`Output::Disk`] and [`Output::MetaWrite`] is answered by exactly one
 //!   [`Input::DiskDone`] or [`Input::MetaDone`], also after an error. Between them nothing is
 //!   ordered: the core waits for one before it issues another that must come later.
+//! - Every [`Output::CallHandler`] is answered by exactly one [`Input::HandlerDone`], in time even
+//!   if the handler hangs: I/O may be suspended until then.
 //! - Data bytes are never seen by the core. It gets a [`BufId`] for each block of data, may use
 //!   it in any number of outputs, and gives it back with exactly one [`Output::Free`]; the
 //!   driver keeps the bytes alive until then and until its own I/O on them has finished.
 
 use codec::wire::{CHALLENGE_LEN, Packet};
-use vocab::{NodeId, Refusal, Role, SectorRange, Sectors, VolumeNr};
+use vocab::{
+    ConnState, HandlerEvent, HandlerSet, NodeId, NodeMask, Refusal, Role, SectorRange, Sectors,
+    VolumeNr,
+};
 
 /// Handle of a block of data that the driver holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -81,6 +86,13 @@ pub enum Input {
         volume: VolumeNr,
         /// What was found, or why the device could not be looked at.
         result: Result<DiskMeasure, String>,
+    },
+    /// A handler has ended.
+    HandlerDone {
+        /// As given in [`Output::CallHandler`].
+        id: u64,
+        /// Its exit code; `None` if it could not be run, was killed, or did not end in time.
+        exit: Option<u8>,
     },
     /// A user of the volume opens it.
     Open {
@@ -440,6 +452,8 @@ pub enum AdminCommand {
     NewPeer(crate::config::PeerConfig),
     /// Remove a StandAlone peer.
     DelPeer(NodeId),
+    /// There are handlers for these events from now on.
+    Handlers(HandlerSet),
     /// Change options while running.
     ResourceOptions(vocab::options::ResourceOptions),
     /// Change options while running.
@@ -544,8 +558,28 @@ pub enum Output {
         /// Its new size.
         size: Sectors,
     },
+    /// Call a handler. The states, and what it is told of them, are those of this moment.
+    CallHandler {
+        /// Echoed in [`Input::HandlerDone`].
+        id: u64,
+        /// Which one, and what for.
+        call: HandlerCall,
+    },
     /// Something an operator should read.
     Log(LogLevel, String),
+}
+
+/// What a handler is called for (drbdsetup contract §7).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HandlerCall {
+    /// What happened.
+    pub event: HandlerEvent,
+    /// The connection it is about, and its state.
+    pub peer: Option<(NodeId, ConnState)>,
+    /// The volume it is about; all of them if `None`.
+    pub volume: Option<VolumeNr>,
+    /// Nodes that are UpToDate in all volumes, as far as this node sees them.
+    pub up_to_date: NodeMask,
 }
 
 /// Who reads a log line.

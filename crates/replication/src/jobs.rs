@@ -29,6 +29,8 @@ pub(crate) struct Job {
     not_before: Instant,
     deadline: Instant,
     pub step: u32,
+    /// Peers that stood in the way were fenced, or not.
+    fenced: bool,
 }
 
 impl Job {
@@ -136,6 +138,7 @@ impl Resource {
             not_before: self.now,
             deadline: self.now + patience,
             step: 0,
+            fenced: false,
         });
         id
     }
@@ -430,8 +433,14 @@ impl Resource {
         }
         let mut op = Operation::Promote { force: false };
         let mut result = self.tentative(|st| apply_own_change(st, op, None, None));
+        let barred = is_state(&result, StateError::PrimaryNop)
+            || is_state(&result, StateError::NoUpToDateDisk);
+        if barred && self.fences_first(id) {
+            return Start::Running;
+        }
         if force {
-            if is_state(&result, StateError::NoQuorum) {
+            if is_state(&result, StateError::NoQuorum) || is_state(&result, StateError::PrimaryNop)
+            {
                 self.outdate_unknown();
                 result = self.tentative(|st| apply_own_change(st, op, None, None));
             }
@@ -463,13 +472,39 @@ impl Resource {
         }
     }
 
+    /// A promotion has the peers fenced that stand in its way, once. True if it waits for that.
+    fn fences_first(&mut self, id: u64) -> bool {
+        let tried = self.job_mut(id).is_none_or(|job| std::mem::replace(&mut job.fenced, true));
+        let waits = !tried && self.fence_for_promotion();
+        if let Some(job) = self.job_mut(id).filter(|_| waits) {
+            job.step = FENCING;
+        }
+        waits
+    }
+
+    /// What promotions had fenced is, or is not: they go on, with as much time as at their beginning.
+    pub(crate) fn promotions_go_on(&mut self) {
+        let now = self.now;
+        let deadline = now + self.opts.auto_promote_timeout + self.max_ping_timeout();
+        let waiting = |j: &&mut Job| matches!(j.kind, JobKind::Primary { .. }) && j.step == FENCING;
+        for job in self.twopc.jobs.iter_mut().filter(waiting) {
+            (job.step, job.not_before) = (0, now);
+            job.deadline = job.deadline.max(deadline);
+        }
+    }
+
     /// Peers of unknown fate are declared outdated by force.
     fn outdate_unknown(&mut self) {
         let text = format!(
-            "{}: promoted by force without quorum; peers that can not be reached count as Outdated",
+            "{}: promoted by force without quorum or fencing; peers that can not be reached count \
+             as Outdated",
             self.name
         );
         self.log(LogLevel::Warn, text);
+        for (peer, st) in self.peers.iter_mut().zip(&self.st.peers) {
+            let lost = st.conn != ConnState::Connected;
+            peer.devs.iter_mut().filter(|_| lost).for_each(|dev| dev.maybe_current = false);
+        }
         self.change_hard(|st| {
             for peer in &mut st.peers {
                 for dev in &mut peer.devs {
@@ -586,8 +621,9 @@ impl Resource {
             return Start::Done(Ok(()));
         }
         let peer_role = self.st.peers[peer].role;
-        let outdates = match (self.opts.quorum, self.st.role, peer_role) {
-            (Quorum::Off, _, _) => Outdates::Nobody,
+        let guarded = self.opts.quorum != Quorum::Off || self.fences(peer);
+        let outdates = match (guarded, self.st.role, peer_role) {
+            (false, _, _) => Outdates::Nobody,
             (_, Role::Primary, Role::Secondary) => Outdates::Target,
             (_, Role::Secondary, Role::Primary) => Outdates::Initiator,
             _ => Outdates::Nobody,
@@ -893,6 +929,8 @@ const DETACHING: u32 = 3;
 const RELEASING: u32 = 4;
 /// The device of a disk is being looked at.
 pub(crate) const MEASURING: u32 = 5;
+/// Peers are being fenced.
+const FENCING: u32 = 7;
 /// A new size is being recorded.
 pub(crate) const RECORDING: u32 = 6;
 

@@ -125,6 +125,7 @@ impl Resource {
                 }
             }
         }
+        self.fence_again(peer);
         self.settle_sent(peer);
         self.drain_receiver(peer);
         if was_primary {
@@ -571,7 +572,7 @@ impl Resource {
             let old = self.is_own_overtaken(vol);
             let in_turn = own && self.has_waited_unclean(vol);
             let lacking = self.may_lack_writes(vol) || !in_turn && self.unclean_towards_peers(vol);
-            let doubtful = settling || owed || old || lacking;
+            let doubtful = settling || owed || old || lacking || self.is_unproven(vol);
             let consistent = self.st.vols[vol].disk == DiskState::Consistent;
             let newest = own && self.is_newest_of_all(vol);
             if newest || consistent && !other_generation && !doubtful {

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 
 use codec::disk::{MdFlags, PeerFlags, Superblock};
 use vocab::{
-    ConnState, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, NodeId, NodeMask, Role, SectorRange,
-    Sectors,
+    ConnState, Dagtag, DiskState, GenUuid, HandlerEvent, Instant, MAX_NODES, NodeId, NodeMask,
+    Role, SectorRange, Sectors,
 };
 
 use crate::activity_log::ActivityLog;
@@ -28,7 +28,7 @@ use crate::resource::{Op, Resource, Work};
 use crate::state::VolIx;
 use moving::Moving;
 pub(crate) use moving::is_half_moved;
-use vocab::options::OnIoError;
+use vocab::options::{Fencing, OnIoError};
 
 /// An attached disk.
 #[derive(Debug)]
@@ -495,6 +495,7 @@ impl Resource {
         }
         if result.is_err() {
             // Nothing that relied on this write may go on here (metadata §3.4).
+            self.tell_io_error(vol);
             return self.give_up_disk(vol, "a metadata write failed");
         }
         backing.meta.log = match backing.meta.log {
@@ -568,6 +569,7 @@ impl Resource {
                 let dev = &st.devs[vol];
                 let connected = st.conn == ConnState::Connected;
                 slot.flags.set(PeerFlags::CONNECTED, connected);
+                slot.flags.set(PeerFlags::FENCING, peer.net.fencing != Fencing::DontCare);
                 // A resync that runs may come to its end while this node is away.
                 let inconsistent = dev.disk == DiskState::Inconsistent
                     && !connected
@@ -627,7 +629,17 @@ impl Resource {
                     st.vols[vol].disk = st.vols[vol].disk.min(DiskState::Inconsistent);
                 });
             }
-            _ => self.give_up_disk(vol, what),
+            _ => {
+                self.tell_io_error(vol);
+                self.give_up_disk(vol, what);
+            }
+        }
+    }
+
+    /// The device of a disk has failed.
+    fn tell_io_error(&mut self, vol: VolIx) {
+        if self.vols[vol].disk_opts.on_io_error == OnIoError::CallLocalIoError {
+            self.notify(HandlerEvent::LocalIoError, None, Some(vol));
         }
     }
 

@@ -238,7 +238,8 @@ impl Resource {
             return Ok(());
         };
         let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
-        self.peers[peer].devs[vol].last_word = Some(word);
+        let before =
+            self.peers[peer].devs[vol].last_word.replace(word).and_then(|w| w.repl_state());
         let disk = word.disk().unwrap_or(DiskState::Diskless);
         if disk != DiskState::UpToDate {
             self.peers[peer].devs[vol].taking.clear();
@@ -264,6 +265,11 @@ impl Resource {
                     | ReplState::PausedSyncT
             ) && theirs == Some(ReplState::Established)
                 && !self.just_started(peer, vol);
+            // It was about to begin, and has got what it lacks from somewhere else.
+            let dropped = was.repl == ReplState::WFBitMapS
+                && before == Some(ReplState::WFBitMapT)
+                && theirs == Some(ReplState::Established);
+            let ended = ended || dropped;
             let shown = self.shown_peer_disk(peer, vol, disk, word);
             self.change_hard(|st| {
                 st.peers[peer].role = role;

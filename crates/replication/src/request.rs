@@ -858,6 +858,7 @@ mod tests {
             name: "r0".to_owned(),
             node_id: NodeId::new(0).unwrap(),
             options: ResourceOptions::default(),
+            handlers: vocab::HandlerSet::NONE,
             volumes: vec![VolumeConfig { nr, minor: Minor(0), diskless: true, disk }],
             peers: vec![peer],
         };

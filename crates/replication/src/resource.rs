@@ -16,7 +16,9 @@ use vocab::{
 
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
 use crate::exposed::{Proposals, Unconfirmed};
+use crate::fencing::Fence;
 use crate::generation::Generations;
+use crate::handlers::Handlers;
 use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
@@ -73,6 +75,7 @@ pub struct Resource {
     pub(crate) ops: Slab<Op>,
     pub(crate) twopc: TwoPcs,
     pub(crate) pings: Vec<PingRound>,
+    pub(crate) handlers: Handlers,
     /// Operators waiting for all accepted writes to end.
     pub(crate) drain_waiters: Vec<u64>,
     pub(crate) work: VecDeque<Work>,
@@ -298,6 +301,8 @@ pub(crate) struct Peer {
     pub pings: Pings,
     pub ping_since: Instant,
     pub loss: Option<PrimaryLoss>,
+    /// What `fence-peer` is doing about it.
+    pub fence: Fence,
     /// verify-alg of the peer, from its last parameters.
     pub peer_verify_alg: Option<String>,
     /// It speaks protocol 8, on the connection that there is.
@@ -571,6 +576,7 @@ impl Resource {
             ops: Slab::new(),
             twopc: TwoPcs::default(),
             pings: Vec::new(),
+            handlers: Handlers::new(config.handlers),
             drain_waiters: Vec::new(),
             work: VecDeque::new(),
             out: VecDeque::new(),
@@ -599,6 +605,7 @@ impl Resource {
             Input::DiskDone { op, result } => self.disk_done(op, result),
             Input::MetaDone { op, result } => self.meta_done(op, result),
             Input::DiskMeasured { volume, result } => self.disk_measured(volume, result),
+            Input::HandlerDone { id, exit } => self.handler_done(id, exit),
             Input::Open { volume, opener, write } => self.open(volume, opener, write),
             Input::Close { volume, opener } => self.close(volume, opener),
             Input::Request(request) => self.user_request(request),
@@ -754,6 +761,7 @@ impl Resource {
             pings: Pings::None,
             ping_since: self.now,
             loss: None,
+            fence: Fence::Idle,
             peer_verify_alg: None,
             legacy: None,
         });

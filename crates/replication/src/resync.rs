@@ -14,8 +14,11 @@ use std::collections::BTreeMap;
 
 use codec::wire::{Agreed, BitmapReceiver, UuidFlags};
 use vocab::options::Protocol;
-use vocab::{Bytes, Dagtag, GenUuid, Instant, NodeMask, ReplState, SectorRange, Sectors};
+use vocab::{
+    Bytes, Dagtag, GenUuid, HandlerEvent, Instant, NodeMask, ReplState, SectorRange, Sectors,
+};
 
+use crate::handlers::Leave;
 use crate::io::LogLevel;
 use crate::rate::{Controller, Throttle, Window};
 use crate::resource::{Resource, Volume, Work};
@@ -40,6 +43,8 @@ pub(crate) struct Resync {
     received: bool,
     /// This node's bitmap is sent.
     sent: bool,
+    /// Target: whether it may begin.
+    pub leave: Leave,
     /// Next bit to look at.
     cursor: u64,
     /// Requests without their data on disk, by number.
@@ -83,6 +88,7 @@ impl Resync {
             receiver: None,
             received: false,
             sent: false,
+            leave: Leave::Unasked,
             cursor: 0,
             requests: BTreeMap::new(),
             first_id,
@@ -113,7 +119,7 @@ impl Resource {
         Agreed::new(self.peers[peer].agreed_version, self.peers[peer].agreed_features)
     }
 
-    fn resync_mut(&mut self, peer: PeerIx, vol: VolIx) -> &mut Resync {
+    pub(crate) fn resync_mut(&mut self, peer: PeerIx, vol: VolIx) -> &mut Resync {
         let (now, first) = (self.now, self.next_resync_request);
         let resync = &mut self.peers[peer].devs[vol].resync;
         resync.get_or_insert_with(|| Box::new(Resync::new(now, first)))
@@ -186,6 +192,7 @@ impl Resource {
             }
             SyncSource | PausedSyncS => {
                 if !matches!(was, SyncSource | PausedSyncS) {
+                    self.notify(HandlerEvent::BeforeResyncSource, Some(peer), Some(vol));
                     let total = self.out_of_sync(peer, vol).0;
                     let (now, load) = (self.now, self.load(vol));
                     let resync = self.resync_mut(peer, vol);
@@ -208,6 +215,9 @@ impl Resource {
                 self.end_resync(peer, vol);
                 if matches!(was, VerifyS | VerifyT) {
                     self.verify_ended(peer, vol);
+                    if self.peers[peer].devs[vol].verify_found {
+                        self.notify(HandlerEvent::OutOfSync, Some(peer), Some(vol));
+                    }
                 }
                 self.recompare_if_due(peer, vol);
             }
@@ -233,6 +243,7 @@ impl Resource {
     pub(crate) fn bitmap_ready(&mut self, peer: PeerIx, vol: VolIx) {
         let next = match self.repl(peer, vol) {
             ReplState::StartingSyncS => ReplState::SyncSource,
+            ReplState::StartingSyncT if !self.may_begin_resync(peer, vol) => return,
             ReplState::StartingSyncT => ReplState::SyncTarget,
             _ => return,
         };

@@ -226,6 +226,12 @@ impl Resource {
         if self.st.susp.user {
             causes.push(format!("I/O of {name} is suspended by an operator; resume it"));
         }
+        if self.st.susp.fencing {
+            causes.push(format!(
+                "I/O of {name} waits until a lost peer is fenced; bring the peer back, see why the \
+                 handler fence-peer did not fence it, or, if it is surely down, resume I/O"
+            ));
+        }
         for (vol, volume) in self.vols.iter().enumerate() {
             let (nr, state) = (volume.nr, &self.st.vols[vol]);
             if !state.quorum {
@@ -256,7 +262,11 @@ impl Resource {
                 )),
                 DiskState::Consistent => causes.push(format!(
                     "the disk of volume {nr} of {name} is Consistent, not known to be the newest: \
-                     a lost Primary's last writes are being settled"
+                     {}",
+                    match self.is_unproven(vol) {
+                        true => "a peer that can not be reached is not known to be fenced",
+                        false => "a lost Primary's last writes are being settled",
+                    }
                 )),
                 DiskState::Inconsistent => causes.push(self.explain_inconsistent(vol)),
                 _ => {}

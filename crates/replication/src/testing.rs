@@ -42,6 +42,7 @@ pub(crate) fn attached(
         name: "r0".to_owned(),
         node_id: node(0),
         options,
+        handlers: vocab::HandlerSet::NONE,
         volumes: vec![VolumeConfig { nr, minor: Minor(0), diskless: false, disk }],
         peers: vec![peer],
     };

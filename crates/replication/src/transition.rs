@@ -10,7 +10,10 @@ use std::time::Duration;
 use codec::disk::PeerFlags;
 use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum, Quorum};
-use vocab::{ConnState, DiskState, GenUuid, NodeMask, Refusal, ReplState, Role, StateError};
+use vocab::{
+    ConnState, DiskState, GenUuid, HandlerEvent, NodeMask, Refusal, ReplState, Role, StateError,
+    Suspended,
+};
 
 use crate::generation::is_generation;
 use crate::io::LogLevel;
@@ -79,6 +82,7 @@ impl Resource {
             let lost = (0..new.vols.len()).any(|v| self.has_data(old, v) && !self.has_data(new, v));
             new.susp.no_data |= lost;
         }
+        new.susp.fencing |= self.begins_to_await_fencing(old, new);
         let openers = self.vols.iter().any(|v| !v.openers.is_empty());
         if new.fail_io && !openers {
             new.fail_io = false;
@@ -364,7 +368,7 @@ impl Resource {
                 return Err(Refusal::state(StateError::NoQuorum, detail));
             }
         }
-        Ok(())
+        self.check_fenced(new)
     }
 
     /// A peer wants to be Primary (semantics §1.9).
@@ -474,6 +478,8 @@ impl Resource {
         self.review_unconfirmed();
         self.want_catch_up();
         self.want_gathered();
+        self.after_fencing_change(&old);
+        self.notify_changes(&old);
         self.kick_all();
         self.work.push_back(Work::Resume);
     }
@@ -715,6 +721,9 @@ impl Resource {
             let text = format!("{}/{}: {word}: {explain}", self.name, self.vols[vol].nr);
             self.log(if is { LogLevel::Info } else { LogLevel::Warn }, text);
             self.vols[vol].lost_quorum = primary && !is;
+            if self.vols[vol].lost_quorum {
+                self.notify(HandlerEvent::QuorumLost, None, Some(vol));
+            }
             self.md_changed_now(vol);
         }
         let lost = self.st.vols.iter().any(|v| !v.quorum);
@@ -810,7 +819,8 @@ impl Resource {
             && ((0..self.vols.len()).all(|v| self.has_data(&self.st, v))
                 || self.opts.on_no_data_accessible == OnNoDataAccessible::IoError
                 || self.st.role != Role::Primary);
-        if !quorum_back && !data_back && !self.st.susp.uuid_bridge {
+        let fenced = self.st.susp.fencing && !self.awaits_fencing();
+        if !quorum_back && !data_back && !fenced && !self.st.susp.uuid_bridge {
             return;
         }
         // A handshake in progress may still bring a peer back that can take what is held.
@@ -820,11 +830,17 @@ impl Resource {
         if data_back && !self.primary_resume_done() {
             return;
         }
-        self.resume(quorum_back, data_back, false);
+        let lifted = Suspended {
+            quorum: quorum_back,
+            no_data: data_back,
+            fencing: fenced,
+            ..Suspended::default()
+        };
+        self.resume(lifted);
     }
 
     /// Lifts suspensions, after any new generation that is due.
-    pub(crate) fn resume(&mut self, quorum: bool, no_data: bool, user: bool) {
+    pub(crate) fn resume(&mut self, lifted: Suspended) {
         let writable = self.st.role == Role::Primary && self.st.vols.iter().all(|v| v.quorum);
         for vol in 0..self.vols.len() {
             if self.bump_blocks(vol) && writable && self.has_data(&self.st, vol) {
@@ -833,9 +849,9 @@ impl Resource {
                     // The bridge alone holds what an operator does not hold any more.
                     self.change_hard(|st| {
                         st.susp.uuid_bridge = true;
-                        st.susp.user &= !user;
-                        st.susp.fencing &= !user;
-                        st.susp.no_data &= !user;
+                        st.susp.user &= !lifted.user;
+                        st.susp.fencing &= !lifted.user;
+                        st.susp.no_data &= !lifted.user;
                     });
                     self.start_bump(vol);
                     if self.bump_blocks(vol) {
@@ -846,10 +862,10 @@ impl Resource {
         }
         self.change_hard(|st| {
             st.susp.uuid_bridge = false;
-            st.susp.quorum &= !quorum;
-            st.susp.no_data &= !no_data;
-            st.susp.user &= !user;
-            st.susp.fencing &= !user;
+            st.susp.quorum &= !lifted.quorum;
+            st.susp.no_data &= !lifted.no_data;
+            st.susp.user &= !lifted.user;
+            st.susp.fencing &= !lifted.fencing;
         });
         if !self.st.susp.any() {
             self.resumed();
@@ -861,7 +877,7 @@ impl Resource {
         let susp = self.st.susp;
         match susp.quorum || susp.no_data || susp.fencing || susp.uuid_bridge {
             true => self.change_hard(|st| st.susp.user = false),
-            false => self.resume(false, false, true),
+            false => self.resume(Suspended { user: true, ..Suspended::default() }),
         }
     }
 

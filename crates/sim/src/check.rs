@@ -571,7 +571,8 @@ impl World {
         if primaries + usize::from(view.role == Role::Primary) > 1 {
             self.violate("24", format!("n{node} is connected and sees several Primaries"));
         }
-        let quorate = !self.plan.failover_is_safe() || view.volumes.iter().any(|v| v.quorum);
+        let quorate = !self.plan.failover_is_safe()
+            || view.volumes.iter().any(|v| v.quorum) && !view.suspended.fencing;
         let known = &mut self.checks.known[node];
         let before = known.role.replace(view.role);
         let serves = view.role == Role::Primary && quorate;

@@ -351,15 +351,22 @@ impl World {
                 let peer = node_id(peer);
                 self.admin(node, AdminCommand::Connect { peer, discard_my_data: false });
             }
-            Undo::ResumeIo(node) => {
-                self.admin(node, AdminCommand::ResumeIo);
-            }
+            Undo::ResumeIo(node) => self.resume_io(node),
             Undo::ResumeSync(node, peer, volume) => {
                 let volume = VolumeNr(volume as u16);
                 let peer = node_id(peer);
                 self.admin(node, AdminCommand::PauseSync { peer, volume, pause: false });
             }
         }
+    }
+
+    /// Ends what an operator has suspended. Nobody who relies on fencing overrides it.
+    pub(crate) fn resume_io(&mut self, node: usize) {
+        let command = match self.plan.fences_firmly() {
+            true => AdminCommand::Thaw,
+            false => AdminCommand::ResumeIo,
+        };
+        self.admin(node, command);
     }
 
     fn attach_if_detached(&mut self, node: usize, volume: usize) {

@@ -12,6 +12,7 @@ mod client;
 pub mod cluster;
 pub mod content;
 pub mod disk;
+mod handlers;
 pub mod history;
 mod inject;
 mod liar;

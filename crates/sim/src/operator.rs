@@ -319,7 +319,7 @@ impl World {
                 self.admin(node, AdminCommand::Secondary { force: true });
             }
             if view.suspended.user {
-                self.admin(node, AdminCommand::ResumeIo);
+                self.resume_io(node);
             }
             if view.role == Role::Primary && self.nodes[node].openers.is_empty() {
                 self.admin(node, AdminCommand::Secondary { force: false });
@@ -372,7 +372,8 @@ impl World {
     /// and with `on-suspended-primary-outdated disconnect` it waits for an operator to say so. They
     /// may be connected again: with disks that were brought up to date while they were.
     fn is_left_behind(&self, node: usize, view: &View) -> bool {
-        let frozen = view.suspended.quorum || view.suspended.no_data;
+        let susp = view.suspended;
+        let frozen = susp.quorum || susp.no_data || susp.fencing;
         if view.role != Role::Primary || !frozen || self.now() - self.operator.since < PATIENCE {
             return false;
         }

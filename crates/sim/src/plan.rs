@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use replication::config::{PeerConfig, ResourceConfig, VolumeConfig};
 use vocab::options::{
-    DiskOptions, KibPerSecond, NetOptions, OnNoDataAccessible, OnNoQuorum,
+    DiskOptions, Fencing, KibPerSecond, NetOptions, OnNoDataAccessible, OnNoQuorum,
     OnSuspendedPrimaryOutdated, PeerDeviceOptions, Protocol, Quorum, ReadBalancing,
     ResourceOptions, RrConflict, Secret,
 };
-use vocab::{Bytes, Minor, NodeId, VolumeNr};
+use vocab::{Bytes, HandlerSet, Minor, NodeId, VolumeNr};
 
 use crate::rng::Rng;
 
@@ -250,6 +250,8 @@ pub struct Plan {
     pub aimed: u64,
     /// Volumes may become larger than that.
     pub may_grow: bool,
+    /// Handlers that there are.
+    pub handlers: HandlerSet,
 }
 
 impl Plan {
@@ -296,6 +298,7 @@ impl Plan {
             fault_pause: SECOND,
             aimed: 0,
             may_grow: false,
+            handlers: HandlerSet::NONE,
         }
     }
 
@@ -413,6 +416,25 @@ impl Plan {
         if rng.one_in(4) {
             self.resource.max_io_depth = 4;
         }
+        self.random_handlers(diskful, diskless);
+    }
+
+    /// Not drawn, so that all other seeds stay what they were when there were no handlers. Those of
+    /// the simulator fence two nodes.
+    fn random_handlers(&mut self, diskful: usize, diskless: usize) {
+        let ping_int = self.net.ping_int.as_secs();
+        if ![4, 7, 9].contains(&ping_int) {
+            return;
+        }
+        self.handlers = HandlerSet::ALL;
+        let fences = (diskful, diskless) == (2, 0) && self.resource.quorum == Quorum::Off;
+        match ping_int {
+            7 if fences && self.net.protocol == Protocol::C => {
+                self.net.fencing = Fencing::ResourceAndStonith;
+            }
+            7 | 9 if fences => self.net.fencing = Fencing::ResourceOnly,
+            _ => {}
+        }
     }
 
     fn random_workload(&mut self, rng: &mut Rng, diskful: usize) {
@@ -491,9 +513,14 @@ impl Plan {
     }
 
     /// Another node may be promoted when the Primary is lost, and every acknowledged write must
-    /// be there: quorum decides (F and Q of semantics §13).
+    /// be there: quorum decides, or who is fenced (F and Q of semantics §13).
     pub fn failover_is_safe(&self) -> bool {
-        self.resource.quorum == Quorum::Majority
+        self.resource.quorum == Quorum::Majority || self.fences_firmly()
+    }
+
+    /// A Primary does not go on before a peer that it has lost is fenced.
+    pub fn fences_firmly(&self) -> bool {
+        self.net.fencing == Fencing::ResourceAndStonith && self.handlers == HandlerSet::ALL
     }
 
     /// An acknowledged write can not be lost, whatever happens next: no fault in the plan takes
@@ -562,6 +589,7 @@ impl Plan {
             name: "r0".to_owned(),
             node_id: node_id(node),
             options: self.resource.clone(),
+            handlers: self.handlers,
             volumes: volumes.collect(),
             peers: peers.collect(),
         }

@@ -123,9 +123,6 @@ impl World {
         }
         let sizes = self.nodes.iter().filter_map(|n| n.drive(volume).map(|d| d.disk.sectors()));
         let before = sizes.max().unwrap_or(0);
-        // What one disk has room for already may be used as well, if all are forgotten below.
-        let largest = &mut self.sizes.largest[volume];
-        *largest = Some(largest.unwrap_or(0).max(before));
         let most = self.plan.most_sectors();
         let sectors = (before + [8, 8192, 24, 4096][(chance % 4) as usize]).min(most);
         for other in 0..self.nodes.len() {
@@ -134,6 +131,10 @@ impl World {
                 self.grow_disk(other, volume, sectors);
             }
         }
+        // Whoever is assumed to have room gets it in the end, also if it was there from the start.
+        let sizes = self.nodes.iter().filter_map(|n| n.drive(volume).map(|d| d.disk.sectors()));
+        let largest = &mut self.sizes.largest[volume];
+        *largest = sizes.max().max(*largest);
         let command = AdminCommand::Resize {
             volume: VolumeNr(volume as u16),
             size: None,

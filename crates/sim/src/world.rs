@@ -19,6 +19,7 @@ use crate::check::Checks;
 use crate::client::Clients;
 use crate::content::{Data, ZERO};
 use crate::disk::Job;
+use crate::handlers::{HandlerStep, Handlers};
 use crate::history::{History, Stamp};
 use crate::inject::Injector;
 use crate::liar::Liar;
@@ -136,6 +137,8 @@ pub(crate) enum Event {
     Fault,
     /// A fault ends.
     Heal(usize),
+    /// A handler has something to do, or ends.
+    Handler(HandlerStep),
     /// A node boots.
     Boot { node: usize, incarnation: u32 },
     /// The operator looks around.
@@ -185,6 +188,7 @@ pub struct World {
     pub(crate) liar: Option<Liar>,
     /// What a scenario counts.
     pub(crate) taps: Vec<Tap>,
+    pub(crate) handlers: Handlers,
     pub(crate) trace: Trace,
 }
 
@@ -221,6 +225,8 @@ impl World {
             });
         }
         let histories = (0..plan.volumes).map(|_| History::of_plan(&plan)).collect();
+        // Not drawn, so that what follows is what it was when there were no handlers.
+        let rng_of_handlers = rng.clone().fork();
         let mut world = World {
             clients: Clients::new(&plan, rng.fork()),
             injector: Injector::new(rng.fork()),
@@ -243,6 +249,7 @@ impl World {
             answers_of_requests: BTreeMap::new(),
             liar: None,
             taps: Vec::new(),
+            handlers: Handlers::new(rng_of_handlers),
             trace,
         };
         world.prepare_content();
@@ -320,6 +327,7 @@ impl World {
             Event::Client(client) => self.client_event(client),
             Event::Fault => self.fault_event(),
             Event::Heal(heal) => self.heal_event(heal),
+            Event::Handler(event) => self.handler_event(event),
             Event::Boot { node, incarnation } => {
                 if self.nodes[node].incarnation == incarnation && !self.nodes[node].up() {
                     self.boot(node);
@@ -354,6 +362,7 @@ impl World {
             Event::Disk { node, .. } | Event::Timer { node, .. } | Event::Measured { node, .. } => {
                 *node
             }
+            Event::Handler(step) => step.node(),
             Event::Net(NetEvent::Arrive { pair, end, .. } | NetEvent::Down { pair, end, .. })
             | Event::Net(NetEvent::Up { pair, end, .. }) => self.net.nodes_of(*pair)[*end],
             _ => return None,
@@ -589,6 +598,7 @@ impl World {
                 }
             }
             Output::SizeChanged { volume, size } => self.size_changed(node, volume, size),
+            Output::CallHandler { id, call } => self.handler_called(node, id, call),
             Output::Log(..) => {}
         }
     }

@@ -5,6 +5,7 @@
 //! enter. The crate is pure: no clock, randomness, threads, sockets or files.
 #![forbid(unsafe_code)]
 
+mod handlers;
 mod histogram;
 mod ids;
 pub mod options;
@@ -13,6 +14,7 @@ mod states;
 mod time;
 mod units;
 
+pub use handlers::{HandlerEvent, HandlerSet};
 pub use histogram::Histogram;
 pub use ids::{Dagtag, GenUuid, MAX_NODES, Minor, NodeId, NodeMask, VolumeNr};
 pub use refusal::{ConfigError, Refusal, RefusalCode, StateError};

@@ -293,6 +293,7 @@ impl Node {
             .arg("--state-dir")
             .arg(self.directory.join("state"))
             .args(["--node", self.name, "--threads", "2", "--log-level", &log_level()])
+            .args(self.helper())
             .args(&self.args)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -302,6 +303,15 @@ impl Node {
         std::thread::spawn(move || copy_log(lines, log));
         self.child = Some(child);
         self.ok(&["info", "--wait-engine", "30"]);
+    }
+
+    /// Without a word about it nothing is called: the `drbdadm` of this host knows other nodes.
+    fn helper(&self) -> &'static [&'static str] {
+        const HELPER: &str = "--usermode-helper";
+        match self.args.iter().any(|arg| arg == HELPER) {
+            true => &[],
+            false => &[HELPER, "disabled"],
+        }
     }
 
     /// The configuration that its commands read.

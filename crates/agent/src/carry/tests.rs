@@ -86,12 +86,13 @@ impl Fake {
 
     fn change(&mut self, request: Request) {
         match request {
-            Request::NewResource { resource, node_id, options } => {
+            Request::NewResource { resource, node_id, options, handlers } => {
                 let config = engine_config::ResourceConfig {
                     name: resource.clone(),
                     node_id,
                     host: "alpha".into(),
                     options,
+                    handlers,
                     volumes: Vec::new(),
                     peers: Vec::new(),
                 };

@@ -111,6 +111,10 @@ numbers! {
     volume: vocab::VolumeNr as u16, |nr| nr.0,
         |n| (n <= vocab::VolumeNr::MAX.0).then_some(vocab::VolumeNr(n));
     minor: vocab::Minor as u32, |m| m.0, |n| Some(vocab::Minor(n));
+    maybe_volume: Option<vocab::VolumeNr> as Option<u16>, |nr| nr.map(|nr| nr.0),
+        |nr| Some(nr.map(vocab::VolumeNr));
+    maybe_minor: Option<vocab::Minor> as Option<u32>, |minor| minor.map(|minor| minor.0),
+        |minor| Some(minor.map(vocab::Minor));
     maybe_sector: Option<vocab::Sector> as Option<u64>, |s| s.map(|s| s.0),
         |n| Some(n.map(vocab::Sector));
     sector: vocab::Sector as u64, |s| s.0, |n| Some(vocab::Sector(n));

@@ -14,7 +14,7 @@ use super::fields;
 use super::maps::{FaceStatus, MapOptions, MapStatus};
 use super::statistics::ResourceStatistics;
 use super::status::ResourceStatus;
-use crate::config::{MetaDisk, PathConfig, ResourceConfig};
+use crate::config::{Handlers, MetaDisk, PathConfig, ResourceConfig};
 
 /// Version of this protocol. Engine and command line of different versions refuse each other.
 pub const VERSION: u32 = 1;
@@ -51,7 +51,11 @@ pub enum Request {
         node_id: NodeId,
         #[serde(with = "fields::options")]
         options: ResourceOptions,
+        #[serde(default, skip_serializing_if = "Handlers::is_none")]
+        handlers: Handlers,
     },
+    /// Replaces the handlers of a resource.
+    Handlers { resource: String, handlers: Handlers },
     /// Replaces the options of a resource.
     ResourceOptions {
         resource: String,
@@ -493,6 +497,34 @@ pub enum Event {
     },
     /// All resources that existed at subscription were sent.
     Current,
+    /// A handler is called, or has ended.
+    Helper(HelperEvent),
+}
+
+/// A call of a handler, or its end.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct HelperEvent {
+    /// The resource it is about.
+    pub resource: String,
+    /// The connection it is about, if it is about one.
+    #[serde(with = "fields::maybe_node_id")]
+    pub peer_node_id: Option<NodeId>,
+    /// Its name.
+    pub conn_name: Option<String>,
+    /// The addresses of its path: this node's, the peer's.
+    pub path: Option<(SocketAddr, SocketAddr)>,
+    /// The volume it is about, if it is about one.
+    #[serde(with = "fields::maybe_volume")]
+    pub volume: Option<VolumeNr>,
+    /// Its minor.
+    #[serde(with = "fields::maybe_minor")]
+    pub minor: Option<Minor>,
+    /// Name of the handler.
+    pub helper: String,
+    /// As wait(2) gives it, once it has ended: an exit code of 1 is 256. Negative if it could not be
+    /// run, or was stopped.
+    pub status: Option<i32>,
 }
 
 /// A command that could not be done.

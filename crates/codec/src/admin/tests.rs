@@ -10,7 +10,7 @@ use vocab::{
 };
 
 use super::*;
-use crate::config::{MetaDisk, PathConfig};
+use crate::config::{Handlers, MetaDisk, PathConfig};
 
 fn node(id: u8) -> NodeId {
     NodeId::new(id).unwrap()
@@ -36,7 +36,11 @@ fn calls_round_trip() {
     };
     let mut options = ResourceOptions::default();
     options.set("quorum", "majority").unwrap();
-    check_call(Request::NewResource { resource: resource(), node_id: node(31), options });
+    let handlers = Handlers::Helper;
+    check_call(Request::NewResource { resource: resource(), node_id: node(31), options, handlers });
+    let commands = [("fence-peer".to_owned(), "exit 4".to_owned())].into();
+    let handlers = Handlers::Commands(commands);
+    check_call(Request::Handlers { resource: resource(), handlers });
     let mut options = NetOptions::default();
     options.set("ping-int", "20").unwrap();
     let name = "bravo \"b\"\n".to_owned();
@@ -214,7 +218,17 @@ fn events_round_trip_with_every_optional_part_present_or_absent() {
     let peer_device = &mut bare.connections[0].peer_devices[0];
     (peer_device.sync, peer_device.verify) = (None, None);
     let gone = Event::Gone { resource: "r0".into() };
-    for event in [Event::Resource(full), Event::Resource(bare), gone, Event::Current] {
+    let helper = Event::Helper(HelperEvent {
+        resource: "r0".into(),
+        peer_node_id: Some(node(1)),
+        conn_name: Some("bravo".into()),
+        path: None,
+        volume: Some(VolumeNr(0)),
+        minor: None,
+        helper: "before-resync-target".into(),
+        status: Some(256),
+    });
+    for event in [Event::Resource(full), Event::Resource(bare), gone, Event::Current, helper] {
         let line = Line::Event(event);
         assert_eq!(serde_json::from_slice::<Line>(&encode_line(&line)).unwrap(), line);
     }

@@ -1,5 +1,6 @@
 //! What the files say, section by section, with the place of every statement.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use vocab::options::{
@@ -129,8 +130,8 @@ pub(super) struct CommonSection {
     pub(super) options: Settings,
     pub(super) net: Settings,
     pub(super) disk: Settings,
-    /// First handler, if there is any: none is run.
-    pub(super) handlers: Option<(Place, String)>,
+    /// Commands of the handlers, by their names, with the place of each.
+    pub(super) handlers: BTreeMap<&'static str, (String, Place)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]

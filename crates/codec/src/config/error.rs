@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use vocab::HandlerEvent;
 use vocab::options::OptionError;
 
 /// A position in a configuration file, counted from 1.
@@ -61,6 +62,8 @@ pub enum Cause {
         /// The section.
         section: &'static str,
     },
+    /// A handler that there is not.
+    UnknownHandler(String),
     /// A bad option or value.
     Option(OptionError),
     /// Text that is not the wanted number.
@@ -141,6 +144,10 @@ impl fmt::Display for Cause {
                 f,
                 "there is no `{found}` in a {section} section; check the spelling and the section"
             ),
+            Cause::UnknownHandler(found) => {
+                let all: Vec<_> = HandlerEvent::ALL.iter().map(|event| event.word()).collect();
+                write!(f, "there is no handler `{found}`; give one of {}", all.join(", "))
+            }
             Cause::Option(e) => e.fmt(f),
             Cause::BadNumber { what, found, min, max } => {
                 write!(f, "`{found}` is not a {what}; give a number from {min} to {max}")

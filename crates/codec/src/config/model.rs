@@ -1,6 +1,7 @@
 //! One node's view of its configuration: plain data, checked, nothing left to look up. It travels
 //! over the control socket as it is.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -23,10 +24,36 @@ pub struct ResourceConfig {
     /// Options of the resource.
     #[serde(with = "fields::options")]
     pub options: ResourceOptions,
+    /// Programs that are called when something happens.
+    #[serde(default, skip_serializing_if = "Handlers::is_none")]
+    pub handlers: Handlers,
     /// Its volumes, ascending.
     pub volumes: Vec<VolumeConfig>,
     /// The nodes it is connected with, ascending by node id.
     pub peers: Vec<PeerConfig>,
+}
+
+/// Who knows what is to be called when something happens.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Handlers {
+    /// These commands for a shell, by the name of the handler.
+    Commands(BTreeMap<String, String>),
+    /// The helper program of the engine, `drbdadm`.
+    Helper,
+}
+
+impl Handlers {
+    /// Nothing is called.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Handlers::Commands(commands) if commands.is_empty())
+    }
+}
+
+impl Default for Handlers {
+    fn default() -> Handlers {
+        Handlers::Commands(BTreeMap::new())
+    }
 }
 
 /// A volume on one node.

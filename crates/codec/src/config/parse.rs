@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use vocab::{Minor, NodeId, VolumeNr};
+use vocab::{HandlerEvent, Minor, NodeId, VolumeNr};
 
 use super::ast::{
     CommonSection, Config, ConnectionSection, DiskPath, Group, HostRef, HostSection, MeshSection,
@@ -346,14 +346,28 @@ impl Parser<'_, '_, '_> {
             "net" => self.settings("net", &[Group::Net], &mut into.net)?,
             "disk" => self.disk_options(&mut into.disk)?,
             "startup" => self.startup(at)?,
-            "handlers" => self.section(|p, name, at| {
-                p.text_end("a command")?;
-                into.handlers.get_or_insert_with(|| (at.clone(), name.to_owned()));
-                Ok(())
-            })?,
+            "handlers" => self.handlers(into)?,
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// `handlers { }`: a command for a shell for each.
+    fn handlers(&mut self, into: &mut CommonSection) -> Parsed {
+        self.section(|p, name, at| {
+            let Ok(event) = name.parse::<HandlerEvent>() else {
+                return p.error(at, Cause::UnknownHandler(name.to_owned()));
+            };
+            let (command, _) = p.text_end("a command")?;
+            let word = event.word();
+            match into.handlers.insert(word, (command, at.clone())) {
+                None => Ok(()),
+                Some((_, first)) => {
+                    let what = format!("handler `{word}`");
+                    p.error(at, Cause::Duplicate { what, first })
+                }
+            }
+        })
     }
 
     /// `disk { }` outside a connection: disk, device and peer-device options mixed, and `fencing`.

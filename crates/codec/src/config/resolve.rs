@@ -18,7 +18,8 @@ use super::ast::{
 };
 use super::error::{Cause, Error, Place};
 use super::model::{
-    BackingConfig, MetaDisk, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig, VolumeConfig,
+    BackingConfig, Handlers, MetaDisk, PathConfig, PeerConfig, PeerVolumeConfig, ResourceConfig,
+    VolumeConfig,
 };
 
 /// The node whose view is wanted.
@@ -528,11 +529,9 @@ impl<'a> View<'a> {
         let section = self.section;
         let common = section.template.as_ref().map(|(t, _)| t).or(common);
         let shared: Vec<&CommonSection> = common.into_iter().chain([&section.own]).collect();
-        if let Some((at, name)) = shared.iter().find_map(|c| c.handlers.as_ref()) {
-            let what = format!("handler `{name}`");
-            let next = "no handler is run; remove it and follow `events` instead";
-            return self.error(at, Cause::Unsupported { what, next });
-        }
+        let handlers = shared.iter().flat_map(|c| &c.handlers);
+        let handlers = handlers.map(|(name, (command, _))| ((*name).to_owned(), command.clone()));
+        let handlers = Handlers::Commands(handlers.collect());
         let host = &section.hosts[me];
         let mut options = ResourceOptions::default();
         let levels = shared.iter().flat_map(|c| [&c.disk, &c.options]).chain([&host.options]);
@@ -553,6 +552,7 @@ impl<'a> View<'a> {
             node_id: self.node_ids[me],
             host: host.name(),
             options,
+            handlers,
             volumes,
             peers,
         })

@@ -228,8 +228,12 @@ fn mistakes_are_named_with_place_object_cause_and_next_step() {
         "main.conf:1:1: resource r0, connection to bravo: timeout (60 tenths of a second) must be shorter than ping-int (6 seconds); lower timeout or raise ping-int",
     );
     check_error(
-        &pair("handlers { split-brain \"mail\"; }"),
-        "main.conf:1:55: resource r0: handler `split-brain` is not supported; no handler is run; remove it and follow `events` instead",
+        &pair("handlers { split-brains \"mail\"; }"),
+        "main.conf:1:55: resource r0: there is no handler `split-brains`; give one of fence-peer, unfence-peer, before-resync-target, after-resync-target, before-resync-source, initial-split-brain, split-brain, pri-lost, pri-lost-after-sb, pri-on-incon-degr, local-io-error, quorum-lost, out-of-sync, disconnected",
+    );
+    check_error(
+        &pair("handlers { fence-peer a; outdate-peer b; }"),
+        "main.conf:1:69: resource r0: handler `fence-peer` is used already at main.conf:1:55; change or remove one of the two",
     );
     check_error(
         &pair("connection { host alpha; host zulu; }"),

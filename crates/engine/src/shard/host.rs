@@ -24,12 +24,14 @@ use vocab::options::NetOptions;
 use vocab::{ConfigError, Dagtag, Instant, NodeId, Refusal, SectorRange, VolumeNr};
 
 use super::attach::AttachJob;
+use super::calls::Calls;
 use super::disk::{self, Disk, Finished, Owner};
 use super::io::Io;
 use super::token::SocketOp;
 use super::volume::{Volumes, Wish, WishOp};
 use super::waterfall::{Begin, Kind, VolumeCounters, Waterfalls};
 use crate::digest::Algorithm;
+use crate::handlers::Programs;
 use crate::log::{self, Level, log};
 use crate::transport::{Event, Link, LinkId, Next};
 
@@ -59,6 +61,7 @@ pub(crate) struct Host {
     /// By node id.
     links: BTreeMap<NodeId, Box<Link>>,
     net: BTreeMap<NodeId, NetOptions>,
+    calls: Calls,
     admin: BTreeMap<u64, Reply>,
     last_admin: u64,
     notes: VecDeque<(Instant, String, String)>,
@@ -81,7 +84,7 @@ struct HostVolume {
 }
 
 impl Host {
-    pub(crate) fn new(id: u16, config: ResourceConfig) -> Host {
+    pub(crate) fn new(id: u16, config: ResourceConfig, programs: Programs) -> Host {
         let (name, node_id) = (config.name.clone(), config.node_id);
         debug_assert!(config.volumes.is_empty() && config.peers.is_empty(), "added one by one");
         Host {
@@ -92,6 +95,7 @@ impl Host {
             volumes: Vec::new(),
             links: BTreeMap::new(),
             net: BTreeMap::new(),
+            calls: Calls::new(programs),
             admin: BTreeMap::new(),
             last_admin: 0,
             notes: VecDeque::new(),
@@ -231,6 +235,22 @@ impl Host {
                 self.feed(io, volumes, Input::DiskMeasured { volume, result });
             }
         }
+    }
+
+    /// A handler has ended.
+    pub(crate) fn handler_done(
+        &mut self,
+        io: &mut Io,
+        volumes: &mut Volumes,
+        id: u64,
+        exit: Option<u8>,
+    ) {
+        io.calls.extend(self.calls.ended(id));
+        self.feed(io, volumes, Input::HandlerDone { id, exit });
+    }
+
+    pub(crate) fn set_programs(&mut self, programs: Programs) {
+        self.calls.programs = programs;
     }
 
     /// A disk has no space for what is written, or has it again.
@@ -438,6 +458,10 @@ impl Host {
                     target.set_size(size);
                 }
                 self.changed = true;
+            }
+            Output::CallHandler { id, call } => {
+                let status = self.status();
+                io.calls.extend(self.calls.called((self.id, id), &status, &call));
             }
             Output::Log(level, text) => {
                 let level = match level {

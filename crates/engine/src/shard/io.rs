@@ -5,6 +5,7 @@ use vocab::Instant;
 
 use super::bufs::Bufs;
 use super::disk::Jobs;
+use crate::handlers::Call;
 use crate::random::Random;
 use crate::transport::Listeners;
 
@@ -33,6 +34,8 @@ pub(crate) struct Io {
     pub(crate) starved: bool,
     /// When operations that found a disk full are tried again.
     pub(crate) full_until: Option<Instant>,
+    /// Handlers to be run.
+    pub(crate) calls: Vec<Call>,
     serial: u32,
 }
 
@@ -49,6 +52,7 @@ impl Io {
             random: Random::new(),
             starved: false,
             full_until: None,
+            calls: Vec::new(),
             serial: 0,
         })
     }

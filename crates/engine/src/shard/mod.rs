@@ -10,13 +10,14 @@
 //!
 //! - `host`: a resource: the core and what its outputs are carried out with.
 //! - `disk`, `attach`: local disks. `volume`: volumes as targets of the front ends.
-//! - `waterfall`: where the time of requests goes.
+//! - `calls`: handlers of a resource. `waterfall`: where the time of requests goes.
 //! - `io`, `bufs`, `token`: what they share.
 //!
 //! Nothing on a shard is shared with another thread; others send closures to its mailbox.
 
 mod attach;
 mod bufs;
+mod calls;
 pub(crate) mod disk;
 pub(crate) mod host;
 pub(crate) mod io;
@@ -32,9 +33,10 @@ use std::time::Duration;
 use frontend::nbd::server::{self, CloseReason, Config, Moved, Server};
 use frontend::{ublk, vhost};
 use replication::config::ResourceConfig;
-use runtime::{Completed, Completion, Errno, Mailbox, Sender, Timers, Worker};
+use runtime::{Completed, Completion, Errno, Mailbox, SendError, Sender, Timers, Worker};
 use vocab::Instant;
 
+use crate::handlers::Programs;
 use crate::hub::Hub;
 use crate::log::{Level, log};
 pub(crate) use attach::{placement, superblock_place};
@@ -67,8 +69,9 @@ pub(crate) struct Shard {
     pub(crate) ublk: ublk::Devices,
     /// Volumes as disks of virtual machines.
     pub(crate) vhost: vhost::Devices,
-    /// All shards, by number.
+    /// All shards, by number, and this one's.
     pub(crate) peers: Vec<Sender<Message>>,
+    nr: usize,
     /// Why the kernel does not pin (all of) the buffers, if it does not.
     pub(crate) pin_refused: Option<Errno>,
     hub: Arc<Hub>,
@@ -97,7 +100,7 @@ impl Hosts {
 }
 
 impl Shard {
-    fn new(io: Io, hub: Arc<Hub>) -> Shard {
+    fn new(io: Io, nr: usize, hub: Arc<Hub>) -> Shard {
         let nbd = Server::new(NBD_SPACE, io.pool.clone(), Config::default());
         let ublk = ublk::Devices::new(UBLK_SPACE, io.pool.clone());
         let vhost = vhost::Devices::new(VHOST_SPACE, io.pool.clone());
@@ -109,6 +112,7 @@ impl Shard {
             ublk,
             vhost,
             peers: Vec::new(),
+            nr,
             pin_refused: None,
             hub,
             timers: Timers::new(),
@@ -120,10 +124,14 @@ impl Shard {
     }
 
     /// Adds a resource. `None` if the shard can not hold more.
-    pub(crate) fn add_resource(&mut self, config: ResourceConfig) -> Option<u16> {
+    pub(crate) fn add_resource(
+        &mut self,
+        config: ResourceConfig,
+        programs: Programs,
+    ) -> Option<u16> {
         // Numbers are not used again: an operation on a disk can outlive its resource.
         let id = u16::try_from(self.hosts.slots.len()).ok()?;
-        self.hosts.slots.push(Some(Box::new(Host::new(id, config))));
+        self.hosts.slots.push(Some(Box::new(Host::new(id, config, programs))));
         self.busy.push(id);
         Some(id)
     }
@@ -214,10 +222,33 @@ impl Shard {
                 self.talk(key);
             }
             self.touched = touched;
+            quiet &= !self.run_handlers();
             if quiet {
                 return;
             }
         }
+    }
+
+    /// Starts handlers that are called. True if there were any.
+    fn run_handlers(&mut self) -> bool {
+        let any = !self.io.calls.is_empty();
+        for call in std::mem::take(&mut self.io.calls) {
+            let (resource, id) = (call.resource, call.id);
+            let sender = self.peers.get(self.nr).cloned();
+            let ended = move |exit| {
+                if let Some(sender) = sender {
+                    tell(&sender, move |shard| shard.handler_done(resource, id, exit));
+                }
+            };
+            if call.start(ended).is_err() {
+                self.handler_done(resource, id, None);
+            }
+        }
+        any
+    }
+
+    fn handler_done(&mut self, resource: u16, id: u64, exit: Option<u8>) {
+        self.with(resource, |host, io, volumes| host.handler_done(io, volumes, id, exit));
     }
 
     /// Carries wishes of a volume to its core, and completions to the front end.
@@ -313,6 +344,15 @@ impl Shard {
     }
 }
 
+/// Has a shard do something, from another thread.
+fn tell(sender: &Sender<Message>, task: impl FnOnce(&mut Shard) + Send + 'static) {
+    let mut message = Message::Do(Box::new(task));
+    while let Err(SendError::Full(back)) = sender.send(message) {
+        message = back;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The main function of a shard's thread.
 pub(crate) fn run(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) {
     match serve(worker, nr, hub) {
@@ -327,7 +367,7 @@ pub(crate) fn run(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) {
 
 fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno> {
     let Worker { ring, pool, inbox, .. } = worker;
-    let mut shard = Shard::new(Io::new(ring, pool)?, hub);
+    let mut shard = Shard::new(Io::new(ring, pool)?, nr, hub);
     let mut mailbox = Mailbox::new(inbox, MAILBOX)?;
     mailbox.arm(&mut shard.io.ring);
     let (mut events, mut messages) = (Vec::new(), Vec::new());

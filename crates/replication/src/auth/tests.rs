@@ -71,6 +71,7 @@ impl Play {
             name: "r0".to_owned(),
             node_id: node(0),
             options: ResourceOptions::default(),
+            handlers: vocab::HandlerSet::NONE,
             volumes: Vec::new(),
             peers: vec![PeerConfig {
                 node_id: node(1),

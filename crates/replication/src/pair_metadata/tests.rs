@@ -45,6 +45,7 @@ fn resource(peers: &[u8], options: ResourceOptions) -> Resource {
         name: "r0".to_owned(),
         node_id: node(0),
         options,
+        handlers: vocab::HandlerSet::NONE,
         volumes: vec![VolumeConfig { nr: VolumeNr(0), minor: Minor(0), diskless: false, disk }],
         peers: peers.iter().map(|id| peer(*id)).collect(),
     };

@@ -3,7 +3,7 @@
 
 use codec::wire::{UuidFlags, feature};
 use vocab::options::{Protocol, Quorum};
-use vocab::{Bytes, DiskState, GenUuid, MAX_NODES, NodeMask, ReplState, Role};
+use vocab::{Bytes, DiskState, GenUuid, HandlerEvent, MAX_NODES, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
 use crate::generation::is_generation;
@@ -321,6 +321,7 @@ impl Resource {
                 self.ask_recompare(newer, vol);
             }
         }
+        self.notify(HandlerEvent::AfterResyncTarget, Some(peer), Some(vol));
         if std::mem::take(&mut self.peers[peer].devs[vol].resync_again) {
             self.work.push_back(Work::Recompare(peer, vol));
         }

@@ -127,13 +127,14 @@ impl Resource {
     }
 
     /// Source first, then target; with both maps exchanged the resync starts.
-    pub(super) fn exchange_progress(&mut self, peer: PeerIx, vol: VolIx) {
+    pub(crate) fn exchange_progress(&mut self, peer: PeerIx, vol: VolIx) {
         let Some(resync) = &self.peers[peer].devs[vol].resync else { return };
         if !resync.received {
             return;
         }
         let next = match self.repl(peer, vol) {
             ReplState::WFBitMapS => ReplState::SyncSource,
+            ReplState::WFBitMapT if !self.may_begin_resync(peer, vol) => return,
             ReplState::WFBitMapT => {
                 self.send_bitmap(peer, vol);
                 ReplState::SyncTarget

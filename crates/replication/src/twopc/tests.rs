@@ -24,6 +24,7 @@ impl Node {
             name: "r0".to_owned(),
             node_id: node(0),
             options: ResourceOptions::default(),
+            handlers: vocab::HandlerSet::NONE,
             volumes: vec![VolumeConfig { nr: NR, minor: Minor(0), diskless: true, disk }],
             peers: vec![PeerConfig {
                 node_id: node(1),

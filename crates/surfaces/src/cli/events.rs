@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use codec::admin::{
-    ConnectionStatus, DeviceStatus, Event, PathStatus, PeerDeviceStatus, ResourceStatus,
+    ConnectionStatus, DeviceStatus, Event, HelperEvent, PathStatus, PeerDeviceStatus,
+    ResourceStatus,
 };
 use vocab::Utc;
 
@@ -72,6 +73,7 @@ impl Lines {
                 Some(old) => self.difference(Some(&old), None),
                 None => Vec::new(),
             },
+            Event::Helper(call) => vec![helper(&call)],
             Event::Resource(new) => {
                 let old = self.known.get(&new.name);
                 let lines = self.difference(old, Some(&new));
@@ -336,6 +338,36 @@ fn path(p: &PathStatus, connection: &str) -> Object {
     let identity = format!("{connection} local:{local} peer:{peer}");
     let groups = vec![group(format!(" established:{}", yes_no(p.established)))];
     object(Kind::Path, identity, groups)
+}
+
+/// A call of a handler, or its end: with as much of the object as it is about.
+fn helper(call: &HelperEvent) -> String {
+    let verb = if call.status.is_some() { "response" } else { "call" };
+    let mut line = format!("{verb} helper name:{}", call.resource);
+    let mut add = |text: String| {
+        line.push(' ');
+        line.push_str(&text);
+    };
+    if let Some(node) = call.peer_node_id {
+        add(format!("peer-node-id:{node}"));
+    }
+    if let Some(name) = &call.conn_name {
+        add(format!("conn-name:{name}"));
+    }
+    if let Some((local, peer)) = call.path {
+        add(format!("local:{} peer:{}", endpoint(local), endpoint(peer)));
+    }
+    if let Some(volume) = call.volume {
+        add(format!("volume:{volume}"));
+    }
+    if let Some(minor) = call.minor {
+        add(format!("minor:{minor}"));
+    }
+    add(format!("helper:{}", call.helper));
+    if let Some(status) = call.status {
+        add(format!("status:{status}"));
+    }
+    line
 }
 
 /// `ipv4:ADDR:PORT` or `ipv6:[ADDR]:PORT`.

@@ -85,15 +85,22 @@ pub fn plan(
                 running.config.node_id, wanted.node_id
             )));
         }
-        Some(running) if running.config.options != wanted.options => {
-            let (resource, options) = (plan.resource(), wanted.options.clone());
-            let request = Request::ResourceOptions { resource, options };
-            plan.step(Stage::ResourceOptions, "change its options".to_owned(), request);
+        Some(running) => {
+            if running.config.options != wanted.options {
+                let (resource, options) = (plan.resource(), wanted.options.clone());
+                let request = Request::ResourceOptions { resource, options };
+                plan.step(Stage::ResourceOptions, "change its options".to_owned(), request);
+            }
+            if running.config.handlers != wanted.handlers {
+                let (resource, handlers) = (plan.resource(), wanted.handlers.clone());
+                let request = Request::Handlers { resource, handlers };
+                plan.step(Stage::ResourceOptions, "change its handlers".to_owned(), request);
+            }
         }
-        Some(_) => {}
         None => {
             let (node_id, options) = (wanted.node_id, wanted.options.clone());
-            let request = Request::NewResource { resource: plan.resource(), node_id, options };
+            let (resource, handlers) = (plan.resource(), wanted.handlers.clone());
+            let request = Request::NewResource { resource, node_id, options, handlers };
             plan.step(Stage::NewResource, format!("create it as node {node_id}"), request);
         }
     }

@@ -1,7 +1,7 @@
 //! Commands that change something: one request to the engine each (drbdsetup contract §2).
 
 use codec::admin::Request;
-use codec::config::{MetaDisk, PathConfig, PeerConfig, ResourceConfig, VolumeConfig};
+use codec::config::{Handlers, MetaDisk, PathConfig, PeerConfig, ResourceConfig, VolumeConfig};
 use vocab::options::{DeviceOptions, DiskOptions, NetOptions, ResourceOptions};
 use vocab::{ConfigError, Minor, NodeId, Sector};
 
@@ -30,7 +30,9 @@ impl Session<'_> {
             Verb::NewResource => {
                 let options = self.parsed.apply(ResourceOptions::default())?;
                 let (resource, node_id) = (self.parsed.resource(), self.parsed.node(1)?);
-                self.order(Request::NewResource { resource, node_id, options })
+                // Those of drbdadm's configuration, which it finds by itself.
+                let handlers = Handlers::Helper;
+                self.order(Request::NewResource { resource, node_id, options, handlers })
             }
             Verb::ResourceOptions => {
                 let config = self.config()?;

@@ -88,6 +88,7 @@ impl Session<'_> {
                     return Err(Stop::of(object, Error::Closed { what }));
                 }
                 Ok(Some(Event::Current)) => live = true,
+                Ok(Some(Event::Helper(_))) => {}
                 Ok(Some(Event::Gone { .. })) => return Ok(()),
                 Ok(Some(Event::Resource(new))) => {
                     if self.given_up(&subject, &new, &mut known, live, after_sb)? {

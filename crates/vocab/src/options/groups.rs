@@ -80,7 +80,6 @@ macro_rules! options {
     (@honoured $honoured:expr) => { $honoured };
 }
 
-const NO_HANDLERS: &str = "handlers are not run";
 const NO_RDMA: &str = "the only transport is tcp";
 const NO_AHEAD: &str = "a congested connection always blocks";
 
@@ -136,7 +135,7 @@ options! {
     /// Options of a backing disk (`disk { }`).
     DiskOptions, "disk" {
         /// After an error of the backing device.
-        "on-io-error" on_io_error: OnIoError = "detach", Kind::Choice(OnIoError::WORDS), Honoured::Only(&["detach", "pass_on"], NO_HANDLERS);
+        "on-io-error" on_io_error: OnIoError = "detach", Kind::Choice(OnIoError::WORDS);
         /// Order writes with barriers.
         "disk-barrier" disk_barrier: bool = "no", YES_NO, Honoured::DefaultOnly("no current kernel offers barriers; disk-flushes orders the writes");
         /// Order and persist writes with flushes.
@@ -200,13 +199,13 @@ options! {
         /// Split brain, nobody Primary.
         "after-sb-0pri" after_sb_0pri: AfterSb0 = "disconnect", Kind::Choice(AfterSb0::WORDS);
         /// Split brain, one node Primary.
-        "after-sb-1pri" after_sb_1pri: AfterSb1 = "disconnect", Kind::Choice(AfterSb1::WORDS), Honoured::Only(&["disconnect", "consensus", "discard-secondary", "violently-as0p"], NO_HANDLERS);
+        "after-sb-1pri" after_sb_1pri: AfterSb1 = "disconnect", Kind::Choice(AfterSb1::WORDS);
         /// Split brain, both nodes Primary.
-        "after-sb-2pri" after_sb_2pri: AfterSb2 = "disconnect", Kind::Choice(AfterSb2::WORDS), Honoured::Only(&["disconnect", "violently-as0p"], NO_HANDLERS);
+        "after-sb-2pri" after_sb_2pri: AfterSb2 = "disconnect", Kind::Choice(AfterSb2::WORDS);
         /// Apply the after-sb policies even where history says more than one node diverged.
         "always-asbp" always_asbp: bool = "no", YES_NO;
         /// A resync direction that contradicts the roles.
-        "rr-conflict" rr_conflict: RrConflict = "disconnect", Kind::Choice(RrConflict::WORDS), Honoured::Only(&["disconnect", "retry-connect"], "a Primary never gives in under its users, and handlers are not run");
+        "rr-conflict" rr_conflict: RrConflict = "disconnect", Kind::Choice(RrConflict::WORDS), Honoured::Only(&["disconnect", "retry-connect", "call-pri-lost"], "a Primary never gives in under its users");
         /// Wait for the answer to a ping.
         "ping-timeout" ping_timeout: Duration = "5", num(1, 300, Unit::DeciSeconds);
         /// Digest that protects data on the wire; none if empty.
@@ -230,7 +229,7 @@ options! {
         /// Extra wait for a sign of life on a new socket; 0 means ping-timeout.
         "socket-check-timeout" socket_check_timeout: Duration = "0", num(0, 300, Unit::DeciSeconds), Honoured::DefaultOnly("a new connection is checked for ping-timeout");
         /// What a Primary does about a lost peer.
-        "fencing" fencing: Fencing = "dont-care", Kind::Choice(Fencing::WORDS), Honoured::DefaultOnly(NO_HANDLERS);
+        "fencing" fencing: Fencing = "dont-care", Kind::Choice(Fencing::WORDS);
         /// Resync data that is asked for and not on the target's disk yet, at most.
         "max-buffers" max_buffers: u32 = "2048", num(32, 131_072, Unit::Pages);
         /// May be read from, and counts as access to UpToDate data and for quorum.
