@@ -88,7 +88,9 @@ pub(super) fn of(ask: &Ask<'_>, resource: &Resource) -> ResourceConfig {
         let limits = inherited.below("sys/fs/");
         props.extend(limits.into_iter().map(|(key, v)| (format!("sys/fs/{key}"), v)));
         let mut options = inherited.options(&spaces::DISK);
-        let pool = model.pool(&resource.node, &volume.pool).filter(|_| !diskless && replicated);
+        // Where it is encrypted there are no holes.
+        let holes = !diskless && replicated && !definition.layers.contains(&Layer::Luks);
+        let pool = model.pool(&resource.node, &volume.pool).filter(|_| holes);
         if pool.is_some_and(|pool| pool.provider.is_thin()) {
             // What is zero at the source takes no space at the target, of volumes that grow, too.
             let granularity = THIN_RESYNC.to_string();
