@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use vocab::{Bytes, SECTOR_SIZE, Sectors};
 
 use super::{BLOCK_SIZE, MAX_SLOTS, MAX_VOLUME_SECTORS, bitmap};
@@ -42,7 +43,7 @@ impl fmt::Display for Placement {
 }
 
 /// Shape of the activity log ring: stripes and blocks per stripe, 8 to 4194304 blocks in all.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AlStriping {
     stripes: u32,
     stripe_size_4k: u32,

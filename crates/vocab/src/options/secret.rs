@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::spec::{Raw, Unit, Value};
 
 /// Text that takes part in equality and in what is kept, and never in messages.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Secret(String);
 
 impl Secret {
