@@ -7,6 +7,7 @@ use codec::wire::{
     self, CF_DISCARD_MY_DATA, Features, Packet, StateWord, SyncParam, SyncParamForm, UuidFlags,
     feature,
 };
+use serde::{Deserialize, Serialize};
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
 use vocab::{
     ConnState, Dagtag, DiskState, GenUuid, Instant, NodeId, NodeMask, Refusal, RefusalCode,
@@ -27,10 +28,11 @@ pub(crate) const PROTOCOL_MIN: u32 = 122;
 pub(crate) const PROTOCOL_MAX: u32 = 122;
 
 /// Progress of the handshake on one link.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Handshake {
     pub phase: Phase,
     /// Of the shared secret. `None` only without a link.
+    #[serde(skip)]
     pub proof: Option<Proof>,
     /// The peer must get on by then.
     pub deadline: Option<Instant>,
@@ -65,7 +67,7 @@ impl Handshake {
 }
 
 /// Where a connection goes after its loss.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum AfterLoss {
     /// Try again.
     #[default]
@@ -75,7 +77,7 @@ pub(crate) enum AfterLoss {
 }
 
 /// Steps of a handshake.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
     #[default]
     Idle,

@@ -15,6 +15,7 @@ mod compare;
 pub mod config;
 mod epoch;
 mod exposed;
+pub mod frozen;
 mod gather;
 mod gathered;
 pub mod generation;
