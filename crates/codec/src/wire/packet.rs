@@ -383,7 +383,7 @@ pub struct TwoPcReply {
 }
 
 /// P_CONNECTION_FEATURES.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Features {
     /// Lowest protocol version spoken.
     pub protocol_min: u32,

@@ -10,6 +10,7 @@
 //!
 //! - `host`: a resource: the core and what its outputs are carried out with.
 //! - `disk`, `attach`: local disks. `volume`: volumes as targets of the front ends.
+//! - `handover`: all of it on its way to another process.
 //! - `waterfall`: where the time of requests goes.
 //! - `io`, `bufs`, `token`: what they share.
 //!
@@ -18,6 +19,7 @@
 mod attach;
 mod bufs;
 pub(crate) mod disk;
+mod handover;
 pub(crate) mod host;
 pub(crate) mod io;
 #[cfg(test)]
@@ -39,6 +41,7 @@ use crate::hub::Hub;
 use crate::log::{Level, log};
 pub(crate) use attach::{placement, superblock_place};
 use disk::Finished;
+pub(crate) use handover::FrozenShard;
 use host::Host;
 use io::Io;
 use token::{MAILBOX, NBD_SPACE, Purpose, UBLK_SPACE};
@@ -76,6 +79,10 @@ pub(crate) struct Shard {
     wishes: Vec<Wish>,
     touched: Vec<u32>,
     answers: Vec<Completion>,
+    /// Nothing is done.
+    frozen: bool,
+    /// What was completed meanwhile.
+    kept: Vec<Completed>,
 }
 
 /// The resources of a shard, by number.
@@ -112,6 +119,8 @@ impl Shard {
             wishes: Vec::new(),
             touched: Vec::new(),
             answers: Vec::new(),
+            frozen: false,
+            kept: Vec::new(),
         }
     }
 
@@ -264,6 +273,9 @@ impl Shard {
     }
 
     fn deadline(&mut self) -> Option<Instant> {
+        if self.frozen {
+            return None;
+        }
         let starved = self.io.starved.then(|| self.io.now() + STARVED);
         let all = [self.timers.next_deadline(), self.nbd.deadline(), starved, self.io.full_until];
         all.into_iter().flatten().min()
@@ -323,6 +335,8 @@ fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno>
         for done in events.drain(..) {
             if done.token == MAILBOX {
                 mailbox.on_completed(&mut shard.io.ring, &mut messages);
+            } else if shard.frozen {
+                shard.kept.push(done);
             } else {
                 shard.completed(done);
             }
@@ -335,6 +349,9 @@ fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno>
                 }
                 Message::Stop => return Ok(()),
             }
+        }
+        if shard.frozen {
+            continue;
         }
         shard.timeouts();
         shard.converse();
