@@ -48,6 +48,9 @@ pub struct Args {
     /// Seconds that ending in peace may take
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     exit_timeout: u16,
+    /// Take over from the engine at the other end of standard input, which has started this one
+    #[arg(long, hide = true)]
+    heir: bool,
 }
 
 /// Serves the control socket until told to shut down. With `--config` the resources of that file
@@ -67,6 +70,7 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         busy_poll: Duration::from_micros(args.busy_poll.into()),
         buffers: (args.buffers as usize) << 20,
         exit_timeout: Duration::from_secs(args.exit_timeout.into()),
+        heir: args.heir,
     };
     Ok(engine::run(&options)?)
 }

@@ -4,4 +4,5 @@
 pub mod admin;
 pub mod config;
 pub mod disk;
+pub mod frozen;
 pub mod wire;

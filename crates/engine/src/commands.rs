@@ -5,8 +5,9 @@
 //! checked here; rules about replication are the core's.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use codec::admin::{Answer, EngineInfo, FailureKind, Request};
@@ -35,6 +36,10 @@ impl Engine {
     /// Carries out a command, for as long as it takes.
     pub(crate) fn execute(self: &Arc<Self>, request: Request) -> Done<Answer> {
         let done = |()| Answer::Done;
+        if let Request::Upgrade { binary } = request {
+            return self.upgrade(binary.as_deref().map(Path::new)).map(Answer::Upgraded);
+        }
+        let _running = self.commands.read().unwrap_or_else(PoisonError::into_inner);
         match request {
             Request::NewResource { resource, node_id, options, handlers } => {
                 self.new_resource(&resource, node_id, (options, handlers)).map(done)
@@ -169,6 +174,7 @@ impl Engine {
             Request::Doctor { resource, step } => self.diagnose(&resource, step),
             Request::Info => Ok(Answer::Info(EngineInfo { faces: maps::faces(), ..self.info() })),
             Request::Shutdown { force } => self.ask_shutdown(force).map(done),
+            Request::Upgrade { .. } => unreachable!("no command holds it up"),
             Request::Events { .. } => unreachable!("the connection sees to subscriptions"),
         }
     }

@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -59,6 +59,37 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, String> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))
         .map_err(|e| failed("restrict access to it", &e))?;
     Ok(listener)
+}
+
+/// A control socket that listens under another name.
+pub(crate) struct Prepared {
+    listener: UnixListener,
+    beside: PathBuf,
+    path: PathBuf,
+}
+
+/// Listens beside `path`, where another engine listens.
+///
+/// # Errors
+/// Why that is not possible, in one sentence.
+pub(crate) fn prepare(path: &Path) -> Result<Prepared, String> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    Ok(Prepared { listener: listen(&beside)?, beside, path: path.to_owned() })
+}
+
+impl Prepared {
+    /// Takes the other engine's place.
+    ///
+    /// # Errors
+    /// Why that is not possible, in one sentence.
+    pub(crate) fn publish(self) -> Result<UnixListener, String> {
+        let Prepared { listener, beside, path } = self;
+        let failed = |e| format!("{}: can not take its place: {e}", path.display());
+        fs::rename(&beside, &path).map_err(failed)?;
+        Ok(listener)
+    }
 }
 
 /// Serves connections until the process ends.

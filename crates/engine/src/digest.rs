@@ -4,10 +4,11 @@
 use std::ops::Deref;
 
 use codec::wire::MAX_DIGEST;
+use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
 /// A digest this engine computes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Algorithm {
     Crc32c,
     Md5,

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
 use codec::admin::{Failure, FailureKind, Outcome, ResourceStatistics, ResourceStatus};
@@ -155,6 +155,10 @@ pub(crate) struct Engine {
     pub(crate) predecessor: Option<u64>,
     /// Asks the main thread to shut down: by force or not, and where the answer goes.
     pub(crate) shutdown: mpsc::Sender<Shutdown>,
+    /// Held by every command, and by an upgrade alone.
+    pub(crate) commands: RwLock<()>,
+    /// Held by the one upgrade there may be.
+    pub(crate) upgrading: Mutex<()>,
     /// Held by every call that has no answer yet.
     pub(crate) unanswered: Arc<()>,
 }

@@ -38,6 +38,15 @@ impl Exports {
     }
 }
 
+impl Exports {
+    /// All of it, for another process that goes on with the listeners.
+    pub(crate) fn kept(&self) -> Result<(String, String), String> {
+        let listeners: Vec<_> = self.listeners.iter().collect();
+        let json = |result: serde_json::Result<String>| result.map_err(|e| e.to_string());
+        Ok((json(serde_json::to_string(&self.by_name))?, json(serde_json::to_string(&listeners))?))
+    }
+}
+
 /// The names an export is served under.
 fn names(name: &str, export: &StoredExport) -> Vec<String> {
     let mut names = vec![name.to_owned()];
@@ -105,6 +114,31 @@ impl Engine {
         }
         exports.by_name.insert(name.to_owned(), export);
         self.state.put_exports(&exports.by_name).map_err(not_kept)
+    }
+
+    /// Goes on with the exports of another process, whose listeners and clients are here already.
+    pub(crate) fn inherit_exports(&self, by_name: &str, listeners: &str) -> Done {
+        let damaged = |e: serde_json::Error| Stop::invalid(format!("exports: {e}"));
+        let mut exports = lock(&self.exports);
+        exports.by_name = serde_json::from_str(by_name).map_err(damaged)?;
+        let listeners: Vec<(Listen, ListenerId)> =
+            serde_json::from_str(listeners).map_err(damaged)?;
+        exports.listeners = listeners.into_iter().collect();
+        for (name, export) in &exports.by_name {
+            let entry = self.entry(&export.resource)?;
+            let (id, volume) = (entry.id, VolumeNr(export.volume));
+            let target = move |shard: &mut Shard| shard.hosts.get_mut(id)?.target(volume);
+            let Some(target) = self.on(entry.shard, target)? else {
+                let detail = format!("resource {} has no volume {volume}", export.resource);
+                return Err(Refusal::config(ConfigError::MinorInvalid, detail).into());
+            };
+            for served in names(name, export) {
+                if served == *name || !exports.by_name.contains_key(&served) {
+                    self.serve(&served, entry.shard, target, export)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes sure that somebody listens there.

@@ -7,6 +7,7 @@
 //!   `maps`: block devices of this machine; `metrics`: numbers for Prometheus.
 //! - `handlers`: programs that are called when something happens.
 //! - `doctor`: measurements of what limits a resource.
+//! - `upgrade`: another engine takes over while this one serves.
 //! - `state`, `restore`: what is kept over a restart. `create_md`, `convert_md`, `signature`: new metadata.
 //!
 //! Only this crate sees both `replication` and `runtime`, and it decides nothing about
@@ -32,13 +33,14 @@ mod shard;
 mod signature;
 mod state;
 mod transport;
+mod upgrade;
 mod vhost;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::time::Duration;
 
 use runtime::Sender;
@@ -89,6 +91,8 @@ pub struct Options {
     pub buffers: usize,
     /// How long ending may take.
     pub exit_timeout: Duration,
+    /// Take over from the engine at the other end of standard input.
+    pub heir: bool,
 }
 
 /// Why the engine did not start, in words for the operator.
@@ -119,16 +123,24 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| format!("can not catch signals: {e}"))?;
     raise_open_files();
-    let state = StateDir::open(&options.state_dir)?;
     let host = match &options.node {
         Some(node) => node.clone(),
         None => host_name()?,
     };
-    let metrics = options.metrics.map(listen_for_metrics).transpose()?;
-    let instance = random::seed().max(1);
-    let predecessor = state.begin_run(instance)?;
     let hub = Arc::new(Hub::default());
-    let shards = start_shards(options, &hub)?;
+    // An heir waits here until the other engine hands over, with all its threads ready.
+    let (legacy, state, metrics, shards, predecessor);
+    let instance = random::seed().max(1);
+    if options.heir {
+        shards = start_shards(options, &hub)?;
+        let (left, directory) = upgrade::take_over(&options.state_dir)?;
+        (legacy, state, metrics, predecessor) = (Some(left), directory, None, None);
+    } else {
+        (legacy, state) = (None, StateDir::open(&options.state_dir)?);
+        metrics = options.metrics.map(listen_for_metrics).transpose()?;
+        predecessor = state.begin_run(instance)?;
+        shards = start_shards(options, &hub)?;
+    }
     let (shutdown, wishes) = mpsc::channel();
     let handlers = Arc::new(handlers::Setup {
         helper: options.helper.clone().filter(|path| is_there(path)),
@@ -152,24 +164,38 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         instance,
         predecessor,
         shutdown: shutdown.clone(),
+        commands: RwLock::default(),
+        upgrading: Mutex::default(),
         unanswered: Arc::default(),
     });
     introduce_shards(&engine)?;
-    let file = options.config.as_deref().map(|file| (file, host.as_str()));
-    let listener = control::listen(&options.socket)?;
-    engine.restore(file)?;
-    let server = engine.clone();
-    spawn_named("control", move || control::serve(server, listener))?;
-    if let Some((listener, address)) = metrics {
-        log!(Level::Info, "engine", "metrics are at http://{address}/metrics");
-        let server = engine.clone();
-        spawn_named("metrics", move || metrics::serve(&server, &listener))?;
+    match legacy {
+        Some(legacy) => {
+            let line = legacy.install(&engine, options);
+            let (engine, address) = (engine.clone(), options.metrics);
+            spawn_named("follow", move || {
+                upgrade::follow(&engine, line);
+                serve_inherited_metrics(&engine, address);
+            })?;
+        }
+        None => {
+            let file = options.config.as_deref().map(|file| (file, host.as_str()));
+            let listener = control::listen(&options.socket)?;
+            engine.restore(file)?;
+            let server = engine.clone();
+            spawn_named("control", move || control::serve(server, listener))?;
+        }
+    }
+    if let Some(metrics) = metrics {
+        serve_metrics(&engine, metrics)?;
     }
     spawn_named("signals", move || forward_signals(signals, &shutdown))?;
     log!(Level::Info, "engine", "ready at {}", options.socket.display());
     wait_for_the_end(&engine, &wishes);
+    // An upgrade that is under way comes to its end first; if it succeeds, the process ends there.
+    let _alone = engine.upgrading.lock().unwrap_or_else(PoisonError::into_inner);
     wind_down(&engine, options.exit_timeout);
-    see_answers_off(&engine.unanswered);
+    see_answers_off(&engine.unanswered, 1);
     let _ = std::fs::remove_file(&options.socket);
     log!(Level::Info, "engine", "ended");
     Ok(())
@@ -195,6 +221,24 @@ fn listen_for_metrics(address: SocketAddr) -> Result<(TcpListener, SocketAddr), 
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     Ok((listener, address))
+}
+
+fn serve_metrics(
+    engine: &Arc<Engine>,
+    (listener, address): (TcpListener, SocketAddr),
+) -> Result<(), StartError> {
+    log!(Level::Info, "engine", "metrics are at http://{address}/metrics");
+    let server = engine.clone();
+    spawn_named("metrics", move || metrics::serve(&server, &listener))
+}
+
+/// Serves metrics where the engine before has served them until a moment ago.
+fn serve_inherited_metrics(engine: &Arc<Engine>, address: Option<SocketAddr>) {
+    let Some(address) = address else { return };
+    let listening = engine::while_claimed(|_| true, || listen_for_metrics(address));
+    if let Err(error) = listening.and_then(|listening| serve_metrics(engine, listening)) {
+        log!(Level::Error, "engine", "{error}");
+    }
 }
 
 /// As many open files as the administrator permits: a volume with two peers takes five, more if it
@@ -288,9 +332,9 @@ fn wait_for_the_end(engine: &Engine, wishes: &mpsc::Receiver<Shutdown>) {
 
 /// Whoever wished for the end hears of it before the process is gone, as do others that were
 /// answered just now.
-fn see_answers_off(unanswered: &Arc<()>) {
+fn see_answers_off(unanswered: &Arc<()>, held_here: usize) {
     let begin = std::time::Instant::now();
-    while Arc::strong_count(unanswered) > 1 && begin.elapsed() < ANSWERS {
+    while Arc::strong_count(unanswered) > held_here && begin.elapsed() < ANSWERS {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -92,7 +93,7 @@ struct StoredRun {
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 fn context<T>(result: io::Result<T>, path: &Path, doing: &str) -> Result<T, String> {
@@ -110,7 +111,7 @@ impl StateDir {
         let lock_path = path.join("lock");
         let lock = context(File::create(&lock_path), &lock_path, "open")?;
         match lock.try_lock() {
-            Ok(()) => Ok(StateDir { path: path.to_owned(), _lock: lock }),
+            Ok(()) => Ok(StateDir { path: path.to_owned(), lock }),
             Err(TryLockError::WouldBlock) => Err(format!(
                 "{}: another engine uses this directory; stop it, or give this one its own \
                  --state-dir",
@@ -118,6 +119,19 @@ impl StateDir {
             )),
             Err(TryLockError::Error(e)) => context(Err(e), &lock_path, "lock"),
         }
+    }
+
+    /// The directory of a process that hands over with its lock.
+    pub(crate) fn inherit(path: &Path, lock: OwnedFd) -> StateDir {
+        StateDir { path: path.to_owned(), lock: File::from(lock) }
+    }
+
+    /// The lock, for [`StateDir::inherit`] in another process.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub(crate) fn share_lock(&self) -> Result<OwnedFd, String> {
+        context(self.lock.try_clone(), &self.path, "share the lock of").map(OwnedFd::from)
     }
 
     fn resource_path(&self, name: &str) -> PathBuf {
@@ -224,7 +238,10 @@ impl StateDir {
     /// The file can not be removed.
     pub(crate) fn forget_run(&self) -> Result<(), String> {
         let path = self.path.join("run.json");
-        let removed = fs::remove_file(&path).and_then(|()| sync_parent(&path));
+        let removed = match fs::remove_file(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| sync_parent(&path)),
+        };
         context(removed, &path, "remove")
     }
 

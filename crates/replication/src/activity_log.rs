@@ -30,6 +30,7 @@ use codec::disk::activity_log::{
 };
 use codec::disk::{AlStriping, Block, zeroed_block};
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 use vocab::SectorRange;
 
 /// Fewest slots DRBD runs with.
@@ -89,7 +90,7 @@ pub struct AlWrite {
 }
 
 /// Counters since attach.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct AlStats {
     /// Writes whose extents were all active.
     pub hits: u64,
@@ -101,7 +102,7 @@ pub struct AlStats {
     pub writes: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Slot {
     /// What the log on disk says this slot holds.
     committed: u32,
@@ -121,10 +122,11 @@ impl Slot {
 }
 
 /// The slots of one volume.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ActivityLog {
     al: AlStriping,
     slots: Vec<Slot>,
+    #[serde(with = "index")]
     index: HashMap<u32, u16, BuildHasherDefault<ExtentHasher>>,
     /// Slots that hold nothing; the last is used first.
     free: Vec<u16>,
@@ -142,6 +144,29 @@ pub struct ActivityLog {
     number: u32,
     context_start: u16,
     stats: AlStats,
+}
+
+/// The index as a sequence, ascending: what is frozen twice is the same.
+mod index {
+    use super::{BuildHasherDefault, ExtentHasher, HashMap};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    type Index = HashMap<u32, u16, BuildHasherDefault<ExtentHasher>>;
+
+    pub(super) fn serialize<S: Serializer>(
+        index: &Index,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut entries: Vec<(u32, u16)> = index.iter().map(|(e, slot)| (*e, *slot)).collect();
+        entries.sort_unstable();
+        entries.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Index, D::Error> {
+        Ok(Vec::<(u32, u16)>::deserialize(deserializer)?.into_iter().collect())
+    }
 }
 
 /// Extents that `range` touches; none if it is empty.

@@ -26,6 +26,7 @@ use std::ops::Range;
 use codec::disk::activity_log::EXTENT_SECTORS;
 use codec::disk::bitmap::{self as layout, WORDS_PER_BLOCK};
 use codec::disk::{BLOCK_SIZE, Block, MAX_SLOTS};
+use serde::{Deserialize, Serialize};
 use vocab::{SECTOR_SIZE, SectorRange, Sectors};
 
 mod sparse;
@@ -42,7 +43,7 @@ pub enum Changed {
 }
 
 /// Bits of all slots of one volume.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bitmap {
     size: Sectors,
     bytes_per_bit: u32,

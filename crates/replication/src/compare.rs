@@ -2,6 +2,7 @@
 //! out what it decided.
 
 use codec::wire::UuidFlags;
+use serde::{Deserialize, Serialize};
 use vocab::options::{OnSuspendedPrimaryOutdated, Quorum};
 use vocab::{ConnState, DiskState, GenUuid, HandlerEvent, NodeMask, ReplState, Role};
 
@@ -16,7 +17,7 @@ use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
 /// What a volume starts with on a connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Decided {
     Start(Start),
     Retry,
@@ -24,7 +25,7 @@ pub(crate) enum Decided {
 }
 
 /// The start of a volume on a connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub repl: ReplState,
     /// The own disk gets this state.

@@ -9,6 +9,7 @@
 //! their order, so that it gets to where the others may be already.
 
 use codec::wire::{Packet, StateWord, UuidFlags};
+use serde::{Deserialize, Serialize};
 use vocab::options::Quorum;
 use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState, Role};
 
@@ -20,7 +21,7 @@ use crate::resource::{Decision, Resource, Volume, Work};
 use crate::state::{PeerIx, VolIx};
 
 /// Generations that no disk is known to have, oldest first.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Proposals {
     list: Vec<Proposal>,
     /// Connected peers whose disks have been told all of them.
@@ -29,7 +30,7 @@ pub(crate) struct Proposals {
     reached: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Proposal {
     uuid: GenUuid,
     /// Nodes that did not hear of it.
@@ -38,7 +39,7 @@ struct Proposal {
 
 /// The newest proposal, while some of the peers it was sent to have not confirmed what was written
 /// in it (semantics §4.3 rule 4).
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Unconfirmed {
     /// First epoch of the generation.
     pub first_epoch: u64,

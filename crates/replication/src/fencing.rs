@@ -7,6 +7,7 @@
 //! does before it is promoted, and its disk is no more than Consistent until then.
 
 use codec::disk::PeerFlags;
+use serde::{Deserialize, Serialize};
 use vocab::options::{Fencing, NetOptions, Protocol};
 use vocab::{ConfigError, ConnState, DiskState, HandlerEvent, NodeId, Refusal, Role, StateError};
 
@@ -15,7 +16,7 @@ use crate::resource::{Link, Resource, Work};
 use crate::state::{PeerIx, State, VolIx};
 
 /// What the handler is doing about a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) enum Fence {
     #[default]
     Idle,

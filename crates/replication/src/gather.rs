@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use vocab::Instant;
 
 /// Writes in flight are waited for as long as this many transactions take,
@@ -34,7 +35,7 @@ const WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// Decides when the next transaction of one volume starts. Transactions that are full, or that
 /// a write without room waits for, start at once and do not ask.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gather {
     /// When the first write began to wait.
     since: Option<Instant>,

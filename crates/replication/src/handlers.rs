@@ -4,6 +4,7 @@
 //! The state machine goes on while a handler runs. Most are told something and that is all; what
 //! `fence-peer` has done is for `fencing`, and a resync whose `before-resync-target` runs waits.
 
+use serde::{Deserialize, Serialize};
 use vocab::{
     ConnState, DiskState, HandlerEvent, HandlerSet, NodeId, NodeMask, ReplState, Role, VolumeNr,
 };
@@ -13,7 +14,7 @@ use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, State, VolIx};
 
 /// Handlers that there are, and those that are running.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Handlers {
     pub configured: HandlerSet,
     next: u64,
@@ -21,7 +22,7 @@ pub(crate) struct Handlers {
 }
 
 /// What waits for the end of a handler.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Answer {
     Nothing,
     Fence(NodeId),
@@ -29,7 +30,7 @@ enum Answer {
 }
 
 /// Whether a resync may begin to overwrite the disk here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) enum Leave {
     /// Nobody was asked yet.
     #[default]
@@ -42,6 +43,11 @@ pub(crate) enum Leave {
 impl Handlers {
     pub(crate) const fn new(configured: HandlerSet) -> Handlers {
         Handlers { configured, next: 1, running: Vec::new() }
+    }
+
+    /// Some handler has not ended.
+    pub fn any_running(&self) -> bool {
+        !self.running.is_empty()
     }
 }
 

@@ -9,6 +9,7 @@ use codec::wire::{
     self, Agreed, CF_DISCARD_MY_DATA, Features, Packet, StateWord, SyncParam, SyncParamForm,
     UuidFlags, feature,
 };
+use serde::{Deserialize, Serialize};
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Protocol, RrConflict};
 use vocab::{
     ConnState, Dagtag, DiskState, GenUuid, Instant, NodeId, NodeMask, Refusal, RefusalCode,
@@ -35,10 +36,11 @@ const NEEDED: u32 = feature::TRIM
     | feature::RESYNC_DAGTAG;
 
 /// Progress of the handshake on one link.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Handshake {
     pub phase: Phase,
     /// Of the shared secret. `None` only without a link.
+    #[serde(skip)]
     pub proof: Option<Proof>,
     /// The peer must get on by then.
     pub deadline: Option<Instant>,
@@ -73,7 +75,7 @@ impl Handshake {
 }
 
 /// Where a connection goes after its loss.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum AfterLoss {
     /// Try again.
     #[default]
@@ -83,7 +85,7 @@ pub(crate) enum AfterLoss {
 }
 
 /// Steps of a handshake.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
     #[default]
     Idle,

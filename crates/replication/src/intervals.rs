@@ -8,13 +8,14 @@
 //! priorities (a treap) that are a fixed function of the insertion count, so the same calls give
 //! the same tree on every run.
 
+use serde::{Deserialize, Serialize};
 use vocab::SectorRange;
 
 #[cfg(test)]
 mod tests;
 
 /// What kind of request holds a range.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// Write of this node's application.
     LocalWrite,
@@ -58,7 +59,7 @@ pub struct Entry<I> {
 }
 
 /// Place of an entry, valid until it is removed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Slot {
     index: u32,
     generation: u32,
@@ -66,7 +67,7 @@ pub struct Slot {
 
 const NIL: u32 = u32::MAX;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Node<I> {
     start: u64,
     end: u64,
@@ -85,7 +86,7 @@ struct Node<I> {
 }
 
 /// A set of ranges that may overlap each other.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Intervals<I> {
     nodes: Vec<Node<I>>,
     root: u32,

@@ -18,6 +18,7 @@
 //!   driver keeps the bytes alive until then and until its own I/O on them has finished.
 
 use codec::wire::{CHALLENGE_LEN, Packet};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use vocab::{
     ConnState, HandlerEvent, HandlerSet, NodeId, NodeMask, Refusal, Role, SectorRange, Sectors,
     VolumeNr,
@@ -26,6 +27,21 @@ use vocab::{
 /// Handle of a block of data that the driver holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BufId(pub u32);
+
+impl Serialize for BufId {
+    /// No block of data travels with the state: what still names one, a write that was reported, never
+    /// uses it again.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_unit()
+    }
+}
+
+impl<'de> Deserialize<'de> for BufId {
+    /// A block that no driver has.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<BufId, D::Error> {
+        <()>::deserialize(deserializer).map(|()| BufId(u32::MAX))
+    }
+}
 
 /// Identifies an operation towards its completion; chosen by the core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -151,7 +167,7 @@ pub struct Request {
 }
 
 /// Kinds of user I/O.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RequestOp {
     /// Read.
     Read,
@@ -308,7 +324,7 @@ pub struct DiskMeasure {
 }
 
 /// Where metadata belongs on a device that has changed its size (metadata §2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MovedMetadata {
     /// For the superblock.
     pub md_size: Sectors,
@@ -321,7 +337,7 @@ pub struct MovedMetadata {
 }
 
 /// Properties of a backing device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DiskLimits {
     /// Bytes.
     pub logical_block_size: u32,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use codec::wire::{Operation, Outdates, Packet, UuidFlags};
+use serde::{Deserialize, Serialize};
 use vocab::options::Quorum;
 use vocab::{
     ConnState, DiskState, GenUuid, Instant, NodeId, Refusal, RefusalCode, ReplState, Role,
@@ -17,7 +18,7 @@ use crate::state::{PeerIx, VolIx, VolState};
 use crate::twopc::apply_own_change;
 
 /// A wanted change.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub id: u64,
     pub kind: JobKind,
@@ -41,7 +42,7 @@ impl Job {
 }
 
 /// Kinds of changes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum JobKind {
     Primary {
         force: bool,

@@ -16,6 +16,7 @@ pub mod config;
 mod epoch;
 mod exposed;
 mod fencing;
+pub mod frozen;
 mod gather;
 mod gathered;
 pub mod generation;

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use codec::wire::{self, Packet, UuidFlags};
+use serde::{Deserialize, Serialize};
 use vocab::{ConnState, Dagtag, DiskState, GenUuid, NodeId, NodeMask, ReplState, Role, StateError};
 
 use crate::compare::Decided;
@@ -19,7 +20,7 @@ use crate::resource::{Link, Op, Pings, Resource, Work};
 use crate::state::PeerIx;
 
 /// A Primary is lost, and this surviving peer has not told yet how much of its stream it has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PrimaryLoss {
     pub lost: NodeId,
     /// What the peer reported, until this node has settled its own side.

@@ -9,6 +9,7 @@ mod moving;
 use std::collections::VecDeque;
 
 use codec::disk::{MdFlags, PeerFlags, Superblock};
+use serde::{Deserialize, Serialize};
 use vocab::{
     ConnState, Dagtag, DiskState, GenUuid, HandlerEvent, Instant, MAX_NODES, NodeId, NodeMask,
     Role, SectorRange, Sectors,
@@ -31,7 +32,7 @@ pub(crate) use moving::is_half_moved;
 use vocab::options::{Fencing, OnIoError};
 
 /// An attached disk.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Backing {
     /// As read or last written, except for generations and state flags, see [`Resource::superblock`].
     pub sb: Superblock,
@@ -71,8 +72,9 @@ pub(crate) struct Backing {
 }
 
 /// Metadata writes of one disk.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct MetaQueue {
+    #[serde(skip)]
     in_flight: Option<InFlight>,
     /// The superblock on disk; none before this attach has written one.
     durable: Option<Box<Superblock>>,
@@ -96,7 +98,7 @@ struct MetaQueue {
 }
 
 /// The activity log of a disk that was just attached.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Log {
     /// Replayed into the bitmap. What it says is needed until that is on disk.
     #[default]
@@ -147,13 +149,18 @@ const SYNC_DELAY: std::time::Duration = std::time::Duration::from_secs(5);
 const LAZY_DELAY: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// What tells that a disk and its content are those seen before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Content {
     device: u64,
     current: GenUuid,
 }
 
 impl Backing {
+    /// Something is under way that only its driver knows all of.
+    pub(crate) const fn is_being_changed(&self) -> bool {
+        self.meta.in_flight.is_some() || self.measure.is_running() || self.negotiating.is_some()
+    }
+
     /// The disk and the generation it holds.
     pub(crate) fn content(&self) -> Content {
         Content { device: self.sb.device_uuid, current: self.gens.current() }

@@ -5,12 +5,13 @@
 //! are reported together.
 
 use codec::wire::{self, Packet};
+use serde::{Deserialize, Serialize};
 use vocab::{Dagtag, Instant, NodeMask, Sectors};
 
 use crate::resource::Resource;
 
 /// Writes that are done and not reported yet; all of them are on the same nodes.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PeerAcks {
     holders: NodeMask,
     sectors: u64,

@@ -1,12 +1,13 @@
 //! Generation identifiers as a peer reported them, and what follows from them.
 
 use codec::wire::UuidFlags;
+use serde::{Deserialize, Serialize};
 use vocab::{GenUuid, MAX_NODES, NodeId, NodeMask};
 
 use crate::generation::{PeerGenerations, UNKNOWN, is_generation};
 
 /// Generation identifiers a peer reported.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct PeerUuids {
     pub current: GenUuid,
     pub dirty_bits: u64,

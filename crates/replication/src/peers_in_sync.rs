@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 
 use codec::disk::activity_log::EXTENT_SECTORS;
 use codec::wire::{Packet, PeerBlockDesc, feature};
+use serde::{Deserialize, Serialize};
 use vocab::{DiskState, Instant, NodeId, NodeMask, ReplState, SectorRange, VolumeNr};
 
 use crate::resource::{Resource, Work};
@@ -21,7 +22,7 @@ const MAX_CLAIMS: usize = 1024;
 const MAX_UNCLAIMED: usize = 8192;
 
 /// A peer has said that it is equal to others in a range.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Claim {
     from: NodeId,
     pub range: SectorRange,

@@ -10,6 +10,7 @@
 //! aims at, spreads the difference over the whole plan, and requests as much as arrived since the
 //! last turn plus the correction due now. All arithmetic is in integers.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 use vocab::options::{KibPerSecond, PeerDeviceOptions};
@@ -88,7 +89,7 @@ pub struct Turn {
 }
 
 /// The controller of one resync target.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Controller {
     /// Corrections in sectors, the next one in front. Its length is c-plan-ahead in turns.
     plan: VecDeque<i64>,
@@ -184,7 +185,7 @@ const MARK_INTERVAL: Duration = Duration::from_secs(3);
 const FOREIGN_SECTORS_MIN: u64 = 64;
 
 /// Progress of a resync: how much was out of sync at 8 moments, 3 seconds apart.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Marks {
     at: [Instant; MARKS],
     left: [Sectors; MARKS],
@@ -227,7 +228,7 @@ impl Marks {
 /// While there is any, requests take from an allowance that is renewed at `c-min-rate`. What is
 /// handed out counts at once: many requests arrive together, long before the first shows as
 /// progress. If `c-min-rate` is not set, [`Users`] say whose turn it is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Throttle {
     /// Progress, kept by this node as source.
     pub marks: Marks,

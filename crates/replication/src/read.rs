@@ -2,6 +2,7 @@
 //! (semantics §7.3).
 
 use codec::wire::{BlockAck, BlockId, BlockReq, Data, DataFlags, Packet};
+use serde::{Deserialize, Serialize};
 use vocab::options::{Protocol, ReadBalancing};
 use vocab::{DiskState, ReplState, SectorRange, VolumeNr};
 
@@ -26,7 +27,7 @@ pub(crate) struct Read {
 }
 
 /// A read of a peer.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PeerRead {
     pub peer: PeerIx,
     pub vol: VolIx,

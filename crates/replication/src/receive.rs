@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use codec::wire::{self, BlockAck, BlockId, ConfirmStable, DataFlags, Packet};
+use serde::{Deserialize, Serialize};
 use vocab::{Dagtag, DiskState, NodeId, NodeMask, ReplState, Role, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
@@ -17,7 +18,7 @@ use crate::resource::{Op, Owner, Resource};
 use crate::state::{PeerIx, VolIx};
 
 /// Receiving side of a connection.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Receiver {
     /// Position of the peer's write stream that this node has received.
     pub last_dagtag: Dagtag,
@@ -42,7 +43,7 @@ pub(crate) struct Receiver {
 }
 
 /// One epoch of a peer.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct RxEpoch {
     /// The peer's number, once it has closed the epoch.
     barrier: Option<u32>,
@@ -59,7 +60,7 @@ struct RxEpoch {
 }
 
 /// A received write without a peer-ack.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Unacked {
     pub dagtag: Dagtag,
     pub vol: VolIx,

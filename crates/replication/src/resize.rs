@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use codec::disk::{PeerFlags, Version};
 use codec::wire::{DDS_ASSUME_PEER_HAS_SPACE, DDS_NO_RESYNC};
+use serde::{Deserialize, Serialize};
 use vocab::{
     Bytes, ConfigError, DiskState, Instant, NodeId, NodeMask, Refusal, RefusalCode, ReplState,
     Role, SECTOR_SIZE, SectorRange, Sectors, StateError, VolumeNr,
@@ -28,7 +29,7 @@ use crate::state::{PeerIx, VolIx};
 const MEASURE_AGAIN: Duration = Duration::from_secs(60);
 
 /// What an operator wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ResizeWish {
     pub size: Option<Sectors>,
     pub assume_peer_has_space: bool,
@@ -44,7 +45,7 @@ impl ResizeWish {
 }
 
 /// A look at the device of a disk.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Measure {
     running: bool,
     /// The room there is once the metadata has moved.
@@ -56,6 +57,12 @@ pub(crate) struct Measure {
     since: Option<Instant>,
     /// What goes on then.
     pub waiting: Vec<Work>,
+}
+
+impl Measure {
+    pub(crate) const fn is_running(&self) -> bool {
+        self.running
+    }
 }
 
 /// Who has what in a resize that is agreed on.

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use codec::wire::{BlockId, Packet, Sizes, StateWord, UuidFlags};
+use serde::{Deserialize, Serialize};
 use vocab::options::{DiskOptions, NetOptions, PeerDeviceOptions, ResourceOptions};
 use vocab::{
     ConnState, Dagtag, DiskState, GenUuid, Instant, MAX_NODES, Minor, NodeId, NodeMask, ReplState,
@@ -38,8 +39,8 @@ use crate::state::{DevState, PeerIx, PeerState, State, VolIx, VolState};
 use crate::twopc::TwoPcs;
 use crate::verify::Verify;
 
-/// One resource on one node.
-#[derive(Debug)]
+/// One resource on one node. What is skipped is empty whenever it is frozen, see `frozen`.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Resource {
     pub(crate) name: String,
     pub(crate) me: NodeId,
@@ -64,27 +65,34 @@ pub struct Resource {
     pub(crate) demoting: bool,
     pub(crate) log: TransferLog,
     pub(crate) peer_acks: PeerAcks,
+    #[serde(skip)]
     pub(crate) reads: Slab<Read>,
+    #[serde(skip)]
     pub(crate) peer_writes: Slab<PeerWrite>,
     pub(crate) peer_reads: Slab<PeerRead>,
     pub(crate) serves: Slab<Serve>,
+    #[serde(skip)]
     pub(crate) late_writes: Vec<LateWrite>,
     /// Number of the next resync request. None is used twice: the disk may still work on what an
     /// earlier resync has asked for.
     pub(crate) next_resync_request: u64,
+    #[serde(skip)]
     pub(crate) ops: Slab<Op>,
     pub(crate) twopc: TwoPcs,
     pub(crate) pings: Vec<PingRound>,
     pub(crate) handlers: Handlers,
     /// Operators waiting for all accepted writes to end.
+    #[serde(skip)]
     pub(crate) drain_waiters: Vec<u64>,
+    #[serde(skip)]
     pub(crate) work: VecDeque<Work>,
+    #[serde(skip)]
     pub(crate) out: VecDeque<Output>,
     pub(crate) visible_change: bool,
 }
 
 /// One volume on this node.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Volume {
     pub nr: VolumeNr,
     pub minor: Minor,
@@ -96,6 +104,7 @@ pub(crate) struct Volume {
     /// The superblock says that this node has gone on without the disk.
     pub says_adrift: bool,
     /// The disk is being released.
+    #[serde(skip)]
     pub parting: Option<Box<Parting>>,
     pub disk_opts: DiskOptions,
     pub backing: Option<Box<Backing>>,
@@ -166,21 +175,27 @@ pub(crate) struct Volume {
     pub unconfirmed: Option<Unconfirmed>,
     pub openers: Vec<Opener>,
     /// Opened for writing, the promotion runs.
+    #[serde(skip)]
     pub waiting_openers: Vec<u64>,
     /// Opened for reading while another node is about to be Primary, and until when to wait for it.
+    #[serde(skip)]
     pub waiting_readers: Vec<(u64, Instant)>,
     pub intervals: Intervals<Owner>,
     /// Requests of users that are not admitted yet.
+    #[serde(skip)]
     pub held: VecDeque<Request>,
     /// Waiting for room in the activity log.
+    #[serde(skip)]
     pub al_wait: VecDeque<WaitingOn>,
     /// Part of the next or running activity log transaction.
+    #[serde(skip)]
     pub al_queued: Vec<WaitingOn>,
     /// Writes that the disk, which is back, lacks and has not been given yet.
     pub again: usize,
     /// This node has written to its disk as Primary since it last flushed it for a demotion.
     pub unflushed: bool,
     /// Waiting for an overlapping operation to end.
+    #[serde(skip)]
     pub conflict_wait: VecDeque<WaitingOn>,
     pub reads_in_flight: u32,
     /// Counts reads for `read-balancing round-robin`.
@@ -191,7 +206,7 @@ pub(crate) struct Volume {
 }
 
 /// A generation that this node has started and not told its peers yet.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct NewGeneration {
     pub current: GenUuid,
     /// What it comes after.
@@ -203,7 +218,7 @@ pub(crate) struct NewGeneration {
 }
 
 /// Counters of a volume.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct VolumeStats {
     pub read_sectors: u64,
     pub written_sectors: u64,
@@ -215,14 +230,14 @@ pub(crate) struct VolumeStats {
 }
 
 /// Someone holds the volume open.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Opener {
     pub id: u64,
     pub write: bool,
 }
 
 /// Whose I/O covers a range of the volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Owner {
     /// A user's write, by sequence number.
     Local(u64),
@@ -273,7 +288,7 @@ impl Volume {
 }
 
 /// One peer.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub node: NodeId,
     pub name: String,
@@ -306,11 +321,12 @@ pub(crate) struct Peer {
     /// verify-alg of the peer, from its last parameters.
     pub peer_verify_alg: Option<String>,
     /// It speaks protocol 8, on the connection that there is.
+    #[serde(skip)]
     pub legacy: Option<Box<Dialect>>,
 }
 
 /// The link of a connection, as far as the sockets go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Link {
     /// No sockets, none wanted.
     Down,
@@ -324,7 +340,7 @@ pub(crate) enum Link {
 }
 
 /// Sending side of a connection.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Sender {
     /// Last dagtag sent or implied on this connection.
     pub dagtag: Option<Dagtag>,
@@ -343,7 +359,7 @@ pub(crate) struct Sender {
 }
 
 /// Pings to a peer: never two at once.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Pings {
     #[default]
     None,
@@ -354,7 +370,7 @@ pub(crate) enum Pings {
 }
 
 /// One volume towards one peer.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PeerDevice {
     pub opts: PeerDeviceOptions,
     /// Sequence number of the last packet that carries one.
@@ -423,7 +439,7 @@ pub(crate) struct PeerDevice {
 }
 
 /// What a write to a peer becomes (semantics §8.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Decision {
     Nothing,
     Data,
@@ -431,7 +447,7 @@ pub(crate) enum Decision {
 }
 
 /// Own identifiers as sent in a handshake: a decision is only taken on what was sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentUuids {
     pub current: GenUuid,
     pub bitmap: GenUuid,
@@ -475,14 +491,14 @@ pub(crate) enum Op {
 }
 
 /// A set of peers that must answer a ping before something goes on.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PingRound {
     pub waiting: NodeMask,
     pub then: Work,
 }
 
 /// What remains to be done once an event is digested, or once something is durable.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
     /// Look at held requests again.
     Kick(VolIx),

@@ -13,6 +13,7 @@ mod target;
 use std::collections::BTreeMap;
 
 use codec::wire::{Agreed, BitmapReceiver, UuidFlags};
+use serde::{Deserialize, Serialize};
 use vocab::options::Protocol;
 use vocab::{
     Bytes, Dagtag, GenUuid, HandlerEvent, Instant, NodeMask, ReplState, SectorRange, Sectors,
@@ -35,7 +36,7 @@ const MAX_REQUEST_BITS: u64 = 256;
 const BIT_SECTORS: u64 = 8;
 
 /// State of one resync, or of the bitmap exchange before it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resync {
     /// Receives the peer's bitmap.
     receiver: Option<BitmapReceiver>,

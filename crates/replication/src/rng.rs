@@ -3,8 +3,10 @@
 //! Seeded from outside, so that a run can be repeated. SplitMix64 (Steele, Lea, Flood 2014):
 //! every state gives a different output, so identifiers of one run never repeat.
 
+use serde::{Deserialize, Serialize};
+
 /// A stream of pseudo-random numbers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Rng(u64);
 
 impl Rng {

@@ -1,10 +1,18 @@
 //! A table of things in flight: stable keys, no allocation in the steady state.
 
+use serde::{Deserialize, Serialize};
+
 /// Slots with a free list; keys are reused after removal.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
     free: Vec<usize>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Slab<T> {
+        Slab::new()
+    }
 }
 
 impl<T> Slab<T> {

@@ -5,6 +5,7 @@
 //! checked and committed as a whole (see `transition`), so that a rule can always compare the
 //! old state with the new one.
 
+use serde::{Deserialize, Serialize};
 use vocab::{ConnState, DiskState, NodeId, NodeMask, ReplState, Role, Suspended};
 
 /// Index of a volume in `Resource::vols` and [`State::vols`].
@@ -13,7 +14,7 @@ pub(crate) type VolIx = usize;
 pub(crate) type PeerIx = usize;
 
 /// All states of a resource on this node.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct State {
     pub role: Role,
     pub susp: Suspended,
@@ -24,7 +25,7 @@ pub(crate) struct State {
 }
 
 /// States of a local volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct VolState {
     pub disk: DiskState,
     /// Enforced quorum: what operators see; true if none is configured.
@@ -36,7 +37,7 @@ pub(crate) struct VolState {
 }
 
 /// States of a connection.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct PeerState {
     pub node: NodeId,
     pub conn: ConnState,
@@ -46,7 +47,7 @@ pub(crate) struct PeerState {
 }
 
 /// States of one volume towards one peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct DevState {
     pub repl: ReplState,
     pub disk: DiskState,

@@ -5,6 +5,8 @@
 //! and COMMIT or ABORT goes down. Correctness never rests on a COMMIT arriving: safety comes
 //! from generations and quorum, transactions only keep the nodes' views together.
 
+use serde::{Deserialize, Serialize};
+
 mod apply;
 mod check;
 #[cfg(test)]
@@ -34,8 +36,9 @@ use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
 /// Transactions of this node: the one it holds, and changes that want one.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TwoPcs {
+    #[serde(skip)]
     pub held: Option<Held>,
     pub jobs: Vec<Job>,
     pub next_job: u64,

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, OvResult, Packet, RsReq};
+use serde::{Deserialize, Serialize};
 use vocab::{
     ConfigError, DiskState, GenUuid, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr,
 };
@@ -21,7 +22,7 @@ const WINDOW: usize = 32;
 const BLOCK: u64 = 64;
 
 /// A verify that this node started.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Verify {
     /// Next sector to compare.
     pub position: u64,
@@ -34,7 +35,7 @@ pub(crate) struct Verify {
     run: Option<SectorRange>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Request {
     range: SectorRange,
     key: Option<Slot>,

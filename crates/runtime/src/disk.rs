@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -133,6 +133,23 @@ impl DiskFile {
     /// [`OpenError`]
     pub fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenError> {
         open(path, options).map_err(|cause| OpenError { path: path.to_owned(), cause })
+    }
+
+    /// Goes on with a disk that another process has opened at `path`, from its beginning, and shares:
+    /// its claim on the disk stays as it is.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn adopt(path: &Path, fd: OwnedFd) -> Result<DiskFile, OpenError> {
+        adopt(path, fd).map_err(|cause| OpenError { path: path.to_owned(), cause })
+    }
+
+    /// Another descriptor of the same open disk, for [`DiskFile::adopt`].
+    ///
+    /// # Errors
+    /// The error number if there are no descriptors left.
+    pub fn share(&self) -> Result<OwnedFd, Errno> {
+        Ok(self.fd.as_fd().try_clone_to_owned()?)
     }
 
     /// The properties found when it was opened, with the size found last.
@@ -297,7 +314,7 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
         }
         File::options().read(true).write(options.write).custom_flags(flags).open(path)
     };
-    let (file, mut direct) = match try_open(options.direct) {
+    let (file, direct) = match try_open(options.direct) {
         Ok(file) => (file, options.direct),
         Err(e) if options.direct && e.raw_os_error() == Some(libc::EINVAL) => {
             (try_open(false).map_err(|e| failed("open")(e.into()))?, false)
@@ -305,14 +322,33 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(OpenCause::InUse),
         Err(e) => return Err(failed("open")(e.into())),
     };
+    if options.exclusive && !block_device && !lock(&file, options.write).map_err(failed("lock"))? {
+        return Err(OpenCause::InUse);
+    }
+    examine(path, file, DiskOptions { direct, ..options })
+}
+
+fn adopt(path: &Path, fd: OwnedFd) -> Result<DiskFile, OpenCause> {
+    // SAFETY: getting the status flags of an open descriptor involves no memory.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(OpenCause::Failed { doing: "examine", errno: Errno::last() });
+    }
+    let write = flags & libc::O_ACCMODE == libc::O_RDWR;
+    let direct = flags & libc::O_DIRECT != 0;
+    examine(path, File::from(fd), DiskOptions { write, direct, ..DiskOptions::default() })
+}
+
+/// An open disk with its properties.
+fn examine(path: &Path, file: File, options: DiskOptions) -> Result<DiskFile, OpenCause> {
+    let DiskOptions { write, mut direct, .. } = options;
+    let failed = |doing| move |errno: Errno| OpenCause::Failed { doing, errno };
     let metadata = file.metadata().map_err(|e| failed("examine")(e.into()))?;
+    let block_device = metadata.file_type().is_block_device();
     let fd = match in_memory(&file) {
         true => Fd::in_memory(OwnedFd::from(file)),
         false => Fd::new(OwnedFd::from(file)),
     };
-    if options.exclusive && !block_device && !lock(&fd, options.write).map_err(failed("lock"))? {
-        return Err(OpenCause::InUse);
-    }
     let (size, logical, physical, can_discard);
     let dev = if block_device { metadata.rdev() } else { metadata.dev() };
     let queue = |name| queue_attribute(dev, name);
@@ -321,7 +357,7 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
         size = block_u64(&fd, BLKGETSIZE64).map_err(failed("get the size of"))?;
         logical = block_u32(&fd, BLKSSZGET).map_err(failed("get the block size of"))?;
         physical = block_u32(&fd, BLKPBSZGET).unwrap_or(logical).max(logical);
-        can_discard = options.write && queue("discard_max_bytes") > 0;
+        can_discard = write && queue("discard_max_bytes") > 0;
     } else {
         size = metadata.len();
         logical = if direct { direct_alignment(&fd) } else { 512 };
@@ -331,7 +367,7 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
             direct = false;
         }
         physical = (metadata.blksize() as u32).clamp(logical.max(512), 1 << 20);
-        can_discard = options.write && can_punch(&fd, size);
+        can_discard = write && can_punch(&fd, size);
     }
     let logical = logical.max(512).max(options.block_size);
     if !logical.is_power_of_two() || logical > 4096 {
@@ -365,7 +401,7 @@ fn whole_blocks(size: u64, block: u32) -> Bytes {
 
 /// Locks the whole file against other open file descriptions, also of this process. False if
 /// somebody else holds a lock.
-fn lock(fd: &Fd, exclusive: bool) -> Result<bool, Errno> {
+fn lock(fd: &File, exclusive: bool) -> Result<bool, Errno> {
     // SAFETY: flock is a plain C struct; zero means "from the start, whole file, no process".
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as _;

@@ -80,6 +80,14 @@ impl Listener {
         ring.accept(token, &self.fd)
     }
 
+    /// Another descriptor of the same socket, for another process that is to go on with it.
+    ///
+    /// # Errors
+    /// The error number if there are no descriptors left.
+    pub fn share(&self) -> Result<OwnedFd, Errno> {
+        Ok(self.fd.as_fd().try_clone_to_owned()?)
+    }
+
     /// The address listened on, with the port the kernel chose if it was 0.
     ///
     /// # Errors
@@ -324,6 +332,19 @@ impl Conn {
         let fd = self.fd.as_fd().try_clone_to_owned()?;
         self.given_away = true;
         Ok(fd)
+    }
+
+    /// Another descriptor of the same socket, for another process that is to go on with it. Whoever
+    /// drops this connection ends it for both.
+    ///
+    /// # Errors
+    /// The error number if there are no descriptors left.
+    ///
+    /// # Panics
+    /// If a receive or send is in flight: it would go on behind the other one's back.
+    pub fn share(&self) -> Result<OwnedFd, Errno> {
+        assert!(!self.rx.is_armed() && !self.tx.is_busy(), "an idle connection is shared");
+        Ok(self.fd.as_fd().try_clone_to_owned()?)
     }
 
     /// Ends both directions. Operations in flight complete; what was handed to the kernel is

@@ -134,8 +134,8 @@ impl World {
             Hold::Closed => self.client_open(ix),
             Hold::Opening(..) => return,
             Hold::Open(node, opener) => {
-                if self.nodes[node].paused_until > self.now() {
-                    // Its node does not run; neither does it.
+                if self.nodes[node].rests(self.now()) {
+                    // Its node does nothing for it; neither does it.
                 } else if done || self.clients.rng.one_in(60) {
                     if in_flight == 0 {
                         self.client_close(ix, node, opener);
@@ -159,7 +159,7 @@ impl World {
             client.home = *self.clients.rng.pick(&nodes);
         }
         let (node, volume, write) = (client.home, client.volume, client.writes);
-        if !self.nodes[node].up() || self.nodes[node].paused_until > self.now() {
+        if !self.nodes[node].up() || self.nodes[node].rests(self.now()) {
             return;
         }
         let opener = self.fresh_id();

@@ -189,6 +189,11 @@ impl World {
                 let chance = self.injector.rng.below(1 << 16);
                 self.resize_somewhere(node, volume, chance);
             }
+            Fault::Swap => {
+                let node = self.random_node();
+                let longest = self.injector.rng.skewed(MILLISECOND, SECOND);
+                self.swap(node, longest);
+            }
             Fault::Damage => {
                 let (a, b) = self.random_pair();
                 self.net.damage(a, b);

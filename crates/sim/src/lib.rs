@@ -25,6 +25,7 @@ pub mod rng;
 pub mod run;
 pub mod scenario;
 mod sizes;
+mod swap;
 pub mod trace;
 pub mod view;
 pub mod watch;

@@ -154,6 +154,15 @@ impl Clock {
     }
 }
 
+/// How far a process is that is to hand over to another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Swap {
+    /// Clients wait, and what needs peers comes to its end. It is looked so many times.
+    Draining(u32),
+    /// Peers wait as well, until its disks have ended what they do. It is looked so many times.
+    Still(u32),
+}
+
 /// A node.
 #[derive(Debug)]
 pub struct Node {
@@ -173,6 +182,12 @@ pub struct Node {
     pub idle_timeouts: u32,
     /// The process does not run before this time.
     pub paused_until: u64,
+    /// It is about to hand over to another process, and how far it is with that.
+    pub swap: Option<Swap>,
+    /// How long each step of that takes, in nanoseconds.
+    pub swap_step: u64,
+    /// It takes nothing from its peers before this time.
+    pub deaf_until: u64,
     /// Requests not answered, by id.
     pub requests: BTreeMap<u64, Pending>,
     /// Opens not answered and openers, by id: client and whether the open has succeeded.
@@ -183,6 +198,11 @@ impl Node {
     /// True if the process runs.
     pub fn up(&self) -> bool {
         self.resource.is_some()
+    }
+
+    /// It takes no requests now.
+    pub fn rests(&self, now: u64) -> bool {
+        self.paused_until > now || self.swap.is_some()
     }
 
     /// The drive of a volume.

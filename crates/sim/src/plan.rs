@@ -75,11 +75,13 @@ pub enum Fault {
     Damage,
     /// Disks are given more room, most of them, and an operator resizes a volume.
     Resize,
+    /// No fault: a node's process hands over to another one while all goes on.
+    Swap,
 }
 
 impl Fault {
     /// Every kind.
-    pub const ALL: [Fault; 22] = [
+    pub const ALL: [Fault; 23] = [
         Fault::Kill,
         Fault::PowerLoss,
         Fault::Cut,
@@ -102,6 +104,7 @@ impl Fault {
         Fault::ForceSecondary,
         Fault::Damage,
         Fault::Resize,
+        Fault::Swap,
     ];
 
     /// Its name in the report.
@@ -129,6 +132,7 @@ impl Fault {
             Fault::ForceSecondary => "force-secondary",
             Fault::Damage => "damage",
             Fault::Resize => "resize",
+            Fault::Swap => "swap",
         }
     }
 }
@@ -478,7 +482,8 @@ impl Plan {
                 continue;
             }
             let chance = if rare { 10 } else { 30 };
-            let later = matches!(fault, Fault::Invalidate | Fault::Damage | Fault::Resize);
+            let later =
+                matches!(fault, Fault::Invalidate | Fault::Damage | Fault::Resize | Fault::Swap);
             if !later && rng.percent(chance) {
                 self.faults.push((fault, rng.range(1, 10)));
             }
@@ -500,6 +505,9 @@ impl Plan {
         if self.fault_pause.is_multiple_of(6) {
             self.faults.push((Fault::Resize, 8));
             self.may_grow = true;
+        }
+        if self.fault_pause % 13 < 3 {
+            self.faults.push((Fault::Swap, 20));
         }
         if self.fault_pause.is_multiple_of(16) {
             self.net.cram_hmac_alg = "sha256".to_owned();

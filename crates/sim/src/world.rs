@@ -61,6 +61,10 @@ pub struct Stats {
     pub promotions: u64,
     /// Resyncs that were seen to run.
     pub resyncs: u64,
+    /// Processes that handed over to another one, and those that could not.
+    pub swaps: u64,
+    /// See there.
+    pub swaps_refused: u64,
     /// Faults by kind.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -75,6 +79,8 @@ impl Stats {
         self.failed += other.failed;
         self.promotions += other.promotions;
         self.resyncs += other.resyncs;
+        self.swaps += other.swaps;
+        self.swaps_refused += other.swaps_refused;
         for (fault, count) in &other.faults {
             *self.faults.entry(*fault).or_default() += count;
         }
@@ -90,6 +96,8 @@ impl Stats {
             ("failed-requests".to_owned(), self.failed),
             ("promotions".to_owned(), self.promotions),
             ("resyncs".to_owned(), self.resyncs),
+            ("swaps".to_owned(), self.swaps),
+            ("swaps-refused".to_owned(), self.swaps_refused),
         ];
         lines.extend(self.faults.iter().map(|(f, n)| (format!("fault-{}", f.name()), *n)));
         lines
@@ -141,6 +149,8 @@ pub(crate) enum Event {
     Handler(HandlerStep),
     /// A node boots.
     Boot { node: usize, incarnation: u32 },
+    /// A process that is to hand over goes on with that.
+    Swap { node: usize, incarnation: u32 },
     /// The operator looks around.
     Operator,
 }
@@ -220,6 +230,9 @@ impl World {
                 timer: None,
                 idle_timeouts: 0,
                 paused_until: 0,
+                swap: None,
+                swap_step: 0,
+                deaf_until: 0,
                 requests: BTreeMap::new(),
                 openers: BTreeMap::new(),
             });
@@ -333,6 +346,7 @@ impl World {
                     self.boot(node);
                 }
             }
+            Event::Swap { node, incarnation } => self.swap_event(node, incarnation),
             Event::Operator => self.operator_event(),
             Event::Measured { node, incarnation, volume } => {
                 self.measured_event(node, incarnation, volume);
@@ -358,16 +372,19 @@ impl World {
 
     /// The time until which the event has to wait because its node does not run.
     fn pause_of(&self, event: &Event) -> Option<u64> {
-        let node = match event {
-            Event::Disk { node, .. } | Event::Timer { node, .. } | Event::Measured { node, .. } => {
-                *node
-            }
-            Event::Handler(step) => step.node(),
+        let until = match event {
+            Event::Disk { node, .. }
+            | Event::Timer { node, .. }
+            | Event::Swap { node, .. }
+            | Event::Measured { node, .. } => self.nodes[*node].paused_until,
+            Event::Handler(step) => self.nodes[step.node()].paused_until,
             Event::Net(NetEvent::Arrive { pair, end, .. } | NetEvent::Down { pair, end, .. })
-            | Event::Net(NetEvent::Up { pair, end, .. }) => self.net.nodes_of(*pair)[*end],
+            | Event::Net(NetEvent::Up { pair, end, .. }) => {
+                let node = &self.nodes[self.net.nodes_of(*pair)[*end]];
+                node.paused_until.max(node.deaf_until)
+            }
             _ => return None,
         };
-        let until = self.nodes[node].paused_until;
         (until > self.now()).then_some(until)
     }
 
@@ -386,6 +403,7 @@ impl World {
         n.resource = Some(Resource::new(config, seed, position));
         n.buffers = Default::default();
         n.paused_until = 0;
+        n.deaf_until = 0;
         let connect_first = self.rng.one_in(4);
         if connect_first {
             self.connect_all(node);
@@ -432,6 +450,7 @@ impl World {
         let now = self.now();
         self.nodes[node].resource = None;
         self.nodes[node].timer = None;
+        self.nodes[node].swap = None;
         self.nodes[node].incarnation += 1;
         self.wishes.retain(|_, (of, _)| *of != node);
         for peer in (0..self.nodes.len()).filter(|p| *p != node) {

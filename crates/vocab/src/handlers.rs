@@ -4,12 +4,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::UnknownName;
 
 macro_rules! events {
     ($($(#[$meta:meta])* $variant:ident = $word:literal;)+) => {
         /// What a handler is called for.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         pub enum HandlerEvent { $($(#[$meta])* $variant,)+ }
 
         impl HandlerEvent {
@@ -74,7 +76,7 @@ impl FromStr for HandlerEvent {
 }
 
 /// A set of events: those that a handler is there for.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct HandlerSet(u32);
 
 impl HandlerSet {

@@ -2,12 +2,28 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Nodes of one resource; node ids are `0..MAX_NODES` (drbd.h `DRBD_NODE_ID_MAX`).
 pub const MAX_NODES: usize = 32;
 
 /// Node id of one resource, 0..=31. Unique per resource and never reused for another data set.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "u8", try_from = "u8")]
 pub struct NodeId(u8);
+
+impl From<NodeId> for u8 {
+    fn from(node: NodeId) -> u8 {
+        node.0
+    }
+}
+
+impl TryFrom<u8> for NodeId {
+    type Error = String;
+    fn try_from(id: u8) -> Result<NodeId, String> {
+        NodeId::new(id).ok_or_else(|| format!("{id} is no node id; the highest is 31"))
+    }
+}
 
 impl NodeId {
     /// A node id, or `None` if it is 32 or above.
@@ -49,7 +65,7 @@ impl fmt::Display for NodeId {
 }
 
 /// A set of nodes. 64 bits as on the wire; bits 32..63 only occur in "all but" masks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeMask(pub u64);
 
 impl NodeMask {
@@ -136,7 +152,7 @@ impl fmt::Debug for NodeMask {
 }
 
 /// Volume number within a resource, 0..=65534 (0xffff means "the whole connection" on the wire).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct VolumeNr(pub u16);
 
 impl VolumeNr {
@@ -151,7 +167,7 @@ impl fmt::Display for VolumeNr {
 }
 
 /// Device minor number, unique per node.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Minor(pub u32);
 
 impl fmt::Display for Minor {
@@ -161,12 +177,14 @@ impl fmt::Display for Minor {
 }
 
 /// Position in a primary's write stream: the running count of sectors it has written.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct Dagtag(pub u64);
 
 /// A data generation identifier. Bit 0 says that the writer was Primary; every comparison
 /// ignores it, so compare with [`GenUuid::same`], never with `==` (which is bitwise).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GenUuid(pub u64);
 
 impl GenUuid {

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// A word that names no state of that kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
@@ -26,7 +28,7 @@ impl std::error::Error for UnknownName {}
 macro_rules! states {
     ($(#[$meta:meta])* $name:ident, $kind:literal { $($(#[$vmeta:meta])* $variant:ident = $nr:literal, $word:literal;)+ }) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         #[repr(u8)]
         pub enum $name { $($(#[$vmeta])* $variant = $nr,)+ }
 
@@ -217,7 +219,7 @@ impl ReplState {
 }
 
 /// Why I/O of a resource is suspended; it is iff any reason is set (semantics §1.2).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Suspended {
     /// An operator suspended it.
     pub user: bool,

@@ -132,7 +132,7 @@ impl Cluster {
             let directory = directory.path().join(name);
             fs::create_dir(&directory).unwrap();
             let (config, args) = (file.clone(), setup.args.clone());
-            Node { name, directory, config, args, inside: Vec::new(), child: None }
+            Node { name, directory, config, args, inside: Vec::new(), child: None, heir: None }
         });
         Cluster { nodes: nodes.collect(), directory }
     }
@@ -271,6 +271,8 @@ pub struct Node {
     /// A command that runs another one somewhere, such as in a network namespace.
     pub inside: Vec<String>,
     child: Option<Child>,
+    /// The process that has taken over from that, see [`Node::upgrade`].
+    heir: Option<u32>,
 }
 
 impl Node {
@@ -280,7 +282,7 @@ impl Node {
 
     /// Starts the engine and waits until it serves commands.
     pub fn start(&mut self) {
-        assert!(self.child.is_none(), "{} runs", self.name);
+        assert!(!self.is_running(), "{} runs", self.name);
         let log =
             File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
         let words: Vec<&OsStr> =
@@ -320,15 +322,33 @@ impl Node {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("it runs").id()
+        self.heir.unwrap_or_else(|| self.child.as_ref().expect("it runs").id())
     }
 
     pub fn is_running(&self) -> bool {
-        self.child.is_some()
+        self.child.is_some() || self.heir.is_some()
+    }
+
+    /// Has another process take over; the one before has ended then. Gives what was answered.
+    pub fn upgrade(&mut self) -> String {
+        let before = self.pid();
+        let answer = self.ok(&["upgrade"]);
+        let pid = answer.split(' ').nth(1).and_then(|pid| pid.parse().ok());
+        self.heir = Some(pid.expect("it names the process"));
+        match self.child.take() {
+            Some(mut child) => assert!(child.wait().unwrap().success(), "it ends well"),
+            None => assert!(is_gone(before), "it ends"),
+        }
+        answer
     }
 
     /// Ends the process at once, as a crash would.
     pub fn kill(&mut self) {
+        if self.heir.is_some() {
+            self.signal(libc::SIGKILL);
+            let pid = self.heir.take().expect("just seen");
+            return assert!(is_gone(pid), "it ends");
+        }
         let mut child = self.child.take().expect("it runs");
         child.kill().unwrap();
         child.wait().unwrap();
@@ -342,6 +362,9 @@ impl Node {
 
     /// Waits for a process that is ending by itself.
     pub fn ended(&mut self) -> bool {
+        if let Some(pid) = self.heir.take() {
+            return is_gone(pid);
+        }
         let mut child = self.child.take().expect("it was started");
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
@@ -451,8 +474,23 @@ impl Node {
     }
 }
 
+/// Waits until a process that is no child of this one has ended.
+fn is_gone(pid: u32) -> bool {
+    let start = Instant::now();
+    let stat = format!("/proc/{pid}/stat");
+    // Nobody may have waited for it yet: `Z` stands behind its name.
+    let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z"));
+    while runs() && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    !runs()
+}
+
 impl Drop for Node {
     fn drop(&mut self) {
+        if self.heir.is_some() {
+            self.kill();
+        }
         if let Some(mut child) = self.child.take() {
             // Ended or not, it must not outlive the test.
             let _ = child.kill();

@@ -350,6 +350,9 @@ pub enum Request {
     Info,
     /// Takes every resource down and exits. Refused while a volume is open, unless `force`.
     Shutdown { force: bool },
+    /// Hands over to another engine, while clients and peers are served: of the program at `binary`, an
+    /// absolute path, or of that where this one was started from. [`Answer::Upgraded`].
+    Upgrade { binary: Option<String> },
 }
 
 /// Where an export listens.
@@ -428,6 +431,8 @@ pub enum Answer {
     Doctor(Box<DoctorFigures>),
     /// To [`Request::Info`].
     Info(EngineInfo),
+    /// To [`Request::Upgrade`].
+    Upgraded(UpgradeReport),
 }
 
 /// Something that happened and explains a state.
@@ -459,6 +464,16 @@ pub struct ExportStatus {
     pub read_only: bool,
     /// Clients connected.
     pub clients: u32,
+}
+
+/// An engine has handed over to another one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct UpgradeReport {
+    /// The process that serves now.
+    pub pid: u32,
+    /// How long clients waited, in microseconds.
+    pub pause_us: u64,
 }
 
 /// Facts about the engine.

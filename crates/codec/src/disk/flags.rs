@@ -3,10 +3,12 @@
 use std::fmt;
 use std::ops::BitOr;
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! flag_word {
     ($(#[$meta:meta])* $name:ident { $($(#[$flag_meta:meta])* $flag:ident = $bit:literal;)+ }) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
         pub struct $name(pub u32);
 
         impl $name {

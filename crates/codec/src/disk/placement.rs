@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use vocab::{Bytes, SECTOR_SIZE, Sectors};
 
 use super::{BLOCK_SIZE, MAX_SLOTS, MAX_VOLUME_SECTORS, bitmap};
@@ -20,7 +21,7 @@ const MAX_AL_BLOCKS: u64 = 4_194_304;
 const MAX_TOOL_AL_BLOCKS: u64 = 8192;
 
 /// How metadata shares a device with data: drbdmeta's `internal`, `flex-external`, or an index.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Placement {
     /// At the end of the backing device, behind the data.
     Internal,
@@ -42,7 +43,7 @@ impl fmt::Display for Placement {
 }
 
 /// Shape of the activity log ring: stripes and blocks per stripe, 8 to 4194304 blocks in all.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AlStriping {
     stripes: u32,
     stripe_size_4k: u32,
@@ -110,7 +111,7 @@ impl AlStriping {
 }
 
 /// What `create-md` is told besides the device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MdParams {
     /// Bitmap slots, 1 to 31.
     pub max_peers: u32,
@@ -185,7 +186,7 @@ impl fmt::Display for PlacementError {
 impl std::error::Error for PlacementError {}
 
 /// Where the parts of one metadata area lie. Byte positions are absolute on the metadata device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
     /// The kind of placement.
     pub placement: Placement,

@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use vocab::{Bytes, Dagtag, GenUuid, MAX_NODES, NodeId, NodeMask, Sectors};
 
 use super::placement::is_bytes_per_bit;
@@ -51,7 +52,7 @@ mod at {
 const _: () = assert!(at::PEERS + MAX_NODES * at::PEER_SIZE == at::HISTORY);
 
 /// What one node's entry records; indexed by node id, not by slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PeerSlot {
     /// Generation from which this peer's bits count; 0 when it is in sync. Unused entries carry
     /// the day0 UUID (metadata §4.2).
@@ -65,7 +66,7 @@ pub struct PeerSlot {
 }
 
 /// The layout that a superblock has on disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Version {
     /// That of DRBD 8: two nodes, one of them this one, and neither has a number.
     V08,
@@ -83,7 +84,7 @@ impl fmt::Display for Version {
 }
 
 /// A superblock of either version.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Superblock {
     /// How it is encoded. v08 keeps the entry that has slot 0, the first two of the history and
     /// none of `members`, `node_id`, dagtags and the flags that DRBD 8 does not know.

@@ -1,5 +1,7 @@
 //! What both sides of a connection have agreed on, as far as it shapes bytes (wire §2, §3.1, §4.1).
 
+use serde::{Deserialize, Serialize};
+
 use super::header::HeaderVersion;
 use super::packet::feature;
 
@@ -8,7 +10,7 @@ use super::packet::feature;
 /// A connection starts with [`Agreed::NOTHING`]; once both P_CONNECTION_FEATURES are read it
 /// becomes what they have in common, and P_PROTOCOL and P_PROTOCOL_UPDATE set the digest lengths
 /// from their point of the stream on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Agreed {
     /// Agreed protocol version; 0 until the features are exchanged.
     pub version: u32,

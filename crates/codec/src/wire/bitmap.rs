@@ -11,6 +11,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use vocab::VolumeNr;
 
 use super::agreed::Agreed;
@@ -430,7 +431,7 @@ pub enum Progress {
 }
 
 /// One transfer of a map from a peer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BitmapReceiver {
     bits: u64,
     position: u64,

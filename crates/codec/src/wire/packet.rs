@@ -5,6 +5,7 @@
 //! the socket receives those straight into a disk buffer. Fields marked *opaque* are the
 //! creator's private bytes and are echoed bit for bit.
 
+use serde::{Deserialize, Serialize};
 use vocab::{Dagtag, GenUuid, NodeMask, SectorRange, Sectors, VolumeNr};
 
 /// Which of the two TCP streams of a connection a packet travels on.
@@ -17,7 +18,9 @@ pub enum Stream {
 }
 
 /// Packet creator's identification of a request, echoed by the answer (opaque 8 bytes).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct BlockId(pub u64);
 
 impl BlockId {
@@ -26,7 +29,7 @@ impl BlockId {
 }
 
 /// `dp_flags` of P_DATA, P_TRIM and P_ZEROES; unknown bits are kept.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct DataFlags(pub u32);
 
 impl DataFlags {
@@ -107,7 +110,7 @@ pub struct BlockReq {
 }
 
 /// A position in a primary's write stream that the answering node must have reached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DagtagDep {
     /// Node id of the primary (raw, as on the wire).
     pub node_id: u32,
@@ -183,7 +186,7 @@ pub enum SyncParamForm {
 }
 
 /// P_SIZES.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Sizes {
     /// Largest size the sender can offer; 0 if it has no disk and knows none.
     pub d_size: Sectors,
@@ -202,7 +205,7 @@ pub struct Sizes {
 }
 
 /// The 24-byte tail of P_SIZES.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct QueueLimits {
     /// Bytes.
     pub physical_block_size: u32,
@@ -242,7 +245,7 @@ pub struct Uuids110 {
 }
 
 /// `uuid_flags`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct UuidFlags(pub u64);
 
 impl UuidFlags {
@@ -315,7 +318,7 @@ pub struct Uuids {
 }
 
 /// The state word of P_STATE (wire §8.1), always from the sender's point of view.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct StateWord(pub u32);
 
 /// P_STATE_CHG_REQ and P_CONN_ST_CHG_REQ.
@@ -380,7 +383,7 @@ pub struct TwoPcReply {
 }
 
 /// P_CONNECTION_FEATURES.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Features {
     /// Lowest protocol version spoken.
     pub protocol_min: u32,

@@ -204,6 +204,11 @@ impl Job {
 }
 
 impl Jobs {
+    /// Nothing is under way on any disk.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len() && self.finished.is_empty() && self.full_news.is_empty()
+    }
+
     fn insert(&mut self, job: Job) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);

@@ -51,6 +51,9 @@ fn position() -> Dagtag {
 /// Where the answer to an operator's wish goes.
 pub(crate) type Reply = mpsc::Sender<Result<(), Refusal>>;
 
+mod handover;
+pub(crate) use handover::FrozenHost;
+
 /// A resource.
 pub(crate) struct Host {
     pub(crate) id: u16,
@@ -87,11 +90,17 @@ impl Host {
     pub(crate) fn new(id: u16, config: ResourceConfig, programs: Programs) -> Host {
         let (name, node_id) = (config.name.clone(), config.node_id);
         debug_assert!(config.volumes.is_empty() && config.peers.is_empty(), "added one by one");
+        let core = Resource::new(config, crate::random::seed(), position());
+        Host::around(id, name, node_id, core, programs)
+    }
+
+    /// A resource whose volumes and links are still to be added.
+    fn around(id: u16, name: String, node_id: NodeId, core: Resource, programs: Programs) -> Host {
         Host {
             id,
             name,
             node_id,
-            core: Resource::new(config, crate::random::seed(), position()),
+            core,
             volumes: Vec::new(),
             links: BTreeMap::new(),
             net: BTreeMap::new(),

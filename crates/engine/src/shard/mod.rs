@@ -10,7 +10,8 @@
 //!
 //! - `host`: a resource: the core and what its outputs are carried out with.
 //! - `disk`, `attach`: local disks. `volume`: volumes as targets of the front ends.
-//! - `calls`: handlers of a resource. `waterfall`: where the time of requests goes.
+//! - `calls`: handlers of a resource. `handover`: all of it on its way to another process.
+//! - `waterfall`: where the time of requests goes.
 //! - `io`, `bufs`, `token`: what they share.
 //!
 //! Nothing on a shard is shared with another thread; others send closures to its mailbox.
@@ -19,6 +20,7 @@ mod attach;
 mod bufs;
 mod calls;
 pub(crate) mod disk;
+mod handover;
 pub(crate) mod host;
 pub(crate) mod io;
 #[cfg(test)]
@@ -41,6 +43,7 @@ use crate::hub::Hub;
 use crate::log::{Level, log};
 pub(crate) use attach::{placement, superblock_place};
 use disk::Finished;
+pub(crate) use handover::FrozenShard;
 use host::Host;
 use io::Io;
 use token::{MAILBOX, NBD_SPACE, Purpose, UBLK_SPACE, VHOST_SPACE};
@@ -81,6 +84,10 @@ pub(crate) struct Shard {
     wishes: Vec<Wish>,
     touched: Vec<u32>,
     answers: Vec<Completion>,
+    /// Nothing is done.
+    frozen: bool,
+    /// What was completed meanwhile.
+    kept: Vec<Completed>,
 }
 
 /// The resources of a shard, by number.
@@ -120,6 +127,8 @@ impl Shard {
             wishes: Vec::new(),
             touched: Vec::new(),
             answers: Vec::new(),
+            frozen: false,
+            kept: Vec::new(),
         }
     }
 
@@ -309,6 +318,9 @@ impl Shard {
     }
 
     fn deadline(&mut self) -> Option<Instant> {
+        if self.frozen {
+            return None;
+        }
         let starved = self.io.starved.then(|| self.io.now() + STARVED);
         let all = [self.timers.next_deadline(), self.nbd.deadline(), starved, self.io.full_until];
         all.into_iter().flatten().min()
@@ -377,6 +389,8 @@ fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno>
         for done in events.drain(..) {
             if done.token == MAILBOX {
                 mailbox.on_completed(&mut shard.io.ring, &mut messages);
+            } else if shard.frozen {
+                shard.kept.push(done);
             } else {
                 shard.completed(done);
             }
@@ -389,6 +403,9 @@ fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno>
                 }
                 Message::Stop => return Ok(()),
             }
+        }
+        if shard.frozen {
+            continue;
         }
         shard.timeouts();
         shard.converse();

@@ -192,6 +192,26 @@ impl Volume {
         }
     }
 
+    /// Nothing is under way for anybody.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.free.len() == self.pending.len()
+            && self.wishes.is_empty()
+            && self.completions.is_empty()
+            && self.openers.values().all(|o| o.state == OpenState::Open && o.in_flight == 0)
+    }
+
+    /// Size, block size, and who has it open: all there is to a volume at rest.
+    pub(crate) fn at_rest(&self) -> (Sectors, u32, Vec<u64>) {
+        (self.size, self.block_size, self.openers.keys().map(|opener| opener.0).collect())
+    }
+
+    /// The reverse, for a volume that was just added.
+    pub(crate) fn set_at_rest(&mut self, (size, block_size, openers): (Sectors, u32, Vec<u64>)) {
+        (self.size, self.block_size) = (size, block_size);
+        let open = |id| (OpenerId(id), Opener { tag: 0, state: OpenState::Open, in_flight: 0 });
+        self.openers = openers.into_iter().map(open).collect();
+    }
+
     /// The size has changed.
     pub(crate) fn set_size(&mut self, size: Sectors) {
         self.size = size;

@@ -17,6 +17,7 @@
 //! sockets are there and when they are gone.
 
 mod dance;
+mod handover;
 mod integrity;
 mod listen;
 mod ping;
@@ -41,6 +42,7 @@ use crate::shard::io::Io;
 use crate::shard::token::SocketOp;
 
 use dance::Dance;
+pub(crate) use handover::FrozenLink;
 use integrity::Integrity;
 pub(crate) use listen::Listeners;
 use ping::PingTime;
@@ -91,6 +93,8 @@ pub(crate) struct Link {
     paths: Vec<PathConfig>,
     state: State,
     closing: Vec<Closing>,
+    /// Nothing more is read.
+    paused: bool,
 }
 
 enum State {
@@ -169,7 +173,8 @@ impl Link {
     /// A link that is not connected to anything. `label` names it in the log.
     pub(crate) fn new(id: LinkId, label: String, peer: &str, net: NetOptions) -> Link {
         let (peer, trouble, paths) = (peer.to_owned(), None, Vec::new());
-        Link { id, label, peer, net, trouble, paths, state: State::Idle, closing: Vec::new() }
+        let (state, closing, paused) = (State::Idle, Vec::new(), false);
+        Link { id, label, peer, net, trouble, paths, state, closing, paused }
     }
 
     /// Everything is encrypted, or nothing is sent.
@@ -458,6 +463,9 @@ impl Link {
     /// The next packet of a stream, to be called until there is nothing.
     pub(crate) fn read(&mut self, io: &mut Io, stream: Stream) -> Next {
         let State::Up(up) = &mut self.state else { return Next::Nothing };
+        if self.paused {
+            return Next::Nothing;
+        }
         let (agreed, integrity) = (up.agreed, up.integrity);
         let socket = up.socket(stream);
         match socket.read(stream, &agreed, integrity) {

@@ -129,6 +129,31 @@ impl Socket {
         self.tls = Some(Box::new(session));
     }
 
+    /// Traffic is encrypted.
+    pub(super) fn is_secured(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// What has arrived and was not handed on, as it came: a packet whose data is incomplete is
+    /// encoded again.
+    ///
+    /// # Panics
+    /// If a receive is in flight, or the socket is encrypted.
+    pub(super) fn unread(&self, agreed: &Agreed, integrity: Integrity) -> Vec<u8> {
+        assert!(self.tls.is_none(), "what is read of a record can not be unread");
+        let mut bytes = Vec::new();
+        if let Some(packet) = &self.partial {
+            // As its sender did, whose own digest is the peer's here.
+            let theirs = Agreed { own_digest_len: agreed.peer_digest_len, ..*agreed };
+            wire::encode(packet, &theirs, &mut bytes);
+            if integrity.peer.is_some() {
+                bytes.extend_from_slice(&self.digest);
+            }
+        }
+        bytes.extend(self.conn.rx.unread());
+        bytes
+    }
+
     /// Receives more, unless that is being done or the stream has ended.
     pub(crate) fn arm(&mut self, ring: &mut Ring) {
         if self.ended.is_none() {

@@ -1,7 +1,9 @@
 //! Two links in one thread find each other over loopback, whoever comes first and whatever
-//! crosses, and lose each other again. `encrypted`: the same with TLS.
+//! crosses, and lose each other again. `encrypted`: the same with TLS. `handover`: one end goes on in
+//! another process.
 
 mod encrypted;
+mod handover;
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};

@@ -25,6 +25,7 @@
 
 mod client;
 mod exports;
+mod handover;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -33,7 +34,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use runtime::net::{Conn, Listener};
-use runtime::{BufPool, Completed, Completion, Errno, OpenerId, Ring, Target, Timers, Token};
+use runtime::{BufPool, Completed, Completion, Errno, OpId, OpenerId, Ring, Target, Timers, Token};
+use serde::{Deserialize, Serialize};
 use vocab::Instant;
 
 use client::{Client, Env, Ids, Progress};
@@ -43,6 +45,7 @@ use super::Violation;
 use super::handshake::Handshake;
 pub use client::{Moved, Peer};
 pub use exports::{Export, Place, READ_ONLY_SUFFIX, TargetKey};
+pub use handover::{FrozenServer, Unfrozen};
 
 /// The driver's targets.
 pub trait Targets {
@@ -156,6 +159,8 @@ pub struct ClientStatus {
 
 /// Pause after accepting failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Accepting ended with nobody: a client had given up before, or the server has.
+const IN_VAIN: [i32; 4] = [libc::ECONNABORTED, libc::EINTR, libc::EAGAIN, libc::ECANCELED];
 /// Events kept for a driver that does not ask; the oldest are dropped.
 const EVENTS_MAX: usize = 4096;
 
@@ -175,15 +180,19 @@ pub struct Server {
     timers: Timers<Timer>,
     moved: Vec<Moved>,
     events: VecDeque<Event>,
+    /// Nobody is accepted and no further request is read.
+    paused: bool,
 }
 
 struct Listening {
     listener: Listener,
     path: Option<PathBuf>,
+    /// The accept in flight, if there is one.
+    accept: Option<OpId>,
 }
 
 /// Names a listener for [`Server::close_listener`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListenerId(u32);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -237,6 +246,7 @@ impl Server {
             timers: Timers::new(),
             moved: Vec::new(),
             events: VecDeque::new(),
+            paused: false,
         }
     }
 
@@ -281,8 +291,8 @@ impl Server {
     fn listen(&mut self, ring: &mut Ring, listener: Listener, path: Option<PathBuf>) -> ListenerId {
         // Places are never reused: a late completion of a closed listener finds nothing.
         let index = self.listeners.len() as u32;
-        listener.accept(ring, Token(pack(self.space, Purpose::Accept, index, 0)));
-        self.listeners.push(Some(Listening { listener, path }));
+        self.listeners.push(Some(Listening { listener, path, accept: None }));
+        self.accept_again(ring, index);
         ListenerId(index)
     }
 
@@ -482,16 +492,15 @@ impl Server {
         index: u32,
         done: Completed,
     ) {
-        if self.listeners[index as usize].is_none() {
-            return;
-        }
+        let Some(listening) = &mut self.listeners[index as usize] else { return };
+        listening.accept = None;
         match Conn::accepted(done, &self.pool) {
             Ok(conn) => {
                 self.accept_again(ring, index);
                 self.welcome(ring, targets, conn);
             }
             // A client that gave up before it was accepted.
-            Err(errno) if [libc::ECONNABORTED, libc::EINTR, libc::EAGAIN].contains(&errno.0) => {
+            Err(errno) if IN_VAIN.contains(&errno.0) => {
                 self.accept_again(ring, index);
             }
             Err(errno) => {
@@ -501,9 +510,13 @@ impl Server {
         }
     }
 
-    fn accept_again(&self, ring: &mut Ring, index: u32) {
-        if let Some(listening) = &self.listeners[index as usize] {
-            listening.listener.accept(ring, Token(pack(self.space, Purpose::Accept, index, 0)));
+    fn accept_again(&mut self, ring: &mut Ring, index: u32) {
+        let token = Token(pack(self.space, Purpose::Accept, index, 0));
+        if let Some(listening) = &mut self.listeners[index as usize]
+            && !self.paused
+            && listening.accept.is_none()
+        {
+            listening.accept = Some(listening.listener.accept(ring, token));
         }
     }
 
@@ -564,6 +577,7 @@ impl Server {
             exports: &self.exports,
             pool: &self.pool,
             events: &mut self.events,
+            paused: self.paused,
         };
         let idle_max = self.config.negotiation_idle;
         let before = client.deadline(idle_max);

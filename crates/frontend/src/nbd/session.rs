@@ -16,6 +16,7 @@
 //! data of reads, which is handed to [`Replies`] as it came from the target.
 
 use runtime::{Buf, Completion, Errno, Op};
+use serde::{Deserialize, Serialize};
 
 use super::handshake::BASE_ALLOCATION_ID;
 use super::proto::transfer::{Chunk, Command, Extent, REQUEST_LEN, RequestHeader, SimpleReply};
@@ -55,6 +56,17 @@ pub struct Session {
     /// Bytes asked for by the reads in flight.
     reading: u64,
     scratch: Vec<u8>,
+}
+
+/// What client and server have agreed on, see [`Session::freeze`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Frozen {
+    size: u64,
+    block_size_min: u32,
+    part_max: u32,
+    flags: u16,
+    structured: bool,
+    block_status: bool,
 }
 
 #[derive(Debug)]
@@ -334,6 +346,49 @@ impl Session {
             State::Header => (REQUEST_LEN - self.head_len, REQUEST_LEN - self.head_len),
             State::Skip { remaining, .. } => (1, remaining as usize),
             State::Payload { .. } | State::Disconnected => (0, 0),
+        }
+    }
+
+    /// No data of a request is to be read before the next one; that may have begun.
+    pub const fn is_between_requests(&self) -> bool {
+        matches!(self.state, State::Header)
+    }
+
+    /// A session that has nothing in flight, for [`Session::thaw`] in another process; and what it has
+    /// read of the next request. `None` if it has, or if its client leaves.
+    pub fn freeze(&self) -> Option<(Frozen, &[u8])> {
+        if self.in_flight() > 0 || !self.is_between_requests() || self.shutting_down {
+            return None;
+        }
+        let frozen = Frozen {
+            size: self.size,
+            block_size_min: self.block_size_min,
+            part_max: self.part_max,
+            flags: self.flags.0,
+            structured: self.structured,
+            block_status: self.block_status,
+        };
+        Some((frozen, &self.head[..self.head_len]))
+    }
+
+    /// Goes on with what was frozen.
+    pub fn thaw(frozen: &Frozen) -> Session {
+        let Frozen { size, block_size_min, part_max, flags, structured, block_status } = *frozen;
+        Session {
+            size,
+            block_size_min,
+            part_max,
+            flags: TransmissionFlags(flags),
+            structured,
+            block_status,
+            shutting_down: false,
+            state: State::Header,
+            head: [0; REQUEST_LEN],
+            head_len: 0,
+            requests: Vec::new(),
+            free: Vec::new(),
+            reading: 0,
+            scratch: Vec::new(),
         }
     }
 

@@ -16,43 +16,95 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 const LEAF_WORDS: usize = 512;
 const LEAF_BITS: u64 = LEAF_WORDS as u64 * 64;
 const NODE_LEAVES: usize = 512;
 const NODE_BITS: u64 = NODE_LEAVES as u64 * LEAF_BITS;
 
 /// Bits `0..len`, sparse.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SparseBits {
     len: u64,
     ones: u64,
     nodes: Vec<Node>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Node {
     Zero,
     Full,
     Leaves(Box<Leaves>),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Leaves {
     ones: u64,
+    #[serde(with = "leaves")]
     leaves: [Leaf; NODE_LEAVES],
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Leaf {
     Zero,
     Full,
     Bits(Box<Bits>),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Bits {
     ones: u64,
+    #[serde(with = "words")]
     words: [u64; LEAF_WORDS],
+}
+
+/// Leaves as a sequence: serde knows no arrays of that length.
+mod leaves {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::{Leaf, NODE_LEAVES};
+
+    pub(super) fn serialize<S: Serializer>(
+        leaves: &[Leaf; NODE_LEAVES],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        leaves.as_slice().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<[Leaf; NODE_LEAVES], D::Error> {
+        let leaves = Vec::<Leaf>::deserialize(deserializer)?;
+        leaves.try_into().map_err(|_| D::Error::custom("another number of leaves"))
+    }
+}
+
+/// Words as bytes: a large volume has millions of them.
+mod words {
+    use serde::{Deserializer, Serializer};
+
+    use super::LEAF_WORDS;
+
+    pub(super) fn serialize<S: Serializer>(
+        words: &[u64; LEAF_WORDS],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut bytes = [0; 8 * LEAF_WORDS];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        codec::frozen::bytes::serialize(&bytes, serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<[u64; LEAF_WORDS], D::Error> {
+        let bytes: [u8; 8 * LEAF_WORDS] = codec::frozen::bytes::deserialize(deserializer)?;
+        let (chunks, _) = bytes.as_chunks::<8>();
+        Ok(std::array::from_fn(|i| u64::from_le_bytes(chunks[i])))
+    }
 }
 
 impl Leaf {

@@ -17,6 +17,7 @@
 //! history     former generations, youngest first
 //! ```
 
+use serde::{Deserialize, Serialize};
 use vocab::{Dagtag, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask};
 
 mod change;
@@ -46,7 +47,7 @@ pub const fn is_generation(uuid: GenUuid) -> bool {
 }
 
 /// The bitmap generation of one node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct BitmapUuid {
     /// The generation the bits start from; none if no bitmap is in use.
     pub uuid: GenUuid,
@@ -55,7 +56,7 @@ pub struct BitmapUuid {
 }
 
 /// What a node with a disk remembers about one volume's generations.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Generations {
     current: GenUuid,
     bitmap: [BitmapUuid; MAX_NODES],

@@ -8,6 +8,7 @@ use super::compare::{Context, Finding, Occasion, Rule, Side, Strategy, Verdict};
 use super::compare::{compare, missed_end, nothing_dirty};
 use super::is_generation;
 use codec::wire::packet::{UuidFlags, feature};
+use serde::{Deserialize, Serialize};
 use vocab::options::{AfterSb0, AfterSb1, AfterSb2, NetOptions, Protocol, RrConflict};
 use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState};
 
@@ -62,7 +63,7 @@ pub struct Local {
 }
 
 /// What to do to bitmaps and bitmap generations, durably, before anything else. In this order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Preparation {
     /// Set every bit of this node's slot.
     SetAll(NodeId),

@@ -16,6 +16,7 @@
 //! makes everything be resynced once (hard case 85). The agreed size stays what it was all the time.
 
 use codec::disk::{MdFlags, PeerFlags, Superblock};
+use serde::{Deserialize, Serialize};
 
 use super::Log;
 use crate::io::{MovedMetadata, Output};
@@ -23,7 +24,7 @@ use crate::resource::Resource;
 use crate::state::VolIx;
 
 /// What is to be done next, or under way.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Moving {
     #[default]
     Settled,

@@ -8,6 +8,7 @@
 //! makes only a few does not hold up the return of his data's redundancy. And there is a least
 //! rate, whatever users do.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vocab::options::KibPerSecond;
 use vocab::{Instant, Sectors};
@@ -29,7 +30,7 @@ const USERS_REQUEST: u64 = 8;
 
 /// Users of a disk as one resync sees them, and whose turn it is. `total` is always what the disk
 /// has transferred for users in its life.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Users {
     /// The total when it was looked at, and when the resync's latest request began.
     seen: Sectors,

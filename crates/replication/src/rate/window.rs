@@ -9,6 +9,7 @@
 //!
 //! While users work it is [`Users`] who say when the next request goes out, a small one.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vocab::options::KibPerSecond;
 use vocab::{Instant, Sectors};
@@ -36,7 +37,7 @@ const SHORT: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_millis(20);
 
 /// The window of one resync target.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Window {
     size: u64,
     /// No queue was seen yet: it may double.
@@ -48,7 +49,7 @@ pub struct Window {
 }
 
 /// A round of answers: to what was asked for since the last one, half a window of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Round {
     /// Requests of earlier rounds have lower numbers.
     from: u64,

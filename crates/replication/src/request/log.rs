@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
 use vocab::{Dagtag, Instant, MAX_NODES, SectorRange};
 
 use crate::intervals::Slot;
@@ -9,7 +10,7 @@ use crate::io::RequestOp;
 use crate::state::VolIx;
 
 /// Writes in flight, oldest first, identified by consecutive sequence numbers.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TransferLog {
     base: u64,
     entries: VecDeque<Write>,
@@ -22,7 +23,7 @@ pub(crate) struct TransferLog {
 }
 
 /// One write (or flush) of a user.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Write {
     pub vol: VolIx,
     pub id: u64,
@@ -43,7 +44,7 @@ pub(crate) struct Write {
 }
 
 /// State of the local part of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Local {
     /// There is no local disk.
     None,
@@ -55,7 +56,7 @@ pub(crate) enum Local {
 }
 
 /// State of a write towards one peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Part {
     /// Not sent.
     None,

@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, Data, DataFlags, Packet, RsReq};
+use serde::{Deserialize, Serialize};
 use vocab::{DiskState, Instant, NodeId, ReplState, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
@@ -26,7 +27,7 @@ const MAX_HOLD: Duration = Duration::from_millis(500);
 const MAX_HOLD_AUTO: Duration = Duration::from_millis(100);
 
 /// A request of a peer that this node answers: resync or verify.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Serve {
     pub peer: PeerIx,
     pub vol: VolIx,
@@ -44,7 +45,7 @@ pub(crate) struct Serve {
 }
 
 /// What the peer wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ServeKind {
     Data,
     Thin,

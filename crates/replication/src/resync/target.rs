@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, Data, Packet, RsReq, UuidFlags, feature};
+use serde::{Deserialize, Serialize};
 use vocab::{
     ConnState, Instant, NodeId, NodeMask, ReplState, Role, SectorRange, Sectors, VolumeNr,
 };
@@ -23,17 +24,25 @@ const RETRY: Duration = Duration::from_millis(20);
 const MAX_TOLD: usize = 1024;
 
 /// A request of the target.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RsRequest {
     range: SectorRange,
     key: Slot,
     since: Instant,
+    #[serde(skip)]
     buf: Option<BufId>,
     /// The answer arrived.
     answered: bool,
     /// A Primary has said meanwhile that this node misses a write to that range, and the source
     /// may have read it before: it is asked for again.
     outdated: bool,
+}
+
+impl super::Resync {
+    /// Blocks that were received are not on disk.
+    pub(crate) fn holds_data(&self) -> bool {
+        self.requests.values().any(|request| request.buf.is_some())
+    }
 }
 
 /// A resync write whose resync ended before the disk did.

@@ -23,7 +23,7 @@
 use std::collections::VecDeque;
 
 use crate::ring::Segment;
-use crate::{AllocError, Buf, BufPool, Completed, Errno, Fd, Payload, Ring, Token, Vectored};
+use crate::{AllocError, Buf, BufPool, Completed, Errno, Fd, OpId, Payload, Ring, Token, Vectored};
 
 /// Most bytes [`RxStream::peek`] can be asked for.
 pub const PEEK_MAX: usize = 32 << 10;
@@ -66,6 +66,8 @@ pub struct RxStream {
     /// The areas; `None` while the ring has them. `done` counts the bytes received into them,
     /// from the start of the first.
     list: Option<Box<Vectored>>,
+    /// The receive in flight, or the last one.
+    receive: Option<OpId>,
     /// Bytes of the first area that were consumed.
     read: usize,
     /// The first area is the buffer of a payload being taken.
@@ -150,6 +152,7 @@ impl RxStream {
             fd,
             pool,
             list: Some(Box::default()),
+            receive: None,
             read: 0,
             taking: false,
             scratch: Vec::new(),
@@ -302,8 +305,45 @@ impl RxStream {
         }
         let mut list = self.list.take().expect("checked above");
         self.make_room(&mut list, unread);
-        ring.recvmsg(token, &self.fd, list);
+        self.receive = Some(ring.recvmsg(token, &self.fd, list));
         true
+    }
+
+    /// Ends the receive in flight, if there is one: its completion comes soon, with what has arrived
+    /// by then or without anything.
+    pub fn cancel(&self, ring: &mut Ring) {
+        if let (true, Some(receive)) = (self.is_armed(), self.receive) {
+            ring.cancel(receive);
+        }
+    }
+
+    /// What has arrived and was not consumed, for [`RxStream::preload`] of another stream on the same
+    /// socket.
+    ///
+    /// # Panics
+    /// If a receive is in flight: it may bring more.
+    pub fn unread(&self) -> Vec<u8> {
+        let list = self.list.as_ref().expect("nothing is being received");
+        let mut bytes = Vec::with_capacity(self.available());
+        gather(list, self.read, self.available(), |part| bytes.extend_from_slice(part));
+        bytes
+    }
+
+    /// Begins with bytes that somebody else has received.
+    ///
+    /// # Panics
+    /// If anything was received here before.
+    pub fn preload(&mut self, bytes: &[u8]) {
+        let list = self.list.as_mut().expect("nothing is being received");
+        assert!(list.segments.is_empty() && list.done == 0, "a new stream is preloaded");
+        if bytes.is_empty() {
+            return;
+        }
+        let len = u32::try_from(bytes.len()).expect("what is unread is some MiB at most");
+        need(list, bytes.len());
+        list.bytes[..bytes.len()].copy_from_slice(bytes);
+        list.segments.push_back(Segment::Bytes { at: 0, len });
+        list.done = bytes.len();
     }
 
     /// Lays out the areas of the next receive behind what is unread.
@@ -379,7 +419,7 @@ impl RxStream {
         match done.result {
             Ok(0) => Ok(Received::End),
             Ok(received) => Ok(Received::Data(received as usize)),
-            Err(Errno::EINTR | Errno::EAGAIN) => Ok(Received::Data(0)),
+            Err(Errno::EINTR | Errno::EAGAIN | Errno::ECANCELED) => Ok(Received::Data(0)),
             Err(errno) => Err(errno),
         }
     }

@@ -456,6 +456,15 @@ pub enum Command {
     },
     /// Show facts about the engine
     Info,
+    /// Have another engine take over while clients and peers are served
+    ///
+    /// It has the arguments of the one that runs. If it can not take over, the one that runs goes on, and
+    /// the answer says why.
+    Upgrade {
+        /// The program that takes over [default: what is where the running one was started from]
+        #[arg(long, value_name = "PATH")]
+        binary: Option<PathBuf>,
+    },
     /// Take every resource down and end the engine
     Shutdown {
         /// Even while volumes are open
@@ -537,6 +546,7 @@ impl Command {
             | Command::Unmap { .. }
             | Command::Unlock { .. }
             | Command::Lock { .. }
+            | Command::Upgrade { .. }
             | Command::Shutdown { .. } => (false, false),
         };
         let mut uses = vec!["socket", "timeout", "wait_engine"];

@@ -6,6 +6,7 @@ mod convert;
 mod maps;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use codec::admin::{
@@ -127,6 +128,7 @@ impl Session<'_> {
                 self.simple(&format!("lock {disk}"), Request::Lock { disk: disk.clone() })
             }
             Command::Info => self.info(),
+            Command::Upgrade { binary } => self.upgrade(binary.as_deref()),
             Command::Shutdown { force } => {
                 self.simple("shutdown", Request::Shutdown { force: *force })
             }
@@ -740,6 +742,24 @@ impl Session<'_> {
             writeln!(self.out, "{uri} volume:{resource}/{volume} clients:{clients}{how}")?;
         }
         Ok(())
+    }
+
+    fn upgrade(&mut self, binary: Option<&Path>) -> Result<(), Error> {
+        // The engine has another working directory.
+        let absolute = binary.map(std::path::absolute).transpose()?;
+        let binary = absolute.map(|path| path.display().to_string());
+        match self.ask("upgrade", Request::Upgrade { binary })? {
+            Answer::Upgraded(report) => {
+                let pause = report.pause_us as f64 / 1e3;
+                writeln!(
+                    self.out,
+                    "process {} has taken over; I/O waited {pause:.1} ms",
+                    report.pid
+                )?;
+                Ok(())
+            }
+            answer => Err(unfitting("upgrade", &answer)),
+        }
     }
 
     fn info(&mut self) -> Result<(), Error> {

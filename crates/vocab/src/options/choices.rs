@@ -3,13 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::spec::{Raw, Unit, Value};
 use crate::{Bytes, Minor, Sectors};
 
 macro_rules! choices {
     ($($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $word:literal,)+ })+) => {$(
         $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         pub enum $name { $($(#[$vmeta])* $variant,)+ }
 
         impl $name {
@@ -180,7 +182,7 @@ choices! {
 }
 
 /// How many votes a partition needs (semantics §6).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Quorum {
     /// No rule.
     Off,
@@ -218,7 +220,9 @@ impl Value for Quorum {
 }
 
 /// A rate in KiB per second.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct KibPerSecond(pub u32);
 
 impl KibPerSecond {

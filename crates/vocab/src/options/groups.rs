@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::choices::*;
 use super::secret::Secret;
 use super::spec::{Honoured, Kind, OptionError, OptionSpec, Options, Raw, Unit, Value, sealed};
@@ -32,7 +34,7 @@ macro_rules! options {
         }
     ) => {
         $(#[$meta])*
-        #[derive(Clone, PartialEq, Eq, Debug)]
+        #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
         pub struct $name { $(#[doc = $help] pub $field: $type,)+ }
 
         impl Options for $name {

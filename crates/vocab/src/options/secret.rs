@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 
 use super::spec::{Raw, Unit, Value};
 
 /// Text that takes part in equality and in what is kept, and never in messages. It is erased from memory
 /// when it is dropped.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Secret(String);
 
 impl Secret {

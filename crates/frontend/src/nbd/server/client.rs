@@ -20,6 +20,7 @@ use runtime::{
     AllocError, Buf, BufPool, Completed, Completion, Errno, Intent, Op, OpenerId, Request, Ring,
     Token,
 };
+use serde::{Deserialize, Serialize};
 use vocab::Instant;
 
 use super::exports::{Exports, Place, Resolved, TargetKey};
@@ -73,6 +74,19 @@ pub struct Moved {
     pub(super) wish: Wish,
 }
 
+/// A client that is served and has nothing under way.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct FrozenClient {
+    /// What targets know it by.
+    pub(super) opener: u64,
+    pub(super) export: String,
+    description: String,
+    read_only: bool,
+    session: session::Frozen,
+    /// What has arrived of its next requests.
+    unread: Vec<u8>,
+}
+
 /// What the client asked for.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
@@ -88,6 +102,8 @@ pub(super) struct Env<'a> {
     pub(super) exports: &'a Exports,
     pub(super) pool: &'a BufPool,
     pub(super) events: &'a mut VecDeque<Event>,
+    /// No further request is read.
+    pub(super) paused: bool,
 }
 
 /// The names a client goes by.
@@ -315,6 +331,81 @@ impl Client {
         };
         let socket = self.io.into_fd().map_err(|errno| CloseReason::Lost(Some(errno)))?;
         Ok(Moved { thread, socket, handshake, wish })
+    }
+
+    /// Stops reading, unless the data of a request is under way.
+    pub(super) fn pause(&self, ring: &mut Ring) {
+        if let Phase::Serving(serving) = &self.phase
+            && serving.session.is_between_requests()
+        {
+            self.io.rx.cancel(ring);
+        }
+    }
+
+    /// What keeps the client from being frozen.
+    pub(super) fn unfrozen(&self) -> Option<String> {
+        let Phase::Serving(serving) = &self.phase else {
+            return Some("is negotiating or leaving".to_owned());
+        };
+        let why = match (serving.session.in_flight(), serving.work) {
+            (1.., _) => {
+                return Some(format!("has {} requests under way", serving.session.in_flight()));
+            }
+            (0, Work::Read(_)) => "has a request that waits for memory",
+            (0, Work::Write(..)) => "has not sent all of a request",
+            (0, Work::None) if serving.removed || serving.session.freeze().is_none() => {
+                "is leaving"
+            }
+            (0, Work::None) if !self.is_sent() => "does not take its answers",
+            (0, Work::None) if self.io.rx.is_armed() => "is being listened to",
+            (0, Work::None) => return None,
+        };
+        Some(why.to_owned())
+    }
+
+    /// The client, for [`Client::thaw`] in another process.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    ///
+    /// # Panics
+    /// If it is not idle, see [`Client::unfrozen`].
+    pub(super) fn freeze(&self) -> Result<(FrozenClient, OwnedFd), Errno> {
+        let (Phase::Serving(serving), Some(open)) = (&self.phase, &self.open) else {
+            panic!("only a client that is served is frozen");
+        };
+        let (session, begun) = serving.session.freeze().expect("nothing is in flight");
+        let mut unread = begun.to_vec();
+        unread.extend(self.io.rx.unread());
+        let frozen = FrozenClient {
+            opener: self.ids.opener.0,
+            export: open.name.clone(),
+            description: open.description.clone(),
+            read_only: open.read_only,
+            session,
+            unread,
+        };
+        Ok((frozen, self.io.share()?))
+    }
+
+    /// The client as it was, with its export open, and nothing read yet.
+    pub(super) fn thaw(
+        mut io: Conn,
+        ids: Ids,
+        now: Instant,
+        frozen: FrozenClient,
+        key: TargetKey,
+    ) -> Client {
+        let FrozenClient { opener, export, description, read_only, session, unread } = frozen;
+        debug_assert_eq!(opener, ids.opener.0, "targets know it by that");
+        io.rx.preload(&unread);
+        let session = Session::thaw(&session);
+        let (opener, work, removed) = (ids.opener, Work::None, false);
+        let serving = Serving { session, opener, key, work, removed };
+        let mut client = Client::new(io, ids, now, Handshake::new());
+        client.phase = Phase::Serving(Box::new(serving));
+        client.open = Some(Open { key, name: export, description, read_only });
+        client
     }
 
     /// Goes on where the client was on the thread it comes from.
@@ -574,6 +665,9 @@ impl Serving {
     }
 
     fn next_request(&mut self, io: &mut Conn, env: &mut Env<'_>) -> Result<Step, CloseReason> {
+        if env.paused && self.session.is_between_requests() {
+            return Ok(Step::Rest);
+        }
         let (least, most) = self.session.wanted();
         if most == 0 {
             return Ok(Step::Rest);

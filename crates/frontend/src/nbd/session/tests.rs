@@ -554,3 +554,33 @@ fn mutated_connections_do_no_harm() {
     }
     assert!(opened > 1000 && answered > 1 << 20, "{opened} sessions, {answered} bytes");
 }
+
+#[test]
+fn a_session_between_two_requests_goes_on_elsewhere_with_what_was_read_of_the_next() {
+    let export = MemoryTarget::new(Bytes(SIZE)).info();
+    let export = ExportInfo { name: "r0", description: "", target: export, read_only: false };
+    let mut session = Session::new(&export, FLAGS, true, true);
+    let read = RequestHeader {
+        flags: CommandFlags::NONE,
+        command: Command::Read,
+        cookie: 77,
+        offset: 4096,
+        len: 512,
+    };
+    let request = read.encode();
+    for cut in 0..REQUEST_LEN {
+        let mut sent = Sent::default();
+        assert_eq!(session.receive(&request[..cut], &mut sent).unwrap(), (cut, None));
+        let (frozen, begun) = session.freeze().unwrap();
+        assert_eq!(begun, &request[..cut]);
+        let mut heir = Session::thaw(&frozen);
+        assert_eq!(heir.freeze().unwrap().0, frozen);
+        let (used, event) = heir.receive(&request, &mut sent).unwrap();
+        let Some(Event::Job(job)) = event else { panic!("a read: {event:?}") };
+        assert_eq!((used, job.op, job.offset, job.len), (REQUEST_LEN, Op::Read, 4096, 512));
+        assert!(heir.freeze().is_none(), "a request is in flight");
+        session = Session::thaw(&frozen);
+    }
+    session.shut_down();
+    assert!(session.freeze().is_none());
+}
