@@ -59,21 +59,22 @@ async fn volumes_are_encrypted_once_there_is_a_master_passphrase() {
     assert_eq!((answer.status, answer.first()), (500, (225, true)));
 
     // Only nodes that have such volumes are told the key.
-    let state = server.handle.state();
-    let master = state.observed.master.clone().unwrap();
-    for (name, given) in [("enc", None), ("own", Some("my own"))] {
-        let name = cluster::name::ResourceName::new(name).unwrap();
-        let definition = state.model.definition(&name).unwrap();
-        let sealed = definition.volumes.values().next().unwrap().passphrase.clone().unwrap();
-        let passphrase = master.unseal(&sealed).unwrap();
-        assert!(given.is_none_or(|given| passphrase.expose() == given));
-        assert!(!sealed.contains(passphrase.expose()));
-        for resource in state.model.resources_of(&name).filter(|r| r.is_diskful()) {
-            let told = server.agents.told(resource.node.as_str());
-            assert_eq!(told.as_ref(), Some(&master.to_secret()), "{}", resource.node);
+    {
+        let state = server.handle.state();
+        let master = state.observed.master.clone().unwrap();
+        for (name, given) in [("enc", None), ("own", Some("my own"))] {
+            let name = cluster::name::ResourceName::new(name).unwrap();
+            let definition = state.model.definition(&name).unwrap();
+            let sealed = definition.volumes.values().next().unwrap().passphrase.clone().unwrap();
+            let passphrase = master.unseal(&sealed).unwrap();
+            assert!(given.is_none_or(|given| passphrase.expose() == given));
+            assert!(!sealed.contains(passphrase.expose()));
+            for resource in state.model.resources_of(&name).filter(|r| r.is_diskful()) {
+                let told = server.agents.told(resource.node.as_str());
+                assert_eq!(told.as_ref(), Some(&master.to_secret()), "{}", resource.node);
+            }
         }
     }
-    drop(state);
 
     let shown = server.call("GET", "/v1/view/resources?resources=enc", "").await.json();
     let diskful = |r: &&Value| r["volumes"][0]["provider_kind"] == "FILE_THIN";

@@ -130,10 +130,14 @@ fn begin_data(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
         }
         let empty = |other: &Resource| {
             let replica = ask.observed.replica(name, &other.node);
-            let disk = |replica: &ReplicaState| replica.volumes.get(nr).and_then(|v| v.disk);
+            // Where there is no backing volume there never were data, or others have them.
+            let none = |state: &VolumeState| {
+                state.backing.is_none()
+                    || matches!(state.disk, None | Some(DiskState::Inconsistent))
+            };
             ask.observed.is_connected(&other.node)
                 && replica.is_some_and(|replica| {
-                    let none = matches!(disk(replica), None | Some(DiskState::Inconsistent));
+                    let none = replica.volumes.get(nr).is_none_or(none);
                     replica.generation >= wanted && (none || !other.is_diskful())
                 })
         };

@@ -5,8 +5,10 @@ use vocab::{Bytes, DiskState, VolumeNr};
 
 use super::{Action, Affected, Guard, Plan, affected, plan};
 use crate::apply::tests::{Bed, node, rd};
+use crate::change::Object;
 use crate::command::{Command, NewDefinition, NewVolumeDefinition};
 use crate::layer::Layer;
+use crate::objects::VolumeDefinitionFlag;
 use crate::props::PropsEdit;
 
 const GIB: u64 = 1 << 30;
@@ -94,6 +96,35 @@ fn a_plan_begins_anew_where_the_nodes_are() {
             "2 node-1: configure after [1]",
         ]
     );
+}
+
+#[test]
+fn data_begin_elsewhere_when_nobody_else_has_any() {
+    let mut bed = deployed();
+    // Who was to begin is gone, and the other replica never came to have a backing volume.
+    let mut definition = bed.model.definition(&rd("disk")).unwrap().clone();
+    let volume = definition.volumes.get_mut(&VolumeNr(0)).unwrap();
+    volume.flags.remove(&VolumeDefinitionFlag::DrbdInitialized);
+    (volume.initial_on, volume.passed_on) = (Some(node(1)), true);
+    bed.model.put(Object::Definition(definition));
+    let wanted = bed.model.wanted_generation(&rd("disk"));
+    let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+    replicas.values_mut().for_each(|replica| replica.generation = wanted);
+    let mut set = |index, disk, backing| {
+        let volumes = &mut replicas.get_mut(&node(index)).unwrap().volumes;
+        let state = volumes.get_mut(&VolumeNr(0)).unwrap();
+        (state.disk, state.backing) = (Some(disk), backing);
+    };
+    set(1, DiskState::Inconsistent, Some(Bytes(2 * GIB)));
+    set(0, DiskState::Diskless, None);
+    let begins =
+        |bed: &Bed| lines(&plan_of(bed)).iter().any(|line| line.contains("begin the data"));
+    assert!(begins(&bed), "{:?}", lines(&plan_of(&bed)));
+    // A disk that is lost for the moment may have data.
+    let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+    let lost = replicas.get_mut(&node(0)).unwrap().volumes.get_mut(&VolumeNr(0)).unwrap();
+    lost.backing = Some(Bytes(2 * GIB));
+    assert!(!begins(&bed), "{:?}", lines(&plan_of(&bed)));
 }
 
 /// Whether the disk of the first node is to be removed, and whether all it has.

@@ -308,7 +308,7 @@ fn rings_that_make_no_sense_end_and_others_go_on() {
             guest.offer(0, 0);
         },
         |guest| {
-            guest.descriptor(0, 0, u64::MAX - GUEST - 100, u32::MAX & !15, 4, 0);
+            guest.descriptor(0, 0, u64::MAX - GUEST - 100, !15, 4, 0);
             guest.offer(0, 0);
         },
     ];

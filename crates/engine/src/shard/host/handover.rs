@@ -105,7 +105,8 @@ impl Host {
                 self.name
             ));
         }
-        let encrypted = |volume: &&super::HostVolume| volume.disk.as_ref().is_some_and(|d| d.crypt.is_some());
+        let encrypted =
+            |volume: &&super::HostVolume| volume.disk.as_ref().is_some_and(|d| d.crypt.is_some());
         if let Some(volume) = self.volumes.iter().find(encrypted) {
             return Some(format!(
                 "{}/{}: its disk is encrypted, and keys are not handed over",
