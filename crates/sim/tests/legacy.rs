@@ -3,11 +3,10 @@
 
 use codec::wire::{Command, Packet};
 use replication::io::AdminCommand;
-use sim::Op;
 use sim::plan::{Plan, Start, node_id};
 use sim::scenario::scenario;
 use vocab::options::Quorum;
-use vocab::{ConnState, DiskState, HandlerEvent, HandlerSet, ReplState, VolumeNr};
+use vocab::{ConnState, DiskState, ReplState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
 
@@ -97,34 +96,6 @@ fn an_interrupted_resync_goes_on_by_its_bits() {
         });
         w.wait_disk(1, DiskState::UpToDate);
         w.close(0, opener);
-        w.settle();
-    });
-}
-
-/// A write of a Primary that is behind is on its way when the link is lost, and lasts: no generation
-/// is waited for that no peer of protocol 8 would take.
-#[test]
-fn a_primary_that_is_behind_goes_on_after_its_peer_was_away() {
-    scenario(Plan { handlers: HandlerSet::ALL, ..pair() }, |w| {
-        w.form();
-        w.disconnect(1, 0);
-        w.wait_lost(0, 1);
-        w.write_after_open(0, 0);
-        w.wait_secondary(0);
-        w.hold_handler(HandlerEvent::BeforeResyncTarget);
-        w.connect(1, 0);
-        w.wait("it is asked", |w| w.calls_of(1, HandlerEvent::BeforeResyncTarget).len() == 1);
-        let opener = w.open(1);
-        let write = w.start(1, Op::Write { fua: false }, 64, 8);
-        let sent = w.tap(1, 0, |packet| matches!(packet, Packet::Data(..)));
-        w.release_handler(HandlerEvent::BeforeResyncTarget, Some(0));
-        w.wait("the write is on its way", |w| w.tapped(sent) == 1);
-        w.cut(0, 1);
-        w.wait_lost(1, 0);
-        w.expect("it waits", |w| !w.is_answered(write));
-        w.heal(0, 1);
-        w.finish(write).expect("it is written");
-        w.close(1, opener);
         w.settle();
     });
 }

@@ -34,6 +34,11 @@ fn a_failed_write_reaches_one_of_two_disks_whose_primary_has_none() {
     breaks_nothing(42_001_959);
 }
 
+#[test]
+fn a_primary_that_is_behind_waits_for_no_generation_of_a_peer_of_protocol_8() {
+    breaks_nothing(9_024);
+}
+
 fn breaks_nothing(seed: u64) {
     let violation = run::seed(seed, Trace::off()).violation;
     assert!(violation.is_none(), "seed {seed}: {violation:?}");
