@@ -37,6 +37,7 @@ mod parting;
 mod peer_ack;
 mod peer_uuids;
 mod peers_in_sync;
+mod pings;
 pub mod quorum;
 pub mod rate;
 mod read;
