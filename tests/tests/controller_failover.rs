@@ -171,7 +171,9 @@ fn volumes_agents_and_tokens_outlive_the_controller_that_leads() {
     assert!(["admin", "t0", "t1"].iter().all(|name| tokens.contains(name)), "{tokens}");
     stop.store(true, Ordering::Relaxed);
     assert!(writer.join().unwrap() > 0);
-    operator.ok("volume delete vol1 more0 more1");
+    operator.ok("volume delete more0 more1");
+    // The writer has gone, and its agent has to say so first.
+    operator.wait("volume delete vol1", |_| true);
     for node in &nodes {
         assert_eq!(pools.files(node.name), Vec::<String>::new(), "left on {}", node.name);
     }

@@ -118,7 +118,8 @@ fn an_encrypted_volume_is_noise_on_disk_and_needs_its_key_after_each_start() {
         let raw = fs::read(&path).unwrap();
         let clear = |part: &[u8]| raw.windows(64).step_by(64).any(|w| w == part);
         assert!(!clear(&first[..64]) && !clear(&second[..64]), "{name} has nothing in the clear");
-        assert!(raw[(17 * MIB) as usize..][..4096].iter().any(|b| *b != 0));
+        let zeroes = &raw[(luks::DATA_OFFSET + 17 * MIB) as usize..][..4096];
+        assert!(zeroes.iter().any(|byte| *byte != 0), "{name} does not tell what is zero");
     }
     assert!(client.read(16 * MIB, MIB as usize).unwrap() == expected);
     assert!(client.read(0, MIB as usize).unwrap() == first);

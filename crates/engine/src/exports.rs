@@ -100,6 +100,13 @@ impl Engine {
             None => {}
         }
         if let Some(path) = path_of(listen) {
+            if let Some((other, _)) = exports.by_name.iter().find(|(_, e)| e.listen == *listen) {
+                let detail = format!(
+                    "can not listen at {path}: `{other}` is served there; choose another place, or \
+                     unexport it"
+                );
+                return Err(Refusal::config(ConfigError::Exists, detail).into());
+            }
             let server = self.serve_vhost(name, &export, path)?;
             exports.vhost.insert(name.to_owned(), server);
             exports.by_name.insert(name.to_owned(), export);

@@ -107,6 +107,8 @@ pub fn listen_unix(path: &Path) -> Result<OwnedFd, Errno> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     if let Err(error) = socket.bind(&address) {
         let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        // Whoever listens may be in no hurry to accept.
+        probe.set_nonblocking(true)?;
         let stale = error.raw_os_error() == Some(libc::EADDRINUSE)
             && std::fs::symlink_metadata(path)?.file_type().is_socket()
             && matches!(probe.connect(&address),

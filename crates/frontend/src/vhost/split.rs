@@ -313,10 +313,7 @@ mod tests {
             let _ = split.wants_call(&guest);
             let _ = split.arm(&guest);
         }
-        assert!(
-            chains > 1000 && requests > 1000 && refused > 1000,
-            "{chains} {requests} {refused}"
-        );
+        assert!(chains > 1000 && requests > 500 && refused > 1000, "{chains} {requests} {refused}");
     }
 
     #[test]

@@ -469,6 +469,21 @@ fn unix_sockets_replace_a_stale_one_and_know_the_peer() {
     assert!(wait_for(&mut ring, Token(3)).result.is_err(), "its accept has ended");
 }
 
+/// Somebody listens and accepts nobody, and as many wait as may.
+#[test]
+fn whether_a_socket_is_stale_is_found_out_without_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let busy = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    busy.bind(&socket2::SockAddr::unix(&path).unwrap()).unwrap();
+    busy.listen(0).unwrap();
+    for _ in 0..3 {
+        assert_eq!(listen_unix(&path).err(), Some(Errno(libc::EADDRINUSE)));
+    }
+    drop(busy);
+    listen_unix(&path).unwrap();
+}
+
 /// A socket given away stays connected, and its old owner is gone.
 #[test]
 fn a_connection_can_be_given_away() {

@@ -113,7 +113,7 @@ fn commands_of_drbdadm_become_requests() {
     };
     check(
         "new-resource r1 0 --quorum=majority --on-no-quorum=io-error",
-        json!({ "command": "new-resource", "resource": "r1", "node-id": 0,
+        json!({ "command": "new-resource", "resource": "r1", "handlers": "helper", "node-id": 0,
             "options": { "quorum": "majority", "on-no-quorum": "io-error" } }),
     );
     check(
