@@ -1,6 +1,7 @@
 //! A resync takes what users leave, and gives way to their I/O: as an operator's options say,
 //! semantics §9.4, or by itself.
 
+use codec::wire::Packet;
 use sim::plan::Plan;
 use sim::scenario::scenario;
 use sim::{Op, World};
@@ -129,5 +130,32 @@ fn without_options_a_write_hardly_waits_for_a_resync() {
     scenario(plan, |w| {
         let slowest = slowest_write_during_a_resync(w);
         assert!(slowest < 300, "a write waited for {slowest} ms");
+    });
+}
+
+/// What is zero at the source takes no space at the target, however wide the window is: nothing of it
+/// comes as data but the end of the volume, 8 KiB, and the block by which the target hears the source.
+#[test]
+fn zeroes_stay_zeroes_while_the_window_grows() {
+    let mut plan = Plan::quiet(2, 0);
+    plan.disk.rs_discard_granularity = vocab::Bytes(65536);
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        for i in 0..14 {
+            let id = w.start(0, Op::Zeroes { unmap: true }, i * EXTENT, EXTENT / 4);
+            w.finish(id).unwrap();
+        }
+        let zeroes = w.tap(0, 1, |packet| matches!(packet, Packet::RsDeallocatedId(..)));
+        let data =
+            w.tap(0, 1, |packet| matches!(packet, Packet::RsDataReply(_, d) if d.range.len.0 > 16));
+        w.start_node(1);
+        w.wait("the resync runs", |w| syncing(w, 1, 0) && syncing(w, 0, 1));
+        w.close(0, opener);
+        w.settle();
+        assert!(w.tapped(zeroes) >= 14 * EXTENT / 4 / 128, "{} answers", w.tapped(zeroes));
+        assert_eq!(w.tapped(data), 0, "data for zeroes: {:?}", w.tapped_last(data));
     });
 }

@@ -119,7 +119,7 @@ impl Resource {
         let (now, next) = (self.now, self.next_resync_request);
         let users_total = self.users_total(vol);
         // What is resynced as discards is asked for as a whole.
-        let granularity = self.vols[vol].disk_opts.rs_discard_granularity.0 / vocab::SECTOR_SIZE;
+        let unit = Sectors(self.thin_bits(vol).unwrap_or(0) * BIT_SECTORS);
         let p = &mut self.peers[peer];
         let runs =
             |st: &PeerState| st.devs.iter().filter(|dev| dev.repl == ReplState::SyncTarget).count();
@@ -130,7 +130,7 @@ impl Resource {
             in_flight: Sectors(resync.in_flight),
             max_buffers_pages: u64::from(p.net.max_buffers),
             sharers,
-            unit: Sectors(granularity),
+            unit,
             users_total,
             c_min_rate: dev.opts.c_min_rate,
         };
@@ -156,11 +156,22 @@ impl Resource {
         Sectors(stats.read_sectors + stats.written_sectors)
     }
 
+    /// How many bits a request has that may be answered with "all zero"; none if the option
+    /// `rs-discard-granularity` is not set. A source says that of a whole request only.
+    fn thin_bits(&self, vol: VolIx) -> Option<u64> {
+        let granularity = self.vols[vol].disk_opts.rs_discard_granularity.0 / vocab::SECTOR_SIZE;
+        let bits = (granularity / BIT_SECTORS).clamp(1, MAX_REQUEST_BITS);
+        (granularity != 0).then(|| 1 << bits.ilog2())
+    }
+
     /// Sends requests for up to `budget` sectors, each for `most` bits at most, and says how many
-    /// sectors were requested.
+    /// sectors were requested. Where zeroes are to take no space no request is larger than what is
+    /// looked at as one, and the last one is not cut to the budget: its parts would be written.
     fn request_blocks(&mut self, peer: PeerIx, vol: VolIx, budget: u64, most: u64) -> u64 {
         let node = self.peers[peer].node;
         let most = most.clamp(1, MAX_REQUEST_BITS);
+        let thin_bits = self.thin_bits(vol).filter(|bits| *bits <= most);
+        let most = thin_bits.unwrap_or(most);
         let mut requested = 0;
         let mut wrapped = false;
         while requested < budget {
@@ -179,7 +190,7 @@ impl Resource {
             };
             let aligned = if start == 0 { most } else { 1 << start.trailing_zeros().min(8) };
             let left = (budget - requested).div_ceil(BIT_SECTORS);
-            let mut len = run.min(aligned).min(left.max(1));
+            let mut len = run.min(aligned).min(left.max(thin_bits.unwrap_or(1)));
             if len > 1 {
                 len = 1 << len.ilog2();
             }
@@ -190,8 +201,7 @@ impl Resource {
                 continue;
             }
             let Ok(dep) = self.dagtag_dependency() else { break };
-            let granularity = self.vols[vol].disk_opts.rs_discard_granularity.0;
-            let thin = granularity != 0 && range.len.bytes().0 == granularity;
+            let thin = thin_bits.is_some_and(|bits| range.len.0 == bits * BIT_SECTORS);
             self.request_block(peer, vol, range, dep, thin);
             requested += range.len.0;
         }
