@@ -117,6 +117,32 @@ fn a_primary_waits_for_its_handler_to_fence_a_lost_peer() {
 }
 
 #[test]
+fn a_handler_that_fails_keeps_io_waiting_until_the_peer_is_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let mut cluster = Cluster::up(&with_handlers(at, &["fence-peer"]));
+    let socket = cluster.nodes[0].export();
+    let mut client = Client::open(&socket, "r0/0").unwrap();
+    client.write(0, &pattern(1, 65536)).unwrap();
+    fs::write(at.join("exit-fence-peer"), "1").unwrap();
+    cluster.nodes[1].kill();
+    cluster.wait("the handler has failed", |c| c.nodes[0].log().contains("handler is broken"));
+    assert_eq!(cluster.nodes[0].status()["suspended-fencing"], true);
+    let why = cluster.nodes[0].ok(&["why", "r0"]);
+    assert!(why.contains("fence"), "{why}");
+    let writer = std::thread::spawn(move || {
+        let result = client.write(65536, &pattern(2, 65536));
+        (client, result)
+    });
+    cluster.nodes[1].start();
+    let (client, written) = writer.join().unwrap();
+    written.unwrap();
+    client.close();
+    cluster.wait("all disks are UpToDate", Cluster::all_up_to_date);
+    cluster.assert_equal(0, &[0, 1]);
+}
+
+#[test]
 fn a_handler_keeps_its_disk_from_a_resync_until_it_agrees() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();

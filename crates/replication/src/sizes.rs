@@ -158,9 +158,20 @@ impl Resource {
     /// What the smallest disk can offer; 0 if none is known.
     pub(crate) fn smallest_disk(&self, vol: VolIx, also: Option<PeerIx>) -> u64 {
         let own = self.vols[vol].backing.as_ref().map(|b| b.capacity.0);
-        let peers = self.counting(also).filter_map(|p| self.peers[p].devs[vol].sizes.as_ref());
+        let data = self.has_data_of_its_own(vol)
+            || self.counting(also).any(|p| self.settled_size(p, vol).is_some());
+        let speaking = self.counting(also).filter(|p| !(data && self.has_hearsay(*p, vol)));
+        let peers = speaking.filter_map(|p| self.peers[p].devs[vol].sizes.as_ref());
         let room = own.into_iter().chain(peers.map(|s| s.d_size.0));
         room.filter(|s| *s != 0).min().unwrap_or(0)
+    }
+
+    /// What the peer says of room, it has only heard: a node of our kind without a disk. It may have
+    /// heard it while the disks were fresh, or from another such node, and nobody corrects it when the
+    /// disk has grown. So it counts only as long as no disk with data says anything.
+    fn has_hearsay(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        self.is_ours(peer) && uuids.is_some_and(|u| !u.of_disk())
     }
 
     /// The size that all these disks can offer; fixed once data exists, until a resize. Who has

@@ -152,6 +152,36 @@ fn a_broken_handler_keeps_the_primary_waiting_until_the_peer_is_back_case_43() {
     }
 }
 
+/// The peer has restarted, and its disk is not known to be current before this one is back (A2). It
+/// lacks what was in flight, and may lack what it had confirmed.
+#[test]
+fn a_peer_that_crashed_under_writes_releases_a_primary_whose_handler_is_broken() {
+    for (exit, power) in [(None, false), (Some(1), false), (Some(1), true)] {
+        let mut plan = stonith();
+        plan.volatile_cache = true;
+        scenario(plan, |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.handler_exits(HandlerEvent::FencePeer, exit);
+            match power {
+                true => w.power_loss(1),
+                false => w.kill(1),
+            }
+            let write = w.start(0, WRITE, 8, 8);
+            w.wait_lost(0, 1);
+            w.run_seconds(10);
+            w.expect("it waits", |w| suspended(w, 0) && !w.is_answered(write));
+            w.start_node(1);
+            w.finish(write).expect("it is written");
+            w.expect("nothing waits any more", |w| !suspended(w, 0));
+            w.wait("the peer is current again", |w| w.device(0, 1).disk == DiskState::UpToDate);
+            w.close(0, opener);
+            w.settle();
+        });
+    }
+}
+
 #[test]
 fn an_operator_ends_the_wait_for_a_broken_handler() {
     scenario(stonith(), |w| {

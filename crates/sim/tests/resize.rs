@@ -127,6 +127,40 @@ fn the_smallest_disk_decides_and_says_so() {
     });
 }
 
+/// Clients tell each other, and this disk, what room it had when they last heard of it. (Seed 23618.)
+#[test]
+fn what_clients_have_heard_of_room_keeps_no_disk_from_growing() {
+    for clients_return in [false, true] {
+        scenario(growing(Plan::quiet(2, 2)), |w| {
+            w.form();
+            let old = w.plan.sectors;
+            for (a, b) in [(0, 1), (0, 2), (0, 3)] {
+                w.cut(a, b);
+                w.wait_lost(a, b);
+                w.wait_lost(b, a);
+            }
+            if clients_return {
+                for client in [2, 3] {
+                    w.cut(1, client);
+                    w.wait_lost(1, client);
+                    w.wait_lost(client, 1);
+                }
+                for client in [2, 3] {
+                    w.heal(1, client);
+                    w.wait_connected(1, client);
+                }
+            }
+            w.give_room([0, 1], MORE);
+            resize_without(w, 0);
+            for other in [1, 2, 3] {
+                w.heal(0, other);
+            }
+            wait_size(w, 4, old + MORE);
+            w.settle();
+        });
+    }
+}
+
 #[test]
 fn a_disk_that_is_away_stands_in_the_way_unless_it_is_said_to_have_room() {
     scenario(growing(Plan::quiet(2, 0)), |w| {

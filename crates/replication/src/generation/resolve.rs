@@ -421,7 +421,8 @@ impl Handshake<'_> {
     /// Survivors of a lost Primary do when they meet again: each has recorded what it received
     /// last. With kernel nodes this counts only if the lost Primary is named (feature 0x200);
     /// other bits are taken for artefacts. Between Ashlar nodes bits always count: dropping one
-    /// that was none loses a write, and a block copied for nothing costs only its copying.
+    /// that was none loses a write, and a block copied for nothing costs only its copying. They
+    /// count for a restarted disk that waits for a Primary to vouch for it, too.
     fn reconcile(&mut self, course: Course) -> Result<Option<Course>, Outcome> {
         let (me, peer) = (self.me, self.peer);
         let up_to_date = |side: &Side| side.disk == DiskState::UpToDate;
@@ -434,12 +435,12 @@ impl Handshake<'_> {
                 ours && strategy == Strategy::IfBothFailed
             }
         };
+        let both = up_to_date(me) && up_to_date(peer);
         let applies = features & (feature::RECONCILE_RECONNECT | feature::BITS_OF_EQUALS) != 0
             && self.connecting()
             && open
             && is_generation(me.current)
-            && up_to_date(me)
-            && up_to_date(peer)
+            && (both || ours && (behind_primary(me, peer) || behind_primary(peer, me)))
             && !nothing_dirty(me, peer);
         if !applies {
             return Ok(None);
@@ -693,4 +694,16 @@ impl Handshake<'_> {
             Strategy::CopySlot(_) => {}
         }
     }
+}
+
+/// A Primary in use, and a disk of its generation that has restarted and does not vouch for itself: it
+/// may lack what the Primary counts as missing there, and has nothing that the Primary lacks.
+fn behind_primary(primary: &Side, restarted: &Side) -> bool {
+    primary.is_primary()
+        && primary.disk == DiskState::UpToDate
+        && !primary.attaching
+        && primary.dirty_blocks > 0
+        && !restarted.is_primary()
+        && restarted.disk == DiskState::Consistent
+        && !restarted.has(UuidFlags::RECONNECT)
 }

@@ -6,7 +6,7 @@ use super::super::testing::{
 use super::*;
 use Outcome::{NoSync, Refuse, Retry, Source};
 use Strategy::{Bitmap, CopySlot, Full};
-use vocab::{Dagtag, NodeMask};
+use vocab::{Dagtag, NodeMask, Role};
 
 const CP: UuidFlags = UuidFlags::CRASHED_PRIMARY;
 const LQ: UuidFlags = UuidFlags::PRIMARY_LOST_QUORUM;
@@ -101,6 +101,29 @@ fn a_survivor_that_is_still_settling_follows_no_crashed_primary() {
     assert_eq!(run(equals, &without_cache, Outdated), rolled_back);
     let kernel = CONNECTING.features & !feature::BITS_OF_EQUALS;
     assert_eq!(run(kernel, &crashed, Consistent), with_more);
+}
+
+#[test]
+fn a_restarted_disk_that_does_not_vouch_for_itself_gets_what_a_primary_counts() {
+    use DiskState::{Consistent, Outdated};
+    let features = CONNECTING.features | feature::BITS_OF_EQUALS;
+    let ours = Context { features, ..CONNECTING };
+    let primary = |blocks| {
+        let side = side(0, 0x10).flag(UuidFlags::RECONNECT).owes(1, 0, blocks);
+        Side { role: Role::Primary, ..side }
+    };
+    let restarted = side(1, 0x10).disk(Consistent);
+    let run = |context, primary: &Side, peer: &Side| both(context, DEFAULTS, primary, peer);
+    assert_eq!(run(ours, &primary(2), &restarted), (Source(Bitmap), target(Bitmap)));
+    let keep = (NoSync(Bits::Keep), NoSync(Bits::Keep));
+    let stayed = side(1, 0x10).disk(Consistent).flag(UuidFlags::RECONNECT);
+    assert_eq!(run(ours, &primary(2), &stayed), keep, "it is resent what it lacks");
+    let secondary = Side { role: Role::Secondary, ..primary(2) };
+    assert_eq!(run(ours, &secondary, &restarted), keep);
+    assert_eq!(run(ours, &primary(2).disk(Outdated), &restarted), keep);
+    let clear = (NoSync(Bits::Clear), NoSync(Bits::Clear));
+    assert_eq!(run(ours, &primary(0), &restarted), clear);
+    assert_eq!(run(CONNECTING, &primary(2), &restarted), clear, "as kernel nodes do");
 }
 
 #[test]
