@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -14,6 +14,8 @@ use crate::process::{self, Daemon};
 
 /// How long a boot may take, also on a machine with other work.
 const BOOT_PATIENCE: Duration = Duration::from_secs(180);
+/// How long it may take from then until it is reached.
+const SSH_PATIENCE: Duration = Duration::from_secs(30);
 /// How long copying a file may take.
 const COPY_PATIENCE: Duration = Duration::from_secs(120);
 /// What /init says when all is set up.
@@ -109,7 +111,20 @@ impl Guest {
             let text = fs::read_to_string(console)?;
             bail!("{kind} guest {nr} can not load a module:\n{}", text.trim());
         }
-        Ok(Guest { daemon, ssh: ssh(rig, nr) })
+        let guest = Guest { daemon, ssh: ssh(rig, nr) };
+        guest.wait_for_ssh()?;
+        Ok(guest)
+    }
+
+    /// It says that it is up a moment before its neighbours find it, longer where the machine is busy.
+    fn wait_for_ssh(&self) -> Result<()> {
+        let end = Instant::now() + SSH_PATIENCE;
+        loop {
+            match self.run("true", SSH_PATIENCE) {
+                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(200)),
+                result => return result.map(drop),
+            }
+        }
     }
 
     /// Runs a line of shell in it and returns what that printed.
