@@ -190,22 +190,14 @@ impl Session {
         let part_max = target.max_transfer - target.max_transfer % target.block_size_min;
         assert!(part_max > 0, "a target takes at least one block at a time");
         assert!(structured || !block_status, "contexts are selected only with structured replies");
-        Session {
+        Session::thaw(&Frozen {
             size: export.size(),
             block_size_min: target.block_size_min,
             part_max,
-            flags,
+            flags: flags.0,
             structured,
             block_status,
-            shutting_down: false,
-            state: State::Header,
-            head: [0; REQUEST_LEN],
-            head_len: 0,
-            requests: Vec::new(),
-            free: Vec::new(),
-            reading: 0,
-            scratch: Vec::new(),
-        }
+        })
     }
 
     /// Takes bytes from the client, hands replies to refused requests to `replies`, and stops at
@@ -371,7 +363,7 @@ impl Session {
         Some((frozen, &self.head[..self.head_len]))
     }
 
-    /// Goes on with what was frozen.
+    /// A session between two requests: one that goes on with what was frozen, or a new one.
     pub fn thaw(frozen: &Frozen) -> Session {
         let Frozen { size, block_size_min, part_max, flags, structured, block_status } = *frozen;
         Session {
