@@ -12,6 +12,7 @@ const ACTING: &[&str] = &["crates/replication/src/", "crates/engine/src/"];
 /// Options that nothing has to read, with the reason why every value takes effect all the same.
 const HOLDS_ANYWAY: &[(&str, &str)] = &[
     ("tcp-cork", "packets queued together leave together, and none waits for another"),
+    ("disable-write-same", "WRITE SAME is used for nothing, disabled or not"),
     ("transport", "tcp is what is used, said or not"),
     ("resync-without-replication", "writes are always replicated, as with the only value taken"),
 ];

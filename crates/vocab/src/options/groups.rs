@@ -154,8 +154,8 @@ options! {
         "al-updates" al_updates: bool = "yes", YES_NO, Honoured::DefaultOnly("without an activity log a crash costs a full resync");
         /// Treat discards as zeroing where they are aligned.
         "discard-zeroes-if-aligned" discard_zeroes_if_aligned: bool = "yes", YES_NO, Honoured::DefaultOnly("discards are passed on whatever their alignment");
-        /// Do not use WRITE SAME.
-        "disable-write-same" disable_write_same: bool = "no", YES_NO, Honoured::DefaultOnly("WRITE SAME is never used");
+        /// Do not use WRITE SAME. Nobody does, whichever is set.
+        "disable-write-same" disable_write_same: bool = "no", YES_NO;
         /// Give a silent backing device up after so long; 0 is never.
         "disk-timeout" disk_timeout: Duration = "0", num(0, 6000, Unit::DeciSeconds), Honoured::DefaultOnly("a request given up may still reach the disk later and overwrite newer data");
         /// Which replica serves a read.

@@ -159,6 +159,15 @@ fn options_without_effect_are_refused_with_the_reason() {
 }
 
 #[test]
+fn what_is_never_used_can_be_disabled() {
+    let mut disk = DiskOptions::default();
+    disk.set("disable-write-same", "yes").unwrap();
+    assert_eq!(disk.show(), [("disable-write-same", "yes".to_owned())]);
+    disk.set("disable-write-same", "no").unwrap();
+    assert_eq!(disk, DiskOptions::default());
+}
+
+#[test]
 fn a_resync_always_replicates_and_says_so() {
     let mut pd = PeerDeviceOptions::default();
     let refused = pd.set("resync-without-replication", "yes").unwrap_err().to_string();
