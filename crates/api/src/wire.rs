@@ -2,7 +2,8 @@
 //!
 //! Two releases that follow each other understand each other. Envelopes are protobuf, whose unknown
 //! fields are skipped; bodies are JSON, for which the same holds. So a new field needs a default,
-//! and a new kind of order or news a new [`PROTOCOL`], for those who do not know it refuse it.
+//! and a new kind of order or news, or a new word in one, a new [`PROTOCOL`], for those who do not
+//! know it refuse it. `tests/samples.rs` holds each release to that.
 
 use std::fmt;
 
