@@ -144,6 +144,8 @@ fn complete(session: &mut Session, target: &mut MemoryTarget, sent: &mut Count) 
     target.poll_completions(&mut done);
     for completion in done {
         assert!(completion.result.is_ok(), "the session checks what the target would refuse");
-        session.complete(completion, sent);
+        if let Some(job) = session.complete(completion, sent) {
+            submit(target, &job, 0, None);
+        }
     }
 }

@@ -167,6 +167,72 @@ for structured in [True, False]:
     }
 }
 
+/// libnbd since 1.18 asks for them by itself, QEMU since 8.2: with those, the other tests use them, too.
+#[test]
+fn one_extended_request_covers_more_than_four_gib() {
+    if !have(&["nbdsh"]) {
+        return;
+    }
+    let old = "assert hasattr(h, 'get_extended_headers_negotiated'), 'too old'";
+    if !client("nbdsh", &["-c", old]).status.success() {
+        println!("SKIPPED: this libnbd has no extended headers");
+        return;
+    }
+    let server = TestServer::start(&[export("r0/0", 12 << 30)]);
+    let script = r#"
+import errno
+G = 1 << 30
+assert h.get_extended_headers_negotiated()
+end = h.get_size()
+written = (3584, 5 * G, 6 * G - 512, 10 * G, end - 4096)
+for at in written: h.pwrite(b"a" * 4096, at)
+h.zero(9 * G + 4096, 0, nbd.CMD_FLAG_FUA)
+for at in written: assert h.pread(4096, at) == (bytes(4096) if at < 9 * G else b"a" * 4096), at
+h.trim(end - 4096, 0)
+assert h.pread(4096, 10 * G) == bytes(4096) and h.pread(4096, end - 4096) == b"a" * 4096
+seen, at = [], 0
+def status(context, offset, entries, error):
+    assert (context, offset) == ("base:allocation", at)
+    seen.extend(entries)
+while at < end:
+    h.block_status_64(end - at, at, status)
+    at = sum(length for length, flags in seen)
+assert at == end and [entry for entry in seen if entry[1] == 0] == [(4096, 0)], seen
+h.set_strict_mode(0)
+def fails(number, f, *args):
+    try: f(*args)
+    except nbd.Error as e: assert e.errnum == number, (f, args, e)
+    else: assert False, (f, args)
+fails(errno.ENOSPC, h.zero, 1 << 40, 0)
+fails(errno.ENOSPC, h.zero, (1 << 63) - 512, 512)
+fails(errno.EINVAL, h.trim, end, 512)
+fails(errno.EOVERFLOW, h.pread, 33 << 20, 0)
+fails(errno.EINVAL, h.cache, 5 * G, 0)
+# The connection is none the worse for it, and others are not in the way of a long request.
+h.pwrite(b"b" * 4096, 0)
+done = []
+for i in range(300):
+    h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray([i % 251]) * 4096), 6 * G + i * 4096,
+                 completion=lambda e: done.append(e) or 1)
+    if i % 100 == 0: h.aio_zero(5 * G, 7 * G, completion=lambda e: done.append(e) or 1)
+while len(done) < 303: h.poll(-1)
+assert not any(done)
+for i in range(300): assert h.pread(4096, 6 * G + i * 4096) == bytes([i % 251]) * 4096
+assert h.pread(4096, 0) == b"b" * 4096
+"#;
+    for uri in [server.unix_uri("r0/0"), server.tcp_uri("r0/0")] {
+        nbdsh(&uri, script);
+    }
+    server.target(0, |t| t.fail_next(Op::Trim, Errno::EIO));
+    let script = r#"
+import errno
+try: h.trim(11 << 30, 0); assert False
+except nbd.Error as e: assert e.errnum == errno.EIO, e
+h.trim(11 << 30, 0)
+"#;
+    nbdsh(&server.unix_uri("r0/0"), script);
+}
+
 #[test]
 fn many_requests_in_flight_are_answered_in_any_order() {
     if !have(&["nbdsh"]) {

@@ -5,8 +5,8 @@
 //!   machines without I/O.
 //! * [`server`]: listeners and clients on a ring, over targets.
 //!
-//! Served: fixed newstyle negotiation, structured replies, `base:allocation`, FUA, flush, trim,
-//! write zeroes, multi-conn. Not served: TLS, extended headers, cache, resize, fast zero.
+//! Served: fixed newstyle negotiation, structured replies, extended headers, `base:allocation`, FUA, flush, trim,
+//! write zeroes, multi-conn. Not served: TLS, cache, resize, fast zero.
 //!
 //! An export's size is fixed for the life of a connection: a client that is connected while the
 //! target changes its size keeps the old one, new connections see the new one. (The protocol has
@@ -72,8 +72,8 @@ pub enum Violation {
     AheadOfReply,
     /// A request does not begin with its magic.
     RequestMagic,
-    /// A write announces a payload of that many bytes.
-    PayloadTooLong(u32),
+    /// A request announces a payload of that many bytes.
+    PayloadTooLong(u64),
 }
 
 impl fmt::Display for Violation {
@@ -88,7 +88,7 @@ impl fmt::Display for Violation {
             }
             Violation::AheadOfReply => f.write_str("an option before the last one was answered"),
             Violation::RequestMagic => f.write_str("a request without its magic"),
-            Violation::PayloadTooLong(len) => write!(f, "a write of {len} bytes"),
+            Violation::PayloadTooLong(len) => write!(f, "a request with a payload of {len} bytes"),
         }
     }
 }

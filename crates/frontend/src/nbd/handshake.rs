@@ -36,6 +36,8 @@ pub struct Handshake {
     data: Vec<u8>,
     no_zeroes: bool,
     structured: bool,
+    /// Implies `structured`.
+    extended: bool,
     /// The export name for which `base:allocation` is selected.
     allocation_of: Option<String>,
     options: u32,
@@ -107,6 +109,7 @@ impl Handshake {
             data: Vec::new(),
             no_zeroes: false,
             structured: false,
+            extended: false,
             allocation_of: None,
             options: 0,
         }
@@ -190,7 +193,7 @@ impl Handshake {
             option => panic!("option {option} does not open an export"),
         }
         let block_status = self.allocation_of.as_deref() == Some(opening.name.as_str());
-        Session::new(export, flags, self.structured, block_status)
+        Session::new(export, flags, (self.structured, self.extended), block_status)
     }
 
     /// Answers [`Event::Describe`]; the negotiation goes on.
@@ -319,6 +322,15 @@ impl Handshake {
                 let text = "TLS is not configured on this server";
                 OptionReply::Error(ReplyType::ErrPolicy, text).encode(number, out);
             }
+            ClientOption::StructuredReply if self.extended => {
+                let text = "extended headers were agreed on, and go beyond structured replies";
+                OptionReply::Error(ReplyType::ErrExtHeaderReqd, text).encode(number, out);
+            }
+            ClientOption::ExtendedHeaders => {
+                self.structured = true;
+                self.extended = true;
+                OptionReply::Ack.encode(number, out);
+            }
             ClientOption::StructuredReply => {
                 self.structured = true;
                 OptionReply::Ack.encode(number, out);
@@ -334,7 +346,8 @@ impl Handshake {
                 OptionReply::Error(ReplyType::ErrUnsup, text).encode(number, out);
             }
             ClientOption::ExportName(name) => {
-                if !catalogue.knows(name) {
+                // Who has extended headers must use NBD_OPT_GO.
+                if self.extended || !catalogue.knows(name) {
                     return Err(Violation::ExportNameRefused);
                 }
                 let opening = Opening::new(number, name, false, false);

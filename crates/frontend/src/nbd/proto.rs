@@ -27,6 +27,11 @@ pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Begins a structured reply chunk ("Structured reply chunk message").
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
+/// Begins every extended request (extension "EXTENDED_HEADERS").
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Begins every extended reply chunk (the same).
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+
 /// Longest option data accepted, in bytes. The longest meaningful option is a name of
 /// [`MAX_NAME_LEN`] and a few queries; more is a denial of service and ends the connection.
 pub const MAX_OPTION_LEN: u32 = 64 << 10;
@@ -124,6 +129,8 @@ flags! {
         REQ_ONE = 3;
         /// `NBD_CMD_FLAG_FAST_ZERO`: zero faster than writing would, or fail.
         FAST_ZERO = 4;
+        /// `NBD_CMD_FLAG_PAYLOAD_LEN`: the length is that of a payload; only in extended requests.
+        PAYLOAD_LEN = 5;
     }
 }
 

@@ -19,7 +19,10 @@ use runtime::{Buf, Completion, Errno, Op};
 use serde::{Deserialize, Serialize};
 
 use super::handshake::BASE_ALLOCATION_ID;
-use super::proto::transfer::{Chunk, Command, Extent, REQUEST_LEN, RequestHeader, SimpleReply};
+use super::proto::transfer::{
+    Asked, Chunk, Command, EXTENDED_REQUEST_LEN, ExtendedRequest, Extent, REQUEST_LEN,
+    RequestHeader, SimpleReply,
+};
 use super::proto::{CommandFlags, ErrorCode, MAX_PAYLOAD, TransmissionFlags};
 use super::{ExportInfo, Violation};
 
@@ -27,6 +30,8 @@ use super::{ExportInfo, Violation};
 pub const MAX_REQUESTS: usize = 256;
 /// Most extents sent in one block status reply; clients ask again for the rest.
 const MAX_EXTENTS_SENT: usize = 4096;
+/// Longest step of a request without data. The steps of one follow each other.
+const STEP_MAX: u32 = 1 << 30;
 
 /// Where replies go, in order.
 pub trait Replies {
@@ -45,11 +50,13 @@ pub struct Session {
     part_max: u32,
     flags: TransmissionFlags,
     structured: bool,
+    /// Requests and replies have extended headers.
+    extended: bool,
     /// `base:allocation` was selected.
     block_status: bool,
     shutting_down: bool,
     state: State,
-    head: [u8; REQUEST_LEN],
+    head: [u8; EXTENDED_REQUEST_LEN],
     head_len: usize,
     requests: Vec<Option<Pending>>,
     free: Vec<u32>,
@@ -66,6 +73,7 @@ pub struct Frozen {
     part_max: u32,
     flags: u16,
     structured: bool,
+    extended: bool,
     block_status: bool,
 }
 
@@ -79,7 +87,7 @@ enum State {
     /// This many more bytes of a refused write are thrown away.
     Skip {
         remaining: u32,
-        cookie: u64,
+        asked: Asked,
         refusal: Refused,
     },
     Disconnected,
@@ -88,10 +96,14 @@ enum State {
 /// A request in flight.
 #[derive(Debug)]
 struct Pending {
-    cookie: u64,
+    asked: Asked,
     op: Op,
     offset: u64,
+    /// Of the part that is carried out now, if it has no data.
     len: u32,
+    /// Bytes that come after that.
+    rest: u64,
+    fua: bool,
     /// One extent is enough (`NBD_CMD_FLAG_REQ_ONE`).
     one_extent: bool,
     parts: u32,
@@ -183,7 +195,7 @@ impl Session {
     pub(super) fn new(
         export: &ExportInfo<'_>,
         flags: TransmissionFlags,
-        structured: bool,
+        (structured, extended): (bool, bool),
         block_status: bool,
     ) -> Session {
         let target = &export.target;
@@ -196,6 +208,7 @@ impl Session {
             part_max,
             flags: flags.0,
             structured,
+            extended,
             block_status,
         })
     }
@@ -220,11 +233,11 @@ impl Session {
                     if self.in_flight() >= MAX_REQUESTS {
                         return Ok((used, None));
                     }
-                    let n = (REQUEST_LEN - self.head_len).min(rest.len());
+                    let n = (self.request_len() - self.head_len).min(rest.len());
                     self.head[self.head_len..self.head_len + n].copy_from_slice(&rest[..n]);
                     self.head_len += n;
                     used += n;
-                    if self.head_len < REQUEST_LEN {
+                    if self.head_len < self.request_len() {
                         return Ok((used, None));
                     }
                     self.head_len = 0;
@@ -232,16 +245,16 @@ impl Session {
                         return Ok((used, Some(event)));
                     }
                 }
-                State::Skip { remaining, cookie, refusal } => {
+                State::Skip { remaining, asked, refusal } => {
                     let n = rest.len().min(*remaining as usize);
                     *remaining -= n as u32;
                     used += n;
                     if *remaining > 0 {
                         return Ok((used, None));
                     }
-                    let (cookie, refusal) = (*cookie, *refusal);
+                    let (asked, refusal) = (*asked, *refusal);
                     self.state = State::Header;
-                    self.reply_refused(cookie, refusal, replies);
+                    self.reply_refused(asked, refusal, replies);
                 }
                 State::Payload { .. } | State::Disconnected => return Ok((used, None)),
             }
@@ -262,12 +275,13 @@ impl Session {
         }
     }
 
-    /// A part has completed.
+    /// A part has completed. What comes back is the next step of the same request: submit it.
     ///
     /// # Panics
     /// If the tag is not that of a part in flight, or a read succeeded without its data: the
     /// target's contract is broken.
-    pub fn complete(&mut self, done: Completion, replies: &mut impl Replies) {
+    #[must_use]
+    pub fn complete(&mut self, done: Completion, replies: &mut impl Replies) -> Option<Job> {
         let (slot, part) = (done.tag as u32, (done.tag >> 32) as u32);
         let pending = self.requests.get_mut(slot as usize).and_then(Option::as_mut);
         let pending = pending.expect("a completion belongs to a request in flight");
@@ -288,25 +302,37 @@ impl Session {
                     Reading::Whole(parts) if pending.parts > 1 => parts[part as usize] = Some(data),
                     _ if pending.error.is_some() => {}
                     Reading::Whole(_) => {
-                        let head = SimpleReply { error: 0, cookie: pending.cookie }.encode();
-                        replies.bytes(&head);
+                        let cookie = pending.asked.cookie;
+                        replies.bytes(&SimpleReply { error: 0, cookie }.encode());
                         replies.data(data);
                         self.release(slot);
-                        return;
+                        return None;
                     }
                     Reading::Chunks => {
                         let (offset, len) = (pending.offset + start, data.len() as u32);
                         let chunk = Chunk::OffsetData { offset, len };
                         self.scratch.clear();
-                        chunk.encode(pending.cookie, last, &mut self.scratch);
+                        chunk.encode(pending.asked, last, &mut self.scratch);
                         replies.bytes(&self.scratch);
                         replies.data(data);
                         if last {
                             self.release(slot);
-                            return;
+                            return None;
                         }
                     }
                 }
+            }
+            Ok(()) if pending.rest > 0 && self.shutting_down => {
+                let at = pending.offset + u64::from(pending.len);
+                pending.error = Some((Errno::ESHUTDOWN, at));
+            }
+            Ok(()) if pending.rest > 0 => {
+                pending.parts_left = 1;
+                pending.offset += u64::from(pending.len);
+                pending.len = step_of(pending.rest);
+                pending.rest -= u64::from(pending.len);
+                let Pending { op, offset, len, fua, .. } = *pending;
+                return Some(Job { slot, part_max: self.part_max, op, offset, len, fua });
             }
             Ok(()) => {}
         }
@@ -314,6 +340,7 @@ impl Session {
             let pending = self.release(slot);
             self.finish(pending, done.extents, replies);
         }
+        None
     }
 
     /// New requests are answered with `NBD_ESHUTDOWN` from now on; those in flight complete.
@@ -335,10 +362,16 @@ impl Session {
     /// before its next event. Nothing while a payload is due or after a disconnect.
     pub const fn wanted(&self) -> (usize, usize) {
         match self.state {
-            State::Header => (REQUEST_LEN - self.head_len, REQUEST_LEN - self.head_len),
+            State::Header => {
+                (self.request_len() - self.head_len, self.request_len() - self.head_len)
+            }
             State::Skip { remaining, .. } => (1, remaining as usize),
             State::Payload { .. } | State::Disconnected => (0, 0),
         }
+    }
+
+    const fn request_len(&self) -> usize {
+        if self.extended { EXTENDED_REQUEST_LEN } else { REQUEST_LEN }
     }
 
     /// No data of a request is to be read before the next one; that may have begun.
@@ -358,6 +391,7 @@ impl Session {
             part_max: self.part_max,
             flags: self.flags.0,
             structured: self.structured,
+            extended: self.extended,
             block_status: self.block_status,
         };
         Some((frozen, &self.head[..self.head_len]))
@@ -365,17 +399,19 @@ impl Session {
 
     /// A session between two requests: one that goes on with what was frozen, or a new one.
     pub fn thaw(frozen: &Frozen) -> Session {
-        let Frozen { size, block_size_min, part_max, flags, structured, block_status } = *frozen;
+        let Frozen { size, block_size_min, part_max, flags, structured, extended, block_status } =
+            *frozen;
         Session {
             size,
             block_size_min,
             part_max,
             flags: TransmissionFlags(flags),
             structured,
+            extended,
             block_status,
             shutting_down: false,
             state: State::Header,
-            head: [0; REQUEST_LEN],
+            head: [0; EXTENDED_REQUEST_LEN],
             head_len: 0,
             requests: Vec::new(),
             free: Vec::new(),
@@ -390,33 +426,36 @@ impl Session {
     }
 
     fn on_request(&mut self, replies: &mut impl Replies) -> Result<Option<Event>, Violation> {
-        let header = RequestHeader::decode(&self.head).ok_or(Violation::RequestMagic)?;
-        let RequestHeader { command, cookie, len, .. } = header;
+        let header = self.decode().ok_or(Violation::RequestMagic)?;
+        let ExtendedRequest { flags, command, cookie, offset, len } = header;
+        let asked = Asked { cookie, extended: self.extended.then_some(offset) };
+        let brings_payload =
+            command == Command::Write || self.extended && flags.contains(CommandFlags::PAYLOAD_LEN);
+        if brings_payload && len > u64::from(MAX_PAYLOAD) {
+            return Err(Violation::PayloadTooLong(len));
+        }
         if command == Command::Disc {
             self.state = State::Disconnected;
             return Ok(Some(Event::Disconnect));
         }
-        if command == Command::Write && len > MAX_PAYLOAD {
-            return Err(Violation::PayloadTooLong(len));
-        }
         match self.check(&header) {
-            Err(refusal) if command == Command::Write && len > 0 => {
-                self.state = State::Skip { remaining: len, cookie, refusal };
+            Err(refusal) if brings_payload && len > 0 => {
+                self.state = State::Skip { remaining: len as u32, asked, refusal };
                 Ok(None)
             }
             Err(refusal) => {
-                self.reply_refused(cookie, refusal, replies);
+                self.reply_refused(asked, refusal, replies);
                 Ok(None)
             }
             // The protocol leaves empty requests undefined; they do nothing, successfully.
             Ok(op) if len == 0 && op != Op::Flush => {
-                self.reply_success(cookie, op, replies);
+                self.reply_success(asked, op, replies);
                 Ok(None)
             }
             Ok(op) => {
-                let job = self.begin(&header, op);
+                let job = self.begin(&header, asked, op);
                 if op == Op::Write {
-                    self.state = State::Payload { remaining: len };
+                    self.state = State::Payload { remaining: len as u32 };
                     Ok(Some(Event::Payload(job)))
                 } else {
                     Ok(Some(Event::Job(job)))
@@ -425,14 +464,25 @@ impl Session {
         }
     }
 
+    fn decode(&self) -> Option<ExtendedRequest> {
+        if self.extended {
+            return ExtendedRequest::decode(&self.head);
+        }
+        let compact = self.head.first_chunk().expect("extended requests are longer");
+        RequestHeader::decode(compact).map(ExtendedRequest::from)
+    }
+
     /// What the request asks of the target, or why it is refused ("Error values").
-    fn check(&self, header: &RequestHeader) -> Result<Op, Refused> {
-        let RequestHeader { flags, command, offset, len, .. } = *header;
+    fn check(&self, header: &ExtendedRequest) -> Result<Op, Refused> {
+        let ExtendedRequest { flags, command, offset, len, .. } = *header;
         let served = |flag| self.flags.contains(flag);
         if self.shutting_down {
             return Err((ErrorCode::Shutdown, "the export is being shut down"));
         }
         let mut valid = command.valid_flags();
+        // Writes of careless clients come without it, and are understood.
+        let payload = self.extended && command == Command::Write;
+        valid = valid.with_if(CommandFlags::PAYLOAD_LEN, payload);
         for (flag, needs) in [
             (CommandFlags::FUA, TransmissionFlags::SEND_FUA),
             (CommandFlags::DF, TransmissionFlags::SEND_DF),
@@ -481,19 +531,19 @@ impl Session {
         self.check_range(op, offset, len).map(|()| op)
     }
 
-    fn check_range(&self, op: Op, offset: u64, len: u32) -> Result<(), Refused> {
+    fn check_range(&self, op: Op, offset: u64, len: u64) -> Result<(), Refused> {
         let block = u64::from(self.block_size_min);
-        if offset.checked_add(u64::from(len)).is_none_or(|end| end > self.size) {
+        if offset.checked_add(len).is_none_or(|end| end > self.size) {
             let code = match op {
                 Op::Write | Op::WriteZeroes { .. } => ErrorCode::NoSpc,
                 _ => ErrorCode::Inval,
             };
             return Err((code, "the request goes beyond the end of the export"));
         }
-        if !offset.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {
+        if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
             return Err((ErrorCode::Inval, "offset or length is not a multiple of the block size"));
         }
-        if op == Op::Read && len > MAX_PAYLOAD {
+        if op == Op::Read && len > u64::from(MAX_PAYLOAD) {
             // Simple replies have no such number ("Error values").
             let code = if self.structured { ErrorCode::Overflow } else { ErrorCode::Inval };
             return Err((code, "a read may ask for 32 MiB at most"));
@@ -505,22 +555,26 @@ impl Session {
     }
 
     /// Puts a request in flight.
-    fn begin(&mut self, header: &RequestHeader, op: Op) -> Job {
+    fn begin(&mut self, header: &ExtendedRequest, asked: Asked, op: Op) -> Job {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.requests.push(None);
             self.requests.len() as u32 - 1
         });
-        let job = Job {
-            slot,
-            part_max: self.part_max,
-            op,
-            offset: header.offset,
-            len: header.len,
-            // Clients may set FUA on anything; it means something only where data is written.
-            fua: op.is_write() && header.flags.contains(CommandFlags::FUA),
+        let ExtendedRequest { offset, flags, .. } = *header;
+        let len = match op {
+            Op::Read | Op::Write => header.len as u32,
+            _ => step_of(header.len),
         };
+        let rest = match op {
+            // What is said of the beginning is an answer.
+            Op::BlockStatus => 0,
+            _ => header.len - u64::from(len),
+        };
+        // Clients may set FUA on anything; it means something only where data is written.
+        let fua = op.is_write() && flags.contains(CommandFlags::FUA);
+        let job = Job { slot, part_max: self.part_max, op, offset, len, fua };
         let parts = job.parts();
-        let whole = !self.structured || header.flags.contains(CommandFlags::DF) && parts > 1;
+        let whole = !self.structured || flags.contains(CommandFlags::DF) && parts > 1;
         let reading = if whole && op == Op::Read && parts > 1 {
             Reading::Whole((0..parts).map(|_| None).collect())
         } else if whole {
@@ -529,11 +583,13 @@ impl Session {
             Reading::Chunks
         };
         let pending = Pending {
-            cookie: header.cookie,
+            asked,
             op,
-            offset: header.offset,
-            len: header.len,
-            one_extent: header.flags.contains(CommandFlags::REQ_ONE),
+            offset,
+            len,
+            rest,
+            fua,
+            one_extent: flags.contains(CommandFlags::REQ_ONE),
             parts,
             parts_left: parts,
             error: None,
@@ -543,7 +599,7 @@ impl Session {
         assert!(place.is_none(), "a free slot holds no request");
         *place = Some(pending);
         if op == Op::Read {
-            self.reading += u64::from(header.len);
+            self.reading += u64::from(len);
         }
         job
     }
@@ -565,19 +621,19 @@ impl Session {
         extents: Option<Box<[runtime::Extent]>>,
         replies: &mut impl Replies,
     ) {
-        let Pending { cookie, op, offset, len, .. } = pending;
+        let Pending { asked, op, offset, len, .. } = pending;
         if let Some((errno, at)) = pending.error {
             let at = (op == Op::Read && pending.parts > 1).then_some(at);
-            return self.reply_failed(cookie, errno, at, replies);
+            return self.reply_failed(asked, errno, at, replies);
         }
         self.scratch.clear();
         match (op, pending.reading) {
             (Op::Read, Reading::Whole(parts)) => {
                 if self.structured {
-                    Chunk::OffsetData { offset, len }.encode(cookie, true, &mut self.scratch);
+                    Chunk::OffsetData { offset, len }.encode(asked, true, &mut self.scratch);
                     replies.bytes(&self.scratch);
                 } else {
-                    replies.bytes(&SimpleReply { error: 0, cookie }.encode());
+                    replies.bytes(&SimpleReply { error: 0, cookie: asked.cookie }.encode());
                 }
                 for part in parts {
                     replies.data(part.expect("every part has completed"));
@@ -587,53 +643,53 @@ impl Session {
                 let limit = if pending.one_extent { 1 } else { MAX_EXTENTS_SENT };
                 let extents = extents_for_wire(extents.as_deref().unwrap_or(&[]), len, limit);
                 Chunk::BlockStatus { context: BASE_ALLOCATION_ID, extents: &extents }.encode(
-                    cookie,
+                    asked,
                     true,
                     &mut self.scratch,
                 );
                 replies.bytes(&self.scratch);
             }
-            _ => self.reply_success(cookie, op, replies),
+            _ => self.reply_success(asked, op, replies),
         }
     }
 
     /// Success without data. Only reads must be answered by chunks; a simple reply is shorter.
-    fn reply_success(&mut self, cookie: u64, op: Op, replies: &mut impl Replies) {
-        if self.structured && op == Op::Read {
+    fn reply_success(&mut self, asked: Asked, op: Op, replies: &mut impl Replies) {
+        if self.extended || self.structured && op == Op::Read {
             self.scratch.clear();
-            Chunk::None.encode(cookie, true, &mut self.scratch);
+            Chunk::None.encode(asked, true, &mut self.scratch);
             replies.bytes(&self.scratch);
         } else {
-            replies.bytes(&SimpleReply { error: 0, cookie }.encode());
+            replies.bytes(&SimpleReply { error: 0, cookie: asked.cookie }.encode());
         }
     }
 
-    fn reply_refused(&mut self, cookie: u64, refusal: Refused, replies: &mut impl Replies) {
+    fn reply_refused(&mut self, asked: Asked, refusal: Refused, replies: &mut impl Replies) {
         let (error, text) = refusal;
-        self.reply_error(cookie, error, text, None, replies);
+        self.reply_error(asked, error, text, None, replies);
     }
 
     fn reply_failed(
         &mut self,
-        cookie: u64,
+        asked: Asked,
         errno: Errno,
         at: Option<u64>,
         replies: &mut impl Replies,
     ) {
         // The text costs a formatting, which an error on a failing device can afford.
-        self.reply_error(cookie, error_code(errno), &errno.to_string(), at, replies);
+        self.reply_error(asked, error_code(errno), &errno.to_string(), at, replies);
     }
 
     fn reply_error(
         &mut self,
-        cookie: u64,
+        asked: Asked,
         error: ErrorCode,
         text: &str,
         at: Option<u64>,
         replies: &mut impl Replies,
     ) {
         if !self.structured {
-            replies.bytes(&SimpleReply { error: error.number(), cookie }.encode());
+            replies.bytes(&SimpleReply { error: error.number(), cookie: asked.cookie }.encode());
             return;
         }
         let chunk = match at {
@@ -641,9 +697,14 @@ impl Session {
             None => Chunk::Error { error, text },
         };
         self.scratch.clear();
-        chunk.encode(cookie, true, &mut self.scratch);
+        chunk.encode(asked, true, &mut self.scratch);
         replies.bytes(&self.scratch);
     }
+}
+
+/// How much of a request without data is carried out at once.
+const fn step_of(left: u64) -> u32 {
+    if left < STEP_MAX as u64 { left as u32 } else { STEP_MAX }
 }
 
 /// The protocol's number for a target's error. It knows eight; the rest are I/O errors.

@@ -212,7 +212,7 @@ fn options_not_served_are_answered_and_change_nothing() {
         (opt(option::number::STARTTLS, b""), 0x8000_0002),
         (opt(option::number::STARTTLS, b"x"), 0x8000_0003),
         (opt(option::number::PEEK_EXPORT, b"r0"), 0x8000_0001),
-        (opt(option::number::EXTENDED_HEADERS, b""), 0x8000_0001),
+        (opt(option::number::EXTENDED_HEADERS, b"x"), 0x8000_0003),
         (opt(4711, &[7; 5000]), 0x8000_0001),
         (opt(option::number::LIST, b"x"), 0x8000_0003),
         (opt(option::number::GO, b"\0\0\0\x09r0"), 0x8000_0003),
@@ -224,6 +224,19 @@ fn options_not_served_are_answered_and_change_nothing() {
     }
     let (event, _) = feed(&mut handshake, &opt(option::number::GO, &query("r0", &[])));
     assert!(event.is_some());
+}
+
+#[test]
+fn extended_headers_bring_contexts_and_can_not_be_given_up() {
+    let mut handshake = begun(3);
+    let mut ask = |input: Vec<u8>| replies(&feed(&mut handshake, &input).1).0;
+    assert_eq!(ask(opt(option::number::EXTENDED_HEADERS, b"")), [1]);
+    assert_eq!(ask(opt(option::number::STRUCTURED_REPLY, b"")), [0x8000_000a]);
+    let select = contexts("r0", &["base:allocation"]);
+    assert_eq!(ask(opt(option::number::SET_META_CONTEXT, &select)), [4, 1]);
+    let name = opt(option::number::EXPORT_NAME, b"r0");
+    let got = handshake.receive(&name, &Exports, &mut Vec::new());
+    assert_eq!(got, Err(Violation::ExportNameRefused));
 }
 
 #[test]

@@ -119,7 +119,7 @@ pub mod number {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// `NBD_OPT_SET_META_CONTEXT`.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// `NBD_OPT_EXTENDED_HEADERS`, experimental.
+    /// `NBD_OPT_EXTENDED_HEADERS`.
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
@@ -140,6 +140,8 @@ pub enum ClientOption<'a> {
     Go(ExportQuery<'a>),
     /// Use structured replies.
     StructuredReply,
+    /// Use extended requests and replies.
+    ExtendedHeaders,
     /// Which metadata contexts has an export?
     ListMetaContext(MetaQuery<'a>),
     /// Select metadata contexts of an export.
@@ -202,6 +204,7 @@ impl<'a> ClientOption<'a> {
             number::LIST => without_data(ClientOption::List),
             number::STARTTLS => without_data(ClientOption::StartTls),
             number::STRUCTURED_REPLY => without_data(ClientOption::StructuredReply),
+            number::EXTENDED_HEADERS => without_data(ClientOption::ExtendedHeaders),
             number::INFO => Ok(ClientOption::Info(ExportQuery::decode(data)?)),
             number::GO => Ok(ClientOption::Go(ExportQuery::decode(data)?)),
             number::LIST_META_CONTEXT => {
@@ -304,6 +307,8 @@ pub enum ReplyType {
     ErrBlockSizeReqd,
     /// `NBD_REP_ERR_TOO_BIG`: the request or its reply is too large.
     ErrTooBig,
+    /// `NBD_REP_ERR_EXT_HEADER_REQD`: extended headers can not be given up again.
+    ErrExtHeaderReqd,
 }
 
 impl ReplyType {
@@ -324,6 +329,7 @@ impl ReplyType {
             ReplyType::ErrShutdown => ERROR | 7,
             ReplyType::ErrBlockSizeReqd => ERROR | 8,
             ReplyType::ErrTooBig => ERROR | 9,
+            ReplyType::ErrExtHeaderReqd => ERROR | 10,
         }
     }
 }

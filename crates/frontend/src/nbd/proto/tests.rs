@@ -20,7 +20,7 @@ fn encoded(reply: &OptionReply<'_>, number: u32) -> Vec<u8> {
 
 fn chunk(chunk: &Chunk<'_>, done: bool) -> Vec<u8> {
     let mut out = Vec::new();
-    chunk.encode(0x0102_0304_0506_0708, done, &mut out);
+    chunk.encode(Asked::compact(0x0102_0304_0506_0708), done, &mut out);
     out
 }
 
@@ -101,12 +101,14 @@ fn names_are_utf8_without_nul_and_limited() {
 
 #[test]
 fn options_without_data_refuse_data_and_abort_ignores_it() {
-    for number in [number::LIST, number::STARTTLS, number::STRUCTURED_REPLY] {
+    let without =
+        [number::LIST, number::STARTTLS, number::STRUCTURED_REPLY, number::EXTENDED_HEADERS];
+    for number in without {
         assert!(ClientOption::decode(number, b"").is_ok());
         assert_eq!(ClientOption::decode(number, b"x").unwrap_err().reply, ReplyType::ErrInvalid);
     }
     assert_eq!(ClientOption::decode(number::ABORT, b"bye"), Ok(ClientOption::Abort));
-    for number in [0, number::PEEK_EXPORT, number::EXTENDED_HEADERS, 12, u32::MAX] {
+    for number in [0, number::PEEK_EXPORT, 12, u32::MAX] {
         assert_eq!(ClientOption::decode(number, b"any"), Ok(ClientOption::Unsupported));
     }
 }
@@ -270,6 +272,50 @@ fn chunks_have_the_documented_bytes() {
         assert_eq!((header.done, header.cookie), (done, 0x0102_0304_0506_0708));
         let data = if let Chunk::OffsetData { len, .. } = value { len as usize } else { 0 };
         assert_eq!(header.len as usize, bytes.len() + data - CHUNK_HEADER_LEN);
+    }
+}
+
+/// The same chunks in answer to an extended request at 0x300; only block status has other content.
+#[test]
+fn extended_chunks_have_the_documented_bytes() {
+    let extents = [
+        Extent { len: 4096, hole: false, zero: false },
+        Extent { len: 8192, hole: true, zero: true },
+    ];
+    let asked = Asked { cookie: 0x0102_0304_0506_0708, extended: Some(0x300) };
+    let cases: [(Chunk<'_>, bool, &str, &str); 5] = [
+        (Chunk::None, true, "0001 0000", "0000000000000000"),
+        (
+            Chunk::OffsetData { offset: 512, len: 1024 },
+            false,
+            "0000 0001",
+            "0000000000000408 0000000000000200",
+        ),
+        (
+            Chunk::OffsetHole { offset: 512, len: 1024 },
+            true,
+            "0001 0002",
+            "000000000000000c 0000000000000200 00000400",
+        ),
+        (
+            Chunk::BlockStatus { context: 1, extents: &extents },
+            true,
+            "0001 0006",
+            "0000000000000028 00000001 00000002 \
+             0000000000001000 0000000000000000 0000000000002000 0000000000000003",
+        ),
+        (
+            Chunk::ErrorOffset { error: ErrorCode::Inval, text: "a", offset: 7 },
+            true,
+            "0001 8002",
+            "000000000000000f 00000016 0001 61 0000000000000007",
+        ),
+    ];
+    for (value, done, head, rest) in cases {
+        let mut bytes = Vec::new();
+        value.encode(asked, done, &mut bytes);
+        let want = format!("6e8a278c {head} 0102030405060708 0000000000000300 {rest}");
+        assert_eq!(bytes, hex(&want), "{value:?}");
     }
 }
 

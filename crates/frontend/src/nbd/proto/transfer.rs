@@ -4,11 +4,16 @@
 
 use super::option::limited;
 use super::{
-    CommandFlags, ErrorCode, REQUEST_MAGIC, Reader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+    CommandFlags, EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, ErrorCode, REQUEST_MAGIC, Reader,
+    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
 };
 
 /// Bytes in a request, without the payload of a write.
 pub const REQUEST_LEN: usize = 28;
+/// Bytes in an extended request, without its payload.
+pub const EXTENDED_REQUEST_LEN: usize = 32;
+/// Bytes in the header of an extended reply chunk.
+pub const EXTENDED_CHUNK_HEADER_LEN: usize = 32;
 /// Bytes in a simple reply, without the data of a read.
 pub const SIMPLE_REPLY_LEN: usize = 16;
 /// Bytes in the header of a structured reply chunk.
@@ -128,6 +133,72 @@ impl RequestHeader {
     }
 }
 
+/// A request with the lengths of extended headers; compact ones become it, too. Nothing about it is
+/// checked but the magic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExtendedRequest {
+    /// The flags.
+    pub flags: CommandFlags,
+    /// What is wanted.
+    pub command: Command,
+    /// The client's name for the request, repeated in the reply.
+    pub cookie: u64,
+    /// Start, in bytes.
+    pub offset: u64,
+    /// Bytes of payload with [`CommandFlags::PAYLOAD_LEN`], otherwise of the range.
+    pub len: u64,
+}
+
+impl From<RequestHeader> for ExtendedRequest {
+    fn from(header: RequestHeader) -> ExtendedRequest {
+        let RequestHeader { flags, command, cookie, offset, len } = header;
+        ExtendedRequest { flags, command, cookie, offset, len: len.into() }
+    }
+}
+
+impl ExtendedRequest {
+    /// `None` if the magic is wrong: the two sides are out of step.
+    pub fn decode(bytes: &[u8; EXTENDED_REQUEST_LEN]) -> Option<ExtendedRequest> {
+        let mut r = Reader::new(bytes);
+        (r.u32()? == EXTENDED_REQUEST_MAGIC).then_some(())?;
+        Some(ExtendedRequest {
+            flags: CommandFlags(r.u16()?),
+            command: Command::from_number(r.u16()?),
+            cookie: r.u64()?,
+            offset: r.u64()?,
+            len: r.u64()?,
+        })
+    }
+
+    /// As a client sends it.
+    pub fn encode(&self) -> [u8; EXTENDED_REQUEST_LEN] {
+        let mut bytes = [0; EXTENDED_REQUEST_LEN];
+        bytes[0..4].copy_from_slice(&EXTENDED_REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.0.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.command.number().to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..32].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+}
+
+/// Which request a reply answers, and with which headers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// The request's cookie.
+    pub cookie: u64,
+    /// Its offset, if extended headers were agreed on: every chunk repeats it.
+    pub extended: Option<u64>,
+}
+
+impl Asked {
+    /// A request with a compact header.
+    pub const fn compact(cookie: u64) -> Asked {
+        Asked { cookie, extended: None }
+    }
+}
+
 /// "Simple reply message". The data of a successful read follows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SimpleReply {
@@ -185,7 +256,7 @@ pub enum Chunk<'a> {
         /// Length in bytes, never 0.
         len: u32,
     },
-    /// `NBD_REPLY_TYPE_BLOCK_STATUS`.
+    /// `NBD_REPLY_TYPE_BLOCK_STATUS`, or `NBD_REPLY_TYPE_BLOCK_STATUS_EXT` with extended headers.
     BlockStatus {
         /// The metadata context.
         context: u32,
@@ -211,19 +282,27 @@ pub enum Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// Appends the chunk for the request with `cookie`; `done` marks the last one.
+    /// Appends the chunk for a request; `done` marks the last one.
     ///
     /// # Panics
     /// If a length that must not be 0 is, or there are more than [`MAX_EXTENTS`] extents.
-    pub fn encode(&self, cookie: u64, done: bool, out: &mut Vec<u8>) {
+    pub fn encode(&self, asked: Asked, done: bool, out: &mut Vec<u8>) {
         const DONE: u16 = 1;
-        let (number, len) = self.number_and_len();
+        let extended = asked.extended.is_some();
+        let (number, len) = self.number_and_len(extended);
         assert!(done || *self != Chunk::None, "a chunk without content is always the last one");
-        out.extend_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+        let magic = if extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
+        out.extend_from_slice(&magic.to_be_bytes());
         out.extend_from_slice(&(if done { DONE } else { 0 }).to_be_bytes());
         out.extend_from_slice(&number.to_be_bytes());
-        out.extend_from_slice(&cookie.to_be_bytes());
-        out.extend_from_slice(&len.to_be_bytes());
+        out.extend_from_slice(&asked.cookie.to_be_bytes());
+        match asked.extended {
+            Some(offset) => {
+                out.extend_from_slice(&offset.to_be_bytes());
+                out.extend_from_slice(&u64::from(len).to_be_bytes());
+            }
+            None => out.extend_from_slice(&len.to_be_bytes()),
+        }
         match *self {
             Chunk::None => {}
             Chunk::OffsetData { offset, .. } => out.extend_from_slice(&offset.to_be_bytes()),
@@ -233,11 +312,19 @@ impl Chunk<'_> {
             }
             Chunk::BlockStatus { context, extents } => {
                 out.extend_from_slice(&context.to_be_bytes());
+                if extended {
+                    out.extend_from_slice(&(extents.len() as u32).to_be_bytes());
+                }
                 for extent in extents {
                     assert!(extent.len > 0, "an extent has a length");
                     let flags = u32::from(extent.hole) | u32::from(extent.zero) << 1;
-                    out.extend_from_slice(&extent.len.to_be_bytes());
-                    out.extend_from_slice(&flags.to_be_bytes());
+                    if extended {
+                        out.extend_from_slice(&u64::from(extent.len).to_be_bytes());
+                        out.extend_from_slice(&u64::from(flags).to_be_bytes());
+                    } else {
+                        out.extend_from_slice(&extent.len.to_be_bytes());
+                        out.extend_from_slice(&flags.to_be_bytes());
+                    }
                 }
             }
             Chunk::Error { error, text } => encode_error(error, text, out),
@@ -249,7 +336,7 @@ impl Chunk<'_> {
     }
 
     /// The type on the wire and the length of everything behind the header.
-    fn number_and_len(&self) -> (u16, u32) {
+    fn number_and_len(&self, extended: bool) -> (u16, u32) {
         const ERROR: u16 = 1 << 15;
         match *self {
             Chunk::None => (0, 0),
@@ -263,7 +350,8 @@ impl Chunk<'_> {
             }
             Chunk::BlockStatus { extents, .. } => {
                 assert!(!extents.is_empty() && extents.len() <= MAX_EXTENTS, "extent list length");
-                (5, 4 + 8 * extents.len() as u32)
+                let count = extents.len() as u32;
+                if extended { (6, 8 + 16 * count) } else { (5, 4 + 8 * count) }
             }
             Chunk::Error { text, .. } => (ERROR | 1, 6 + limited(text).len() as u32),
             Chunk::ErrorOffset { text, .. } => (ERROR | 2, 14 + limited(text).len() as u32),

@@ -273,7 +273,10 @@ impl Client {
         let Phase::Serving(serving) = &mut self.phase else {
             panic!("a target answers requests only while the client is served");
         };
-        serving.session.complete(done, &mut Out(&mut self.io.tx));
+        let next = serving.session.complete(done, &mut Out(&mut self.io.tx));
+        if let Some(job) = next {
+            serving.submit(&job, 0, None, &mut self.io, env);
+        }
         Ok(Progress::Waiting)
     }
 
@@ -752,7 +755,8 @@ impl Serving {
 
     fn fail(&mut self, tag: u64, errno: Errno, io: &mut Conn) {
         let failed = Completion::new(self.opener, tag, Err(errno));
-        self.session.complete(failed, &mut Out(&mut io.tx));
+        let next = self.session.complete(failed, &mut Out(&mut io.tx));
+        assert!(next.is_none(), "what has failed does not go on");
     }
 }
 

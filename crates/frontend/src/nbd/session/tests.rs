@@ -56,7 +56,7 @@ impl Rig {
         let export = ExportInfo { name: "r0", description: "", target: info, read_only };
         let structured = flags.contains(TransmissionFlags::SEND_DF);
         Rig {
-            session: Session::new(&export, flags, structured, structured),
+            session: Session::new(&export, flags, (structured, false), structured),
             target,
             pool: BufPool::new(64 << 20).unwrap(),
             sent: Sent::default(),
@@ -118,7 +118,9 @@ impl Rig {
         let mut done = Vec::new();
         self.target.poll_completions(&mut done);
         for completion in done {
-            self.session.complete(completion, &mut self.sent);
+            if let Some(job) = self.session.complete(completion, &mut self.sent) {
+                self.submit(&job, job.part(0), None);
+            }
         }
     }
 
@@ -250,7 +252,7 @@ fn reads_have_a_limit_and_longer_writes_end_the_connection() {
     for (flags, want) in [(FLAGS, ErrorCode::Overflow), (SIMPLE_FLAGS, ErrorCode::Inval)] {
         let export = ExportInfo { name: "", description: "", target: big, read_only: false };
         let structured = flags.contains(TransmissionFlags::SEND_DF);
-        let mut session = Session::new(&export, flags, structured, false);
+        let mut session = Session::new(&export, flags, (structured, false), false);
         let mut sent = Sent::default();
         let read = plain(Command::Read, 1, 0, MAX_PAYLOAD + 512);
         assert_eq!(session.receive(&read, &mut sent), Ok((REQUEST_LEN, None)));
@@ -261,7 +263,7 @@ fn reads_have_a_limit_and_longer_writes_end_the_connection() {
         assert!(matches!(event, Some(Event::Job(job)) if job.parts() == 1));
         let write = plain(Command::Write, 1, 0, MAX_PAYLOAD + 1);
         let got = session.receive(&write, &mut sent);
-        assert_eq!(got, Err(Violation::PayloadTooLong(MAX_PAYLOAD + 1)));
+        assert_eq!(got, Err(Violation::PayloadTooLong(u64::from(MAX_PAYLOAD) + 1)));
     }
     let mut rig = Rig::new(FLAGS, 1 << 20);
     assert_eq!(rig.feed(&[0x25; 28], 28), Err(Violation::RequestMagic));
@@ -559,7 +561,7 @@ fn mutated_connections_do_no_harm() {
 fn a_session_between_two_requests_goes_on_elsewhere_with_what_was_read_of_the_next() {
     let export = MemoryTarget::new(Bytes(SIZE)).info();
     let export = ExportInfo { name: "r0", description: "", target: export, read_only: false };
-    let mut session = Session::new(&export, FLAGS, true, true);
+    let mut session = Session::new(&export, FLAGS, (true, false), true);
     let read = RequestHeader {
         flags: CommandFlags::NONE,
         command: Command::Read,
@@ -583,4 +585,158 @@ fn a_session_between_two_requests_goes_on_elsewhere_with_what_was_read_of_the_ne
     }
     session.shut_down();
     assert!(session.freeze().is_none());
+}
+
+/// A request with an extended header.
+fn extended(flags: CommandFlags, command: Command, offset: u64, len: u64) -> Vec<u8> {
+    ExtendedRequest { flags, command, cookie: 9, offset, len }.encode().to_vec()
+}
+
+/// The bytes of an extended reply chunk, with its payload.
+fn extended_reply(done: u16, kind: u16, offset: u64, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = hex("6e8a278c");
+    bytes.extend_from_slice(&done.to_be_bytes());
+    bytes.extend_from_slice(&kind.to_be_bytes());
+    bytes.extend_from_slice(&9u64.to_be_bytes());
+    bytes.extend_from_slice(&offset.to_be_bytes());
+    bytes.extend_from_slice(&(payload.len() as u64).to_be_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+impl Rig {
+    fn extended() -> Rig {
+        let mut rig = Rig::new(FLAGS, 4096);
+        rig.session.extended = true;
+        rig
+    }
+}
+
+#[test]
+fn extended_requests_get_extended_replies_with_their_offset() {
+    let none = CommandFlags::NONE;
+    let mut rig = Rig::extended();
+    let mut write = extended(CommandFlags::PAYLOAD_LEN, Command::Write, 512, 512);
+    write.extend_from_slice(&[7; 512]);
+    assert_eq!(rig.talk(&write), extended_reply(1, 0, 512, &[]));
+    let mut data = 512u64.to_be_bytes().to_vec();
+    data.extend_from_slice(&[7; 512]);
+    assert_eq!(
+        rig.talk(&extended(none, Command::Read, 512, 512)),
+        extended_reply(1, 1, 512, &data)
+    );
+    // A read in parts: each chunk has the request's offset in its header, and its own behind it.
+    let got = rig.talk(&extended(none, Command::Read, 8192, 8192));
+    let mut want = Vec::new();
+    for (done, at) in [(0, 8192u64), (1, 12288)] {
+        let mut data = at.to_be_bytes().to_vec();
+        data.extend_from_slice(&[0; 4096]);
+        want.extend(extended_reply(done, 1, 8192, &data));
+    }
+    assert_eq!(got, want);
+    assert_eq!(rig.talk(&extended(none, Command::Flush, 0, 0)), extended_reply(1, 0, 0, &[]));
+    // A write whose client forgot the flag has its payload all the same.
+    let mut write = extended(none, Command::Write, 0, 512);
+    write.extend_from_slice(&[1; 512]);
+    assert_eq!(rig.talk(&write), extended_reply(1, 0, 0, &[]));
+}
+
+#[test]
+fn a_payload_that_no_command_wants_is_skipped_and_refused() {
+    let mut rig = Rig::extended();
+    for command in [Command::Read, Command::Trim, Command::BlockStatus, Command::Unknown(99)] {
+        let mut input = extended(CommandFlags::PAYLOAD_LEN, command, 0, 512);
+        input.extend_from_slice(&[0x21; 512]);
+        let got = rig.talk(&input);
+        assert_eq!(got[..8], hex("6e8a278c 0001 8001"), "{command:?}");
+        assert_eq!(got[32..36], 22u32.to_be_bytes());
+    }
+    let long = extended(CommandFlags::PAYLOAD_LEN, Command::Trim, 0, u64::MAX);
+    let got = rig.session.receive(&long, &mut rig.sent);
+    assert_eq!(got, Err(Violation::PayloadTooLong(u64::MAX)));
+    // Beyond the end by more than compact headers can say, and beyond any number.
+    let mut rig = Rig::extended();
+    for len in [1 << 40, u64::MAX - 511] {
+        let got = rig.talk(&extended(CommandFlags::NONE, Command::WriteZeroes, 512, len));
+        assert_eq!(got[32..36], 28u32.to_be_bytes());
+    }
+}
+
+/// A session on a target of 1 TiB that is answered by hand.
+fn large() -> (Session, Sent) {
+    let info =
+        runtime::TargetInfo { size: Bytes(1 << 40), ..MemoryTarget::new(Bytes(SIZE)).info() };
+    let export = ExportInfo { name: "r0", description: "", target: info, read_only: false };
+    (Session::new(&export, FLAGS, (true, true), true), Sent::default())
+}
+
+#[test]
+fn a_long_request_is_carried_out_step_by_step_and_answered_once() {
+    let (mut session, mut sent) = large();
+    let zero = extended(CommandFlags::FUA, Command::WriteZeroes, 512, (5 << 30) + 512);
+    let Ok((32, Some(Event::Job(mut job)))) = session.receive(&zero, &mut sent) else {
+        panic!("a job")
+    };
+    let mut at = 512;
+    loop {
+        assert_eq!((job.parts(), job.offset, job.fua), (1, at, true));
+        at += u64::from(job.len);
+        assert!(sent.0.is_empty() && session.in_flight() == 1);
+        let done = Completion::new(OPENER, job.part(0).tag, Ok(()));
+        match session.complete(done, &mut sent) {
+            Some(next) => job = next,
+            None => break,
+        }
+    }
+    assert_eq!(at, (5 << 30) + 1024);
+    assert_eq!(sent.0, extended_reply(1, 0, 512, &[]));
+    assert_eq!(session.in_flight(), 0);
+}
+
+#[test]
+fn a_long_request_ends_at_its_first_error_and_with_its_export() {
+    for removed in [false, true] {
+        let (mut session, mut sent) = large();
+        let trim = extended(CommandFlags::NONE, Command::Trim, 0, 1 << 40);
+        let (_, event) = session.receive(&trim, &mut sent).unwrap();
+        let Some(Event::Job(job)) = event else { panic!("a job") };
+        let done = |job: &Job, result| Completion::new(OPENER, job.part(0).tag, result);
+        let job = session.complete(done(&job, Ok(())), &mut sent).expect("a second step");
+        let result = if removed { Ok(()) } else { Err(Errno::EIO) };
+        if removed {
+            session.shut_down();
+        }
+        assert_eq!(session.complete(done(&job, result), &mut sent), None);
+        let code: u32 = if removed { 108 } else { 5 };
+        assert_eq!((sent.0.len() > 36, &sent.0[32..36]), (true, &code.to_be_bytes()[..]));
+        assert_eq!(session.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_block_status_of_everything_is_answered_for_its_beginning() {
+    let (mut session, mut sent) = large();
+    let asked = extended(CommandFlags::NONE, Command::BlockStatus, 0, 1 << 40);
+    let (_, event) = session.receive(&asked, &mut sent).unwrap();
+    let Some(Event::Job(job)) = event else { panic!("a job") };
+    let done = Completion::new(OPENER, job.part(0).tag, Ok(()));
+    assert_eq!(session.complete(done, &mut sent), None);
+    let extent = hex("00000001 00000001 0000000040000000 0000000000000000");
+    assert_eq!(sent.0, extended_reply(1, 6, 0, &extent));
+}
+
+#[test]
+fn an_extended_session_goes_on_after_it_was_frozen_within_a_header() {
+    let (mut session, mut sent) = large();
+    let read = extended(CommandFlags::NONE, Command::Read, 4096, 512);
+    for cut in 0..EXTENDED_REQUEST_LEN {
+        assert_eq!(session.receive(&read[..cut], &mut sent), Ok((cut, None)));
+        let (frozen, begun) = session.freeze().unwrap();
+        let (mut thawed, begun) = (Session::thaw(&frozen), begun.to_vec());
+        assert_eq!(thawed.receive(&begun, &mut sent), Ok((cut, None)));
+        let (used, event) = thawed.receive(&read[cut..], &mut sent).unwrap();
+        let Some(Event::Job(job)) = event else { panic!("a job") };
+        assert_eq!((used, job.offset, job.len), (EXTENDED_REQUEST_LEN - cut, 4096, 512));
+        (session, sent) = large();
+    }
 }
