@@ -634,7 +634,7 @@ impl Engine {
         change(&mut paths);
         let (id, link_paths) = (entry.id, paths.clone());
         self.on(entry.shard, move |shard| {
-            shard.with(id, |host, io, _| host.set_paths(io, node, link_paths));
+            shard.with(id, |host, io, volumes| host.set_paths(io, volumes, node, link_paths));
         })?;
         self.keep(entry, |stored| peer_mut(stored, node).paths = paths)
     }

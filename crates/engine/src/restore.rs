@@ -133,7 +133,7 @@ impl Engine {
         let (node, id, paths) = (peer.node_id, entry.id, peer.paths.clone());
         self.add_peer(entry, node, peer.name.clone(), peer.net.clone(), devices)?;
         self.on(entry.shard, move |shard| {
-            shard.with(id, |host, io, _| host.set_paths(io, node, paths));
+            shard.with(id, |host, io, volumes| host.set_paths(io, volumes, node, paths));
         })
     }
 

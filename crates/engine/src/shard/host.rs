@@ -575,9 +575,16 @@ impl Host {
         }
     }
 
-    pub(crate) fn set_paths(&mut self, io: &mut Io, node: NodeId, paths: Vec<PathConfig>) {
+    pub(crate) fn set_paths(
+        &mut self,
+        io: &mut Io,
+        volumes: &mut Volumes,
+        node: NodeId,
+        paths: Vec<PathConfig>,
+    ) {
         if let Some(link) = self.links.get_mut(&node) {
-            link.set_paths(io, paths);
+            let event = link.set_paths(io, paths);
+            self.link_event(io, volumes, node, event);
         }
         self.changed = true;
     }

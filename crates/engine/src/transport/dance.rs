@@ -12,6 +12,11 @@
 //! The side that connected says with an initial packet which socket it is. If both sides open
 //! the same one at the same time, each drops its own and keeps the accepted one; a coin decides
 //! who opens the missing one, so that they do not repeat that forever.
+//!
+//! Both sockets go by one path. The first one settles it, whoever opened it; without any, one path
+//! is tried after the other. A node opens sockets by the path it is settled on, so a socket that
+//! comes by another one means that the peer has left ours, and so does this node. Only if the peer
+//! may not know yet of a socket that this node has opened, both choose the lesser path.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -32,6 +37,8 @@ use crate::shard::token::SocketOp;
 const PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
 /// Accepted sockets that have not said what they are.
 const GREETINGS_MAX: usize = 8;
+/// An accepted socket has so many `ping-timeout` to say what it is.
+const GREETING: u32 = 4;
 /// Bytes of an initial packet.
 const INITIAL_LEN: usize = 8;
 
@@ -42,18 +49,36 @@ const KEEPALIVE: (std::time::Duration, u32) = (std::time::Duration::from_secs(23
 pub(super) struct Dance {
     link: LinkId,
     paths: Vec<PathConfig>,
-    /// The path tried or in use.
+    /// The path tried, or that of the sockets that are there.
     path: usize,
+    /// The first of the present round: tried last, it is followed by a pause.
+    first: usize,
+    /// When the path was settled, if one of the sockets is there.
+    settled: Instant,
     phase: Phase,
     data: Option<Socket>,
     control: Option<Socket>,
     /// Accepted, and the initial packet is not there yet.
-    greetings: Vec<(Socket, Instant)>,
-    /// Accepted and known, waiting to be taken in.
-    arrived: VecDeque<(Stream, Socket)>,
+    greetings: Vec<Greeting>,
+    /// Accepted and known, waiting to be taken in; all by one path.
+    arrived: VecDeque<Arrival>,
     done: bool,
     /// The last trouble reported, so that it is not reported again every second.
     trouble: String,
+}
+
+/// A socket that the peer has opened, and that has not said what it is.
+struct Greeting {
+    socket: Socket,
+    path: usize,
+    until: Instant,
+}
+
+/// One that has.
+struct Arrival {
+    stream: Stream,
+    socket: Socket,
+    path: usize,
 }
 
 enum Phase {
@@ -68,11 +93,16 @@ enum Phase {
 }
 
 impl Dance {
-    pub(super) fn new(link: LinkId, paths: Vec<PathConfig>) -> Dance {
+    /// `failed` is the path that was in use and has failed: the one after it comes first.
+    pub(super) fn new(link: LinkId, paths: Vec<PathConfig>, failed: Option<PathConfig>) -> Dance {
+        let failed = paths.iter().position(|path| Some(*path) == failed);
+        let first = failed.map_or(0, |at| (at + 1) % paths.len());
         Dance {
             link,
             paths,
-            path: 0,
+            path: first,
+            first,
+            settled: Instant::default(),
             phase: Phase::Pausing { until: Instant::default() },
             data: None,
             control: None,
@@ -113,9 +143,9 @@ impl Dance {
     /// True if one of the sockets has that serial.
     pub(super) fn owns(&self, serial: u32) -> bool {
         matches!(self.phase, Phase::Connecting { serial: s, .. } if s == serial)
-            || self.data.iter().chain(&self.control).any(|s| s.serial == serial)
-            || self.greetings.iter().any(|(s, _)| s.serial == serial)
-            || self.arrived.iter().any(|(_, s)| s.serial == serial)
+            || self.held().any(|s| s.serial == serial)
+            || self.greetings.iter().any(|g| g.socket.serial == serial)
+            || self.arrived.iter().any(|a| a.socket.serial == serial)
     }
 
     /// The sockets, once both are there and were found alive.
@@ -135,14 +165,14 @@ impl Dance {
             | Phase::Checking { until }
             | Phase::Pausing { until } => *until,
         };
-        self.greetings.iter().map(|(_, until)| *until).chain([phase]).min()
+        self.greetings.iter().map(|g| g.until).chain([phase]).min()
     }
 
     // ---- steps ---------------------------------------------------------------------------
 
     /// Opens a socket to the peer.
     fn attempt(&mut self, io: &mut Io, net: &NetOptions, label: &str) {
-        if self.data.is_none() && self.control.is_none() {
+        if !self.is_settled() {
             // One path after the other, as long as none is settled.
             self.listen_everywhere(io, label);
         }
@@ -164,42 +194,79 @@ impl Dance {
                     log!(Level::Warn, label, "{text}; is the address assigned to this host?");
                     self.trouble = text;
                 }
-                self.next_path();
+                self.next_path(io, net);
                 self.listen(io, net, label);
             }
         }
     }
 
-    fn next_path(&mut self) {
-        if self.data.is_none() && self.control.is_none() && !self.paths.is_empty() {
-            self.path = (self.path + 1) % self.paths.len();
+    /// An attempt has failed. A path that is settled may be left only after the peer had the time to
+    /// open the missing socket, which it can if this node is the one that can not.
+    fn next_path(&mut self, io: &Io, net: &NetOptions) {
+        if self.is_settled() {
+            let tried = self.settled + net.connect_int <= io.now();
+            if !tried || self.paths.len() < 2 || !self.arrived.is_empty() {
+                return;
+            }
+            (self.data, self.control) = (None, None);
         }
+        self.path = (self.path + 1) % self.paths.len();
+        if self.path == self.first {
+            // All were tried: in their order from now on.
+            (self.path, self.first) = (0, 0);
+        }
+    }
+
+    fn held(&self) -> impl Iterator<Item = &Socket> {
+        self.data.iter().chain(&self.control)
+    }
+
+    /// One of the sockets is there, so the path is settled.
+    fn is_settled(&self) -> bool {
+        self.held().next().is_some()
+    }
+
+    /// The path stays, though the peer has opened a socket by another one.
+    fn keeps_path(&self, other: usize, io: &Io, net: &NetOptions) -> bool {
+        let opened = self.held().any(|socket| !socket.accepted);
+        let unheard = opened && io.now() < self.settled + net.ping_timeout * GREETING;
+        unheard && rank(self.paths[self.path]) < rank(self.paths[other])
+    }
+
+    /// Puts a socket of the path in its place. True if there was one.
+    fn hold(&mut self, io: &Io, stream: Stream, socket: Socket) -> bool {
+        if !self.is_settled() {
+            self.settled = io.now();
+        }
+        self.place(stream).replace(socket).is_some()
     }
 
     /// Waits for the peer, or takes in a socket it has opened meanwhile.
     fn listen(&mut self, io: &mut Io, net: &NetOptions, label: &str) {
         // With other paths left to try there is no reason to wait for long.
-        let wait = if self.path > 0 && self.data.is_none() && self.control.is_none() {
+        let wait = if self.path != self.first && !self.is_settled() {
             PAUSE
         } else {
             io.random.around(net.connect_int)
         };
         self.phase = Phase::Listening { until: io.now() + wait };
-        if let Some((stream, socket)) = self.arrived.pop_front() {
-            self.take_in(io, net, label, stream, socket);
+        if let Some(arrival) = self.arrived.pop_front() {
+            self.take_in(io, net, label, arrival);
         }
     }
 
-    /// Takes in a socket the peer opened.
-    fn take_in(
-        &mut self,
-        io: &mut Io,
-        net: &NetOptions,
-        label: &str,
-        stream: Stream,
-        socket: Socket,
-    ) {
-        let crossed = self.place(stream).replace(socket).is_some();
+    /// Takes in a socket the peer opened, or closes it if it came by a path that is not to be.
+    fn take_in(&mut self, io: &mut Io, net: &NetOptions, label: &str, arrival: Arrival) {
+        let Arrival { stream, socket, path } = arrival;
+        if path != self.path {
+            if self.keeps_path(path, io, net) {
+                return;
+            }
+            let PathConfig { local, remote } = self.paths[path];
+            log!(Level::Debug, label, "the peer comes by {local} to {remote}");
+            (self.data, self.control, self.path) = (None, None, path);
+        }
+        let crossed = self.hold(io, stream, socket);
         if crossed {
             log!(Level::Debug, label, "both nodes opened the {stream} socket");
         }
@@ -234,11 +301,27 @@ impl Dance {
         if self.greetings.len() == GREETINGS_MAX {
             return;
         }
+        let Some(path) = self.path_of(&conn) else { return };
         set_up(&conn, net);
         let serial = io.serial();
         let mut socket = Socket::new(self.link, serial, conn, true);
         socket.arm(&mut io.ring);
-        self.greetings.push((socket, io.now() + net.ping_timeout * 4));
+        let until = io.now() + net.ping_timeout * GREETING;
+        self.greetings.push(Greeting { socket, path, until });
+    }
+
+    /// The path by which a connection came, by both addresses; the peer's port says nothing. `None` if
+    /// it is gone already. Where several fit, the present one does.
+    fn path_of(&self, conn: &Conn) -> Option<usize> {
+        let (local, remote) = (conn.local_addr()?, conn.peer_addr()?.ip().to_canonical());
+        let fits = |path: &PathConfig| {
+            let ip = path.local.ip();
+            path.remote.ip().to_canonical() == remote
+                && path.local.port() == local.port()
+                && (ip.is_unspecified() || ip.to_canonical() == local.ip().to_canonical())
+        };
+        let present = self.paths.get(self.path).is_some_and(fits).then_some(self.path);
+        present.or_else(|| self.paths.iter().position(fits))
     }
 
     pub(super) fn completed(
@@ -263,7 +346,7 @@ impl Dance {
             SocketOp::Receive => {
                 let Some(socket) = self.socket(serial) else { return };
                 let alive = socket.received(done);
-                if let Some(at) = self.greetings.iter().position(|(s, _)| s.serial == serial) {
+                if let Some(at) = self.greetings.iter().position(|g| g.socket.serial == serial) {
                     self.greeted(io, net, label, at);
                 } else if !alive {
                     self.lost(io, serial);
@@ -274,8 +357,8 @@ impl Dance {
 
     fn socket(&mut self, serial: u32) -> Option<&mut Socket> {
         let held = self.data.iter_mut().chain(&mut self.control);
-        let greeting = self.greetings.iter_mut().map(|(socket, _)| socket);
-        let arrived = self.arrived.iter_mut().map(|(_, socket)| socket);
+        let greeting = self.greetings.iter_mut().map(|g| &mut g.socket);
+        let arrived = self.arrived.iter_mut().map(|a| &mut a.socket);
         held.chain(greeting).chain(arrived).find(|socket| socket.serial == serial)
     }
 
@@ -291,7 +374,7 @@ impl Dance {
             Err(errno) => {
                 let path = self.paths[self.path];
                 log!(Level::Debug, label, "{} can not be reached: {errno}", path.remote);
-                self.next_path();
+                self.next_path(io, net);
                 return self.listen(io, net, label);
             }
         };
@@ -312,13 +395,13 @@ impl Dance {
         socket.flush(&mut io.ring);
         // Nothing is expected yet, but the end of the stream shows here.
         socket.arm(&mut io.ring);
-        *self.place(stream) = Some(socket);
+        self.hold(io, stream, socket);
         if self.is_complete() { self.check(io, net) } else { self.listen(io, net, label) }
     }
 
     /// Something arrived on a socket that has not said what it is.
     fn greeted(&mut self, io: &mut Io, net: &NetOptions, label: &str, at: usize) {
-        let socket = &mut self.greetings[at].0;
+        let socket = &mut self.greetings[at].socket;
         let stream = match initial_packet(socket) {
             Ok(Some(stream)) => stream,
             Ok(None) if socket.ended.is_none() => return socket.arm(&mut io.ring),
@@ -336,12 +419,20 @@ impl Dance {
                 return;
             }
         };
-        let (mut socket, _) = self.greetings.swap_remove(at);
+        let Greeting { mut socket, path, .. } = self.greetings.swap_remove(at);
         socket.arm(&mut io.ring);
-        if matches!(self.phase, Phase::Listening { .. } | Phase::Pausing { .. }) {
-            self.take_in(io, net, label, stream, socket);
-        } else {
-            self.arrived.push_back((stream, socket));
+        self.arrived.retain(|earlier| earlier.path == path);
+        let arrival = Arrival { stream, socket, path };
+        match self.phase {
+            Phase::Listening { .. } | Phase::Pausing { .. } => {
+                self.take_in(io, net, label, arrival);
+            }
+            // The path that is tried may be dead, and this one is not.
+            Phase::Connecting { .. } if path != self.path && !self.keeps_path(path, io, net) => {
+                self.phase = Phase::Pausing { until: io.now() };
+                self.take_in(io, net, label, arrival);
+            }
+            _ => self.arrived.push_back(arrival),
         }
     }
 
@@ -350,7 +441,7 @@ impl Dance {
         for place in [&mut self.data, &mut self.control] {
             place.take_if(|socket| socket.serial == serial);
         }
-        self.arrived.retain(|(_, socket)| socket.serial != serial);
+        self.arrived.retain(|arrival| arrival.socket.serial != serial);
         if matches!(self.phase, Phase::Listening { .. } | Phase::Checking { .. }) {
             // If the peer has replaced it, its new socket comes first.
             self.phase = Phase::Pausing { until: io.now() + PAUSE };
@@ -359,19 +450,19 @@ impl Dance {
 
     pub(super) fn timeout(&mut self, io: &mut Io, net: &NetOptions, label: &str) {
         let now = io.now();
-        self.greetings.retain(|(_, until)| now < *until);
+        self.greetings.retain(|greeting| now < greeting.until);
         match &self.phase {
             Phase::Checking { until } if *until <= now => self.done = true,
             Phase::Listening { until } if *until <= now => self.attempt(io, net, label),
             Phase::Pausing { until } if *until <= now => match self.arrived.pop_front() {
-                Some((stream, socket)) => self.take_in(io, net, label, stream, socket),
+                Some(arrival) => self.take_in(io, net, label, arrival),
                 None => self.attempt(io, net, label),
             },
             Phase::Connecting { until, .. } if *until <= now => {
                 log!(Level::Debug, label, "{} does not answer", self.paths[self.path].remote);
                 // Dropping the connection ends the attempt.
                 self.phase = Phase::Pausing { until: now };
-                self.next_path();
+                self.next_path(io, net);
                 self.listen(io, net, label);
             }
             _ => {}
@@ -388,6 +479,12 @@ fn set_up(conn: &Conn, net: &NetOptions) {
     let _ = conn.set_nodelay();
     let _ = conn.set_keepalive(interval, interval, count);
     let _ = conn.set_buffer_sizes(size(net.sndbuf_size), size(net.rcvbuf_size));
+}
+
+/// Orders paths, the same way at both ends.
+fn rank(path: PathConfig) -> [SocketAddr; 2] {
+    let PathConfig { local, remote } = path;
+    if local < remote { [local, remote] } else { [remote, local] }
 }
 
 /// Which socket the peer's initial packet says this is, once it is there.

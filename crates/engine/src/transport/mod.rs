@@ -33,7 +33,7 @@ use codec::admin::RoundTrip;
 use codec::config::PathConfig;
 use codec::wire::{Agreed, Features, Packet, Stream};
 use replication::io::LinkLoss;
-use runtime::{Buf, Completed, Conn};
+use runtime::{Buf, Completed, Conn, Errno};
 use vocab::Instant;
 use vocab::options::NetOptions;
 
@@ -91,6 +91,8 @@ pub(crate) struct Link {
     /// Why the last try to encrypt failed; none if it did not.
     trouble: Option<String>,
     paths: Vec<PathConfig>,
+    /// The path of the last connection, if it ended because that failed.
+    failed: Option<PathConfig>,
     state: State,
     closing: Vec<Closing>,
     /// Nothing more is read.
@@ -157,6 +159,14 @@ impl Up {
         self.ended = Some((at, loss));
     }
 
+    /// The path seems to have failed: nothing answers at its other end.
+    fn has_failed(&self) -> bool {
+        // A socket that was reset or closed has a host at the other end that did that.
+        let answered = [Errno::ECONNRESET, Errno::EPIPE];
+        let ended = [&self.data, &self.control].into_iter().filter_map(|s| s.ended.flatten());
+        self.ping.is_awaited() || ended.into_iter().any(|errno| !answered.contains(&errno))
+    }
+
     /// When the peer will have failed to take data for too long: a data socket may stall for
     /// `timeout` `ko-count` times, a control socket not even once (wire §1.2).
     fn stalled_at(&self, net: &NetOptions, now: Instant) -> Option<Instant> {
@@ -172,9 +182,9 @@ impl Up {
 impl Link {
     /// A link that is not connected to anything. `label` names it in the log.
     pub(crate) fn new(id: LinkId, label: String, peer: &str, net: NetOptions) -> Link {
-        let (peer, trouble, paths) = (peer.to_owned(), None, Vec::new());
+        let (peer, trouble, paths, failed) = (peer.to_owned(), None, Vec::new(), None);
         let (state, closing, paused) = (State::Idle, Vec::new(), false);
-        Link { id, label, peer, net, trouble, paths, state, closing, paused }
+        Link { id, label, peer, net, trouble, paths, failed, state, closing, paused }
     }
 
     /// Everything is encrypted, or nothing is sent.
@@ -214,13 +224,22 @@ impl Link {
         }
     }
 
-    /// Replaces the paths. A path in use stays in use.
-    pub(crate) fn set_paths(&mut self, io: &mut Io, paths: Vec<PathConfig>) {
+    /// Replaces the paths. A path in use stays in use, unless it is taken away: then the connection
+    /// ends, and is made by one that is left.
+    pub(crate) fn set_paths(&mut self, io: &mut Io, paths: Vec<PathConfig>) -> Option<Event> {
         self.paths = paths;
-        if let State::Dancing(_) | State::Securing(_) = self.state {
-            // Begin anew, so that everything fits the new paths.
-            io.listeners.forget(self.id.resource, self.id.node);
-            self.connect(io);
+        match &self.state {
+            State::Up(up) if !self.paths.contains(&up.path) => {
+                self.drop_now(io);
+                Some(Event::Down(LinkLoss::Broken))
+            }
+            State::Dancing(_) | State::Securing(_) => {
+                // Begin anew, so that everything fits the new paths.
+                io.listeners.forget(self.id.resource, self.id.node);
+                self.connect(io);
+                None
+            }
+            _ => None,
         }
     }
 
@@ -258,7 +277,8 @@ impl Link {
 
     /// Tries to reach the peer until [`Event::Up`] or [`Link::close`].
     pub(crate) fn connect(&mut self, io: &mut Io) {
-        self.state = State::Dancing(Box::new(Dance::new(self.id, self.paths.clone())));
+        let dance = Dance::new(self.id, self.paths.clone(), self.failed.take());
+        self.state = State::Dancing(Box::new(dance));
         if let State::Dancing(dance) = &mut self.state {
             dance.start(io, &self.net, &self.label);
         }
@@ -269,6 +289,7 @@ impl Link {
         io.listeners.forget(self.id.resource, self.id.node);
         self.trouble = None;
         if let State::Up(up) = std::mem::replace(&mut self.state, State::Idle) {
+            self.failed = up.has_failed().then_some(up.path);
             let Up { data, control, .. } = *up;
             self.part(io, [data, control]);
         }
@@ -287,7 +308,9 @@ impl Link {
     /// Closes the sockets at once.
     pub(crate) fn drop_now(&mut self, io: &mut Io) {
         io.listeners.forget(self.id.resource, self.id.node);
-        self.state = State::Idle;
+        if let State::Up(up) = std::mem::replace(&mut self.state, State::Idle) {
+            self.failed = up.has_failed().then_some(up.path);
+        }
     }
 
     fn reap(&mut self, now: Instant) {
@@ -380,8 +403,7 @@ impl Link {
                 self.secure(io)
             }
             Err(why) => {
-                let (_, data, control) = pair;
-                self.not_encrypted(io, Trouble::Files(why), [data, control]);
+                self.not_encrypted(io, Trouble::Files(why), pair);
                 None
             }
         }
@@ -400,7 +422,7 @@ impl Link {
         let Securing { path, data, control, .. } = *securing;
         match progress {
             Progress::Failed(trouble) => {
-                self.not_encrypted(io, trouble, [data, control]);
+                self.not_encrypted(io, trouble, (path, data, control));
                 None
             }
             _ => {
@@ -411,7 +433,12 @@ impl Link {
     }
 
     /// There is no connection but an encrypted one: tries anew after a while.
-    fn not_encrypted(&mut self, io: &mut Io, trouble: Trouble, sockets: [Socket; 2]) {
+    fn not_encrypted(
+        &mut self,
+        io: &mut Io,
+        trouble: Trouble,
+        (path, data, control): (PathConfig, Socket, Socket),
+    ) {
         let text = format!("connection {} not made: {trouble}", self.label);
         // The peer's end of the same failure, and the same again every some seconds, tell nothing new.
         let is_new = match &self.trouble {
@@ -422,8 +449,8 @@ impl Link {
             log!(Level::Error, self.label, "{text}");
             self.trouble = Some(text);
         }
-        self.part(io, sockets);
-        let mut dance = Box::new(Dance::new(self.id, self.paths.clone()));
+        self.part(io, [data, control]);
+        let mut dance = Box::new(Dance::new(self.id, self.paths.clone(), Some(path)));
         dance.rest(io, &self.net, &self.label);
         self.state = State::Dancing(dance);
     }
@@ -569,7 +596,9 @@ impl Link {
             State::Up(up) => {
                 if up.stalled_at(&self.net, now).is_some_and(|at| at <= now) {
                     log!(Level::Warn, self.label, "the peer takes no data, connection closed");
+                    let path = up.path;
                     self.drop_now(io);
+                    self.failed = Some(path);
                     return Some(Event::Down(LinkLoss::Stalled));
                 }
                 self.report_end(io)

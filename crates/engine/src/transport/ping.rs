@@ -39,6 +39,11 @@ impl PingTime {
         }
     }
 
+    /// A ping has no answer yet.
+    pub(super) fn is_awaited(&self) -> bool {
+        !matches!(self.state, State::Idle)
+    }
+
     pub(super) fn answered(&mut self, now: Instant) {
         if let State::Sent(at) = std::mem::take(&mut self.state) {
             self.last = Some(now.since(at));
