@@ -23,7 +23,7 @@ cargo xtask test [SECTION ...]
     tidy       arrows between crates, licences, headers, links
     clippy     lints, as errors
     tests      unit, interoperation and end-to-end tests of the workspace
-    interop    kernel DRBD 8.4 in user-mode guests: as a peer, and on the same disks
+    interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak
     sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
     fuzz       500,000 fixed inputs of each fuzz target
     With CI set in the environment, a section that hangs is ended and fails.";
@@ -144,7 +144,8 @@ fn clippy() -> Result<Outcome> {
 
 /// In a process of its own each, which removes its network and guests when it is ended.
 fn interop() -> Result<Outcome> {
-    let parts = ["peers", "disks"];
+    let parts: [&[&str]; 3] =
+        [&["interop", "peers"], &["interop", "disks"], &["soak", "--minutes", "1"]];
     if let Some(why) = vm::hindrance() {
         println!("skipped: {why}");
         return Ok(Outcome { skipped: parts.len() as u64, ..Outcome::default() });
@@ -156,7 +157,7 @@ fn interop() -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for part in parts {
         // By cargo: the file of this program may have been replaced since it began.
-        let command = cargo(&["xtask", "vm", "interop", part]);
+        let command = cargo(&[&["xtask", "vm"], part].concat());
         outcome += Outcome::of(run(command, INTEROP_MINUTES)?);
     }
     Ok(outcome)

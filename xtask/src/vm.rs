@@ -3,7 +3,7 @@
 //!
 //! - `image`: kernels and file systems, built once from Debian packages.
 //! - `blockdev`: volumes as block devices. `lvm`: storage pools.
-//! - `interop`: kernel DRBD and Ashlar as peers. `adopt`: each uses the disks that the other has written.
+//! - `interop`: kernel DRBD and Ashlar as peers; `soak`: the same for long. `adopt`: each uses the disks that the other has written.
 //! - `vhost`: virtual machines on volumes.
 //! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
 //!
@@ -19,6 +19,7 @@ mod image;
 mod interop;
 mod lvm;
 mod rig;
+mod soak;
 mod vhost;
 
 use std::path::Path;
@@ -49,6 +50,9 @@ cargo xtask vm interop [peers|disks]
     through disconnects, crashes and verifies. Needs nbdcopy (libnbd-bin) and mkfs.ext4 as well.
     disks: each takes over the disks of the other as they are, clean and after a crash under load.
     Needs drbdmeta (drbd-utils).
+cargo xtask vm soak [--minutes N] [--seed N]
+    Kernel DRBD 8.4 and Ashlar under fio and writes that are counted, while one leaves and comes back (50
+    times in the usual 30 minutes) or loses its power (10 times); then their disks are compared.
 cargo xtask vm run --kind user-mode|emulated [--modules M,...] COMMAND
     Boots a guest, runs a shell command in it, prints what that prints.
 All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
@@ -83,6 +87,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         }
         ("interop", ["peers"]) => interop::main(),
         ("interop", ["disks"]) => adopt::main(),
+        ("soak", _) => soak::main(&arguments[1..]),
         ("run", ["--kind", kind, "--modules", modules, line]) => {
             let modules: Vec<&str> = modules.split(',').collect();
             run(kind.parse()?, &modules, line)

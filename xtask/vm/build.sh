@@ -16,7 +16,7 @@ mkdir "$work"
 # Modules of each guest, beside what they depend on.
 emulated_modules="drbd ublk_drv nbd virtio_pci virtio_net virtio_blk net_failover ext4 crc32c_generic crc32c-intel dm-mod dm-snapshot
     dm-thin-pool dm-crypt xts nvme-tcp nvme-fabrics nvme-core nvmet nvmet-tcp loop xfs"
-usermode_modules="drbd nbd dm-mod dm-snapshot dm-thin-pool dm-flakey dm-delay dm-dust dm-log-writes loop xfs"
+usermode_modules="drbd hmac nbd dm-mod dm-snapshot dm-thin-pool dm-flakey dm-delay dm-dust dm-log-writes loop xfs"
 # Programs of both that busybox has not, or has too little of.
 programs="drbdadm drbdsetup drbdmeta fallocate blkdiscard blockdev modprobe insmod lsmod rmmod ip dropbear dropbearkey fio
     lvm cryptsetup nvme mkfs.ext4 mkfs.xfs fsck.ext4 xfs_repair blkid nbd-client"

@@ -7,7 +7,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::engine::Engine;
 use super::guest::{Guest, Kind};
@@ -27,19 +27,84 @@ const HOST: &str = "10.77.0.1";
 /// What both sides are configured with.
 const NET: &str = "net { protocol C; verify-alg crc32c; }";
 
+/// And the second resource.
+const GUARDED: &str =
+    "net { protocol A; verify-alg crc32c; cram-hmac-alg sha1; shared-secret known-to-both; }";
+
 /// Both sides.
-struct Pair<'a> {
-    engine: Engine<'a>,
-    guest: Guest,
+pub struct Pair<'a> {
+    pub engine: Engine<'a>,
+    /// Unless it is off.
+    guest: Option<Guest>,
+    /// What both are configured with.
+    net: &'static str,
 }
 
-impl Pair<'_> {
-    fn kernel(&self, line: &str) -> Result<String> {
-        self.guest.run(line, PATIENCE)
+impl<'a> Pair<'a> {
+    /// A guest and an engine with new disks, which begin to connect.
+    ///
+    /// # Errors
+    /// If one of them can not be set up.
+    pub fn new(rig: &'a Rig<'a>, net: &'static str) -> Result<Pair<'a>> {
+        let guest = rig.boot(Kind::UserMode, KERNEL, DISK_MIB, MODULES)?;
+        let version = guest.run("head -1 /proc/drbd", PATIENCE)?;
+        println!("kernel side: {}", version.trim());
+        configure_kernel(&guest, net)?;
+        guest.run("yes yes | drbdadm create-md r0 2>&1 && drbdadm up r0", PATIENCE)?;
+        let engine = Engine::new(rig, "host", &configure_engine(rig, net)?)?;
+        let mut pair = Pair { engine, guest: Some(guest), net };
+        pair.engine.start()?;
+        pair.engine.configure(&["create-md"])?;
+        pair.engine.configure(&["up"])?;
+        Ok(pair)
+    }
+
+    /// Runs a line of shell at the kernel.
+    ///
+    /// # Errors
+    /// If it fails, or the guest is off.
+    pub fn kernel(&self, line: &str) -> Result<String> {
+        self.guest.as_ref().context("the guest is off")?.run(line, PATIENCE)
+    }
+
+    /// The guest's power goes.
+    ///
+    /// # Errors
+    /// If it was off.
+    pub fn cut_kernel(&mut self) -> Result<()> {
+        self.guest.take().context("the guest is off")?.power_cut()
+    }
+
+    /// And comes back.
+    ///
+    /// # Errors
+    /// If it does not boot, or its kernel does not take the disk.
+    pub fn boot_kernel(&mut self) -> Result<()> {
+        let guest = self.engine.rig.boot_again(Kind::UserMode, KERNEL, MODULES)?;
+        configure_kernel(&guest, self.net)?;
+        guest.run("drbdadm up r0", PATIENCE)?;
+        self.guest = Some(guest);
+        Ok(())
+    }
+
+    /// Waits until the kernel says that they are connected.
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub fn connected(&self) -> Result<()> {
+        let begun = Instant::now();
+        while !self.kernel("cat /proc/drbd")?.contains("cs:Connected") {
+            ensure!(begun.elapsed() < SETTLED, "they do not connect\n{}", self.logs());
+            process::check_signals()?;
+        }
+        Ok(())
     }
 
     /// Waits until both say that they are connected and that both disks are UpToDate.
-    fn settle(&self, what: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub fn settle(&self, what: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
             let kernel = self.kernel("grep ' cs:' /proc/drbd")?;
@@ -78,34 +143,44 @@ impl Pair<'_> {
 /// The command.
 pub fn main() -> Result<()> {
     let images = Images::get(Kind::UserMode)?;
-    let rig = Rig::new(&images)?;
-    let guest = rig.boot(Kind::UserMode, KERNEL, DISK_MIB, MODULES)?;
-    let version = guest.run("head -1 /proc/drbd", PATIENCE)?;
-    println!("kernel side: {}", version.trim());
-    configure_kernel(&guest)?;
-    guest.run("yes yes | drbdadm create-md r0 2>&1 && drbdadm up r0", PATIENCE)?;
-    let engine = Engine::new(&rig, "host", &configure_engine(&rig)?)?;
-    let mut pair = Pair { engine, guest };
-    pair.engine.start()?;
-    pair.engine.configure(&["create-md"])?;
-    pair.engine.configure(&["up"])?;
-    let digests = kernel_is_primary(&mut pair)?;
-    ashlar_is_primary(&mut pair, &digests)?;
-    compare(&pair)?;
-    let pair = kernel_loses_power(pair, &rig, &digests)?;
-    compare(&pair)?;
+    kernel_first(&images)?;
+    ashlar_first(&images)?;
     println!("all good");
     Ok(())
 }
 
+/// A resource whose data begin at the kernel.
+fn kernel_first(images: &Images) -> Result<()> {
+    let rig = Rig::new(images)?;
+    let mut pair = Pair::new(&rig, NET)?;
+    let digests = kernel_is_primary(&mut pair)?;
+    ashlar_is_primary(&mut pair, &digests)?;
+    compare(&pair)?;
+    kernel_loses_power(&mut pair, &digests)?;
+    compare(&pair)
+}
+
+/// One whose data begin at Ashlar, with protocol A and a secret that both prove.
+fn ashlar_first(images: &Images) -> Result<()> {
+    let rig = Rig::new(images)?;
+    let mut pair = Pair::new(&rig, GUARDED)?;
+    pair.connected()?;
+    pair.engine.say(&["primary", "--force", "r0"])?;
+    pair.settle("first resync, to the kernel, with a secret and protocol A")?;
+    pair.engine.say(&["secondary", "r0"])?;
+    ashlar_is_primary(&mut pair, &[])?;
+    verify(&pair)?;
+    compare(&pair)
+}
+
 /// The engine's disk, and its configuration.
-fn configure_engine(rig: &Rig<'_>) -> Result<String> {
+fn configure_engine(rig: &Rig<'_>, net: &str) -> Result<String> {
     File::create(rig.file("host.img"))?.set_len(DISK_MIB << 20)?;
     let disk = rig.file("host.img").display().to_string();
     let volume =
         |disk: &str| format!("volume 0 {{ device minor 0; disk {disk}; meta-disk internal; }}");
     Ok(format!(
-        "global {{ disable-ip-verification; }}\nresource r0 {{\n {NET}\n on host {{ node-id 0; \
+        "global {{ disable-ip-verification; }}\nresource r0 {{\n {net}\n on host {{ node-id 0; \
          address {HOST}:7788; {} }}\n on g1 {{ node-id 1; address {}:7788; {} }}\n}}\n",
         volume(&disk),
         address(KERNEL),
@@ -113,9 +188,9 @@ fn configure_engine(rig: &Rig<'_>) -> Result<String> {
     ))
 }
 
-fn configure_kernel(guest: &Guest) -> Result<()> {
+fn configure_kernel(guest: &Guest, net: &str) -> Result<()> {
     let config = format!(
-        "global {{ usage-count no; }} resource r0 {{ {NET} device /dev/drbd0; disk /dev/ubda; \
+        "global {{ usage-count no; }} resource r0 {{ {net} device /dev/drbd0; disk /dev/ubda; \
          meta-disk internal; on host {{ address {HOST}:7788; }} on g1 {{ address {}:7788; }} }}",
         address(KERNEL)
     );
@@ -124,10 +199,7 @@ fn configure_kernel(guest: &Guest) -> Result<()> {
 
 /// The kernel writes, Ashlar follows: first resync, load, disconnects of all kinds, verify.
 fn kernel_is_primary(pair: &mut Pair<'_>) -> Result<Vec<(String, String)>> {
-    let begun = Instant::now();
-    while !pair.kernel("cat /proc/drbd")?.contains("cs:Connected") {
-        ensure!(begun.elapsed() < SETTLED, "they do not connect\n{}", pair.logs());
-    }
+    pair.connected()?;
     pair.kernel("drbdadm primary --force r0")?;
     pair.settle("first resync, to Ashlar")?;
     pair.kernel("mkfs.ext4 -q /dev/drbd0 && mount -t ext4 /dev/drbd0 /mnt")?;
@@ -160,7 +232,10 @@ fn kernel_is_primary(pair: &mut Pair<'_>) -> Result<Vec<(String, String)>> {
 }
 
 /// Verify in both directions finds nothing.
-fn verify(pair: &Pair<'_>) -> Result<()> {
+///
+/// # Errors
+/// If it does.
+pub fn verify(pair: &Pair<'_>) -> Result<()> {
     pair.kernel("drbdadm verify r0")?;
     pair.settle("verify begun by the kernel")?;
     ensure!(pair.kernel("cat /proc/drbd")?.contains("oos:0"), "it finds differences");
@@ -213,34 +288,28 @@ fn check_at_kernel(pair: &Pair<'_>, line: &str) -> Result<String> {
 }
 
 /// The guest's power goes while it writes.
-fn kernel_loses_power<'a>(
-    pair: Pair<'a>,
-    rig: &Rig<'_>,
-    digests: &[(String, String)],
-) -> Result<Pair<'a>> {
+fn kernel_loses_power(pair: &mut Pair<'_>, digests: &[(String, String)]) -> Result<()> {
     pair.kernel("drbdadm primary r0 && mount -t ext4 /dev/drbd0 /mnt")?;
     let load = "(while :; do dd if=/dev/urandom of=/mnt/cut bs=64k count=20 conv=fsync \
                 2>/dev/null; done) >/dev/null 2>&1 &";
     pair.kernel(load)?;
     std::thread::sleep(Duration::from_secs(2));
-    let Pair { engine, guest } = pair;
-    guest.power_cut()?;
-    let guest = rig.boot_again(Kind::UserMode, KERNEL, MODULES)?;
-    configure_kernel(&guest)?;
-    guest.run("drbdadm up r0", PATIENCE)?;
-    let pair = Pair { engine, guest };
+    pair.cut_kernel()?;
+    pair.boot_kernel()?;
     pair.settle("the kernel lost its power under load")?;
     pair.kernel("drbdadm primary r0 && mount -t ext4 /dev/drbd0 /mnt")?;
     for (name, digest) in digests {
         ensure!(pair.kernel(&format!("md5sum < /mnt/{name}"))? == *digest, "{name} has changed");
     }
     pair.kernel("umount /mnt && drbdadm secondary r0")?;
-    pair.settle("the kernel is Secondary again")?;
-    Ok(pair)
+    pair.settle("the kernel is Secondary again")
 }
 
 /// Both disks hold the same, sector by sector.
-fn compare(pair: &Pair<'_>) -> Result<()> {
+///
+/// # Errors
+/// If they do not.
+pub fn compare(pair: &Pair<'_>) -> Result<()> {
     pair.kernel("sync")?;
     let sectors = pair.kernel("cat /sys/block/drbd0/size")?;
     let bytes = sectors.trim().parse::<u64>()? * 512;
