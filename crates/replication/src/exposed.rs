@@ -429,10 +429,10 @@ impl Resource {
     }
 
     /// This node works with the disks of others, and has met newer ones than some that it is
-    /// connected to (semantics §4.9 R2, R3). These do not count as current from now on: a user of
-    /// this node might read from them, and its writes would make them equal in name. A client
-    /// tells them what it has seen; the generation that a node with a disk names is its own.
-    /// Where a Primary is near, it is the one to tell them.
+    /// connected to (semantics §4.9 R2, R3), or has gone over to others. The old ones do not count
+    /// as current from now on: a user of this node might read from them, and its writes would make
+    /// them equal in name. A client tells them what it has seen; the generation that a node with a
+    /// disk names is its own. Where a Primary is near, it is the one to tell them.
     pub(crate) fn doubt_ancestors(&mut self, vol: VolIx) {
         if self.st.vols[vol].disk == DiskState::UpToDate || !self.st.primary_peers().is_empty() {
             return;
@@ -442,7 +442,7 @@ impl Resource {
             .st
             .connected()
             .filter(|p| matches!(shown(p), DiskState::Consistent | DiskState::UpToDate))
-            .filter(|p| self.is_ancestor(*p, vol))
+            .filter(|p| self.is_ancestor(*p, vol) || self.is_left(*p, vol))
             .collect();
         for peer in old {
             if self.vols[vol].backing.is_none() {
@@ -450,6 +450,18 @@ impl Resource {
             }
             self.change_hard(|st| st.peers[peer].devs[vol].disk = DiskState::Outdated);
         }
+    }
+
+    /// The users of this node have left the peer's generation for one that does not descend from it:
+    /// it was written without quorum, and others have gone on from the one before.
+    fn is_left(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let Some(theirs) = &self.peers[peer].devs[vol].uuids else { return false };
+        let volume = &self.vols[vol];
+        let word = self.peers[peer].devs[vol].last_word;
+        word.is_some_and(|word| !word.quorum())
+            && self.is_majority(vol)
+            && !theirs.has_passed(volume.exposed)
+            && volume.users_left.iter().any(|left| left.same(theirs.current))
     }
 
     /// A disk that is current elsewhere has left this one's generation behind, and is to be waited

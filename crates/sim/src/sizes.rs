@@ -3,7 +3,7 @@
 
 use codec::disk::Superblock;
 use replication::io::{AdminCommand, DiskMeasure, Input, MovedMetadata};
-use vocab::{SectorRange, Sectors, VolumeNr};
+use vocab::{DiskState, SectorRange, Sectors, VolumeNr};
 
 use crate::blank;
 use crate::disk::Disk;
@@ -79,10 +79,14 @@ impl World {
         let Some(drive) = self.nodes[node].drive(ix).filter(|d| d.claim == Claim::Held) else {
             return;
         };
+        // One that the node has given up is held until what is under way on it has ended, and says
+        // nothing any more: the node goes by what others have.
+        let given_up =
+            self.view(node).is_none_or(|view| view.volumes[ix].disk == DiskState::Diskless);
         // A disk that is being attached is told of before it is written to.
         let stable = blank::superblock(drive.disk.stable_superblock(), node);
         let recorded = stable.ok().map_or(0, |superblock| superblock.effective_size.0);
-        if before != 0 && size.0 > before && size.0 > recorded {
+        if before != 0 && size.0 > before && size.0 > recorded && !given_up {
             let message = format!(
                 "n{node} tells of {} sectors of v{volume}, its metadata of {recorded}",
                 size.0

@@ -491,3 +491,41 @@ fn a_generation_that_comes_while_two_connect_is_not_undone_by_their_resync() {
         w.settle();
     });
 }
+
+/// What the client and n0 wrote last had no quorum, and n1 and n2 have gone on from before it. The
+/// client meets n1 while it is still connected to n0. (Seed 60009139.)
+#[test]
+fn a_client_that_goes_over_to_the_majority_leaves_the_disk_behind_that_it_wrote_to() {
+    let mut plan = Plan::majority(3, 1);
+    plan.resource.on_no_quorum = OnNoQuorum::IoError;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(3);
+        w.write(3, 0);
+        w.cut_off(3, [1, 2]);
+        w.wait_lost_all(3, [1, 2]);
+        w.cut_off(0, [1, 2]);
+        let write = w.start(3, Op::Write { fua: false }, 8, 8);
+        w.wait_lost_all(0, [1, 2]);
+        w.wait("it is answered", |w| w.is_answered(write));
+        w.close(3, opener);
+        w.wait_secondary(3);
+        w.write_after_open(1, 64);
+        w.wait_secondary(1);
+        w.heal(1, 3);
+        w.wait_connected(1, 3);
+        w.expect("n0 is no equal of n1", |w| w.device(3, 0).disk <= DiskState::Outdated);
+        let opener = w.open(3);
+        for _ in 0..4 {
+            w.read(3, 64);
+        }
+        w.write(3, 128);
+        w.flush(3);
+        // Written on both sides since: the one with quorum wins.
+        w.heal(0, 1);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.rejoin(2, [0, 3]);
+        w.close(3, opener);
+        w.settle();
+    });
+}

@@ -3,6 +3,7 @@
 
 use codec::wire::{Command, Packet};
 use replication::io::AdminCommand;
+use sim::Op;
 use sim::plan::{Plan, Start, node_id};
 use sim::scenario::scenario;
 use vocab::options::Quorum;
@@ -145,6 +146,33 @@ fn a_disk_that_is_detached_and_attached_again_is_brought_up_to_date() {
         w.write(0, 8192);
         w.attach_again(1);
         w.wait_disk(1, DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+/// The flush keeps what was written behind it in the log until the peer has been resynced.
+/// (Seeds 100954 and 102031.)
+#[test]
+fn writes_behind_a_slow_flush_are_not_missing_again_after_a_resync() {
+    scenario(pair(), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.stall_disk(0, 120);
+        let flush = w.start(0, Op::Flush, 0, 0);
+        w.release_disk(0);
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.write(0, 8192);
+        w.write(0, 800);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        w.wait("n1 is resynced", |w| {
+            w.device(0, 1).repl == ReplState::Established && w.disk(1) == DiskState::UpToDate
+        });
+        w.expect("the flush has not ended", |w| !w.is_answered(flush));
+        w.finish(flush).expect("the disk answers in the end");
         w.close(0, opener);
         w.settle();
     });

@@ -418,3 +418,26 @@ fn nothing_is_resized_while_a_resync_runs() {
         w.settle();
     });
 }
+
+/// The disk is held by what is under way on it when its node has no use for it any more, and is
+/// told of the size as a node without disk is. (Seeds 50855 and 204802.)
+#[test]
+fn a_node_that_gives_up_its_disk_during_a_resize_goes_by_what_others_say() {
+    scenario(growing(Plan::majority(3, 0)), |w| {
+        w.form();
+        w.flush_disks();
+        w.write_after_open(0, 0);
+        w.wait_secondary(0);
+        w.give_room([0, 1, 2], MORE);
+        begin_resize(w, 0);
+        w.wait_sent(0, 1, "the commit", |packet| matches!(packet, Packet::TwoPcCommit(..)));
+        w.stall_disk(1, 5);
+        w.run_for(5 * MILLISECOND);
+        let (volume, force, intentional) = (VolumeNr(0), true, false);
+        w.granted(1, AdminCommand::Detach { volume, force, intentional });
+        let sectors = w.plan.sectors + MORE;
+        w.wait("n1 has told its users", |w| w.told_size(1) == sectors);
+        w.attach_again(1);
+        w.settle();
+    });
+}

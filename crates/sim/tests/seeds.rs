@@ -39,6 +39,16 @@ fn a_primary_that_is_behind_waits_for_no_generation_of_a_peer_of_protocol_8() {
     breaks_nothing(9_024);
 }
 
+#[test]
+fn what_a_peer_of_protocol_8_was_resynced_of_is_not_missing_again() {
+    breaks_nothing(100_954);
+}
+
+#[test]
+fn a_client_uses_no_disk_that_it_has_left_for_the_majority() {
+    breaks_nothing(60_009_139);
+}
+
 fn breaks_nothing(seed: u64) {
     let violation = run::seed(seed, Trace::off()).violation;
     assert!(violation.is_none(), "seed {seed}: {violation:?}");

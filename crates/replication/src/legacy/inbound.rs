@@ -280,6 +280,7 @@ impl Resource {
         if let Some(slot) = backing.slot_of(node) {
             backing.bitmap.clear_all(slot);
         }
+        self.forget_missed(node, VOLUME);
         self.write_bitmap(VOLUME);
         self.md_changed_now(VOLUME);
     }

@@ -329,6 +329,24 @@ impl Resource {
         self.mark(vol, node, &ranges);
     }
 
+    /// The peer has got by a resync what it missed of writes that are still in the log: they became
+    /// bits when that began, and do not do so again.
+    pub(crate) fn forget_missed(&mut self, node: NodeId, vol: VolIx) {
+        for seq in self.log.seqs() {
+            let write = self.log.get_mut(seq).expect("in range");
+            let part = &mut write.parts[node.index()];
+            let missed = matches!(part, Part::None | Part::Lost);
+            // Its source waits for what is on its way to the own disk.
+            if missed
+                && write.vol == vol
+                && write.local == Local::Ok
+                && write.op != RequestOp::Flush
+            {
+                *part = Part::OutOfSync;
+            }
+        }
+    }
+
     fn mark(&mut self, vol: VolIx, node: NodeId, ranges: &[SectorRange]) {
         if let Some(backing) = self.vols[vol].backing.as_mut() {
             if let Some(slot) = backing.slot_of(node) {
