@@ -37,7 +37,7 @@ const FIO_MIB: u64 = 24;
 const COUNTED: u64 = 32 << 20;
 /// Their blocks; a prime number, so that they are spread.
 const BLOCKS: u64 = 6133;
-const NET: &str = "net { protocol C; verify-alg crc32c; ping-timeout 50; connect-int 2; }";
+const NET: &str = "net { protocol C; verify-alg crc32c; ping-timeout 50; }";
 
 /// The command: everything behind `soak`.
 ///
