@@ -176,8 +176,9 @@ fn five_commands_lead_from_bare_nodes_to_a_volume_and_others_to_nothing() {
     assert_eq!(two.len(), 2, "{two:?}");
     let third = NODES.into_iter().find(|name| !two.iter().any(|node| node == name)).unwrap();
 
-    // Looking.
-    assert!(controller.ok("volume why vol1").contains("Everything is as it should be"));
+    // Looking. The tie-breaker may still be on its way to the others.
+    let fine = || controller.ok("volume why vol1").contains("Everything is as it should be");
+    controller.wait("nothing is amiss with vol1", fine);
     let info = controller.json("volume info vol1");
     assert_eq!(info.as_array().unwrap().len(), 3, "two replicas and a tie-breaker: {info}");
     assert!(controller.ok("node info n1").contains("address default"));
