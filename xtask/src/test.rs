@@ -61,7 +61,7 @@ impl AddAssign for Outcome {
 }
 
 /// Longest time for each part of the section `interop`; they take two or three.
-const INTEROP_MINUTES: u64 = 7;
+const INTEROP_MINUTES: u64 = 9;
 
 /// Seeds in the section `sim`.
 const SIM_SEEDS: u64 = 2_000;

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,30 +15,40 @@ use super::guest::{Guest, Kind};
 use super::image::Images;
 use super::rig::{Rig, address};
 use super::{DISK_MIB, PATIENCE};
-use crate::process;
+use crate::process::{self, Daemon};
 
-/// How long a resync, and all that comes before it, may take.
-const SETTLED: Duration = Duration::from_secs(60);
+/// How long a resync, and all that comes before it, may take on a machine that is busy with other things.
+const SETTLED: Duration = Duration::from_secs(180);
 /// The guest.
 const KERNEL: u8 = 1;
 /// Its modules.
 const MODULES: &[&str] = &["drbd"];
 /// Where the host's side of the network is.
 const HOST: &str = "10.77.0.1";
-/// What both sides are configured with.
-const NET: &str = "net { protocol C; verify-alg crc32c; }";
+/// What the two are configured with.
+#[derive(Clone, Copy)]
+pub struct Sections {
+    pub both: &'static str,
+    /// The kernel beside that.
+    pub kernel: &'static str,
+}
 
-/// And the second resource.
-const GUARDED: &str =
-    "net { protocol A; verify-alg crc32c; cram-hmac-alg sha1; shared-secret known-to-both; }";
+/// By default a kernel begins a resync with 250 KiB/s, and takes 15 s for a disk that others copy in one.
+pub const IN_A_HURRY: &str = "disk { c-plan-ahead 0; resync-rate 200M; }";
+
+const PLAIN: Sections = Sections { both: "net { protocol C; verify-alg crc32c; }", kernel: "" };
+/// The second resource.
+const GUARDED: Sections = Sections {
+    both: "net { protocol A; verify-alg crc32c; cram-hmac-alg sha1; shared-secret known-to-both; }",
+    kernel: IN_A_HURRY,
+};
 
 /// Both sides.
 pub struct Pair<'a> {
     pub engine: Engine<'a>,
     /// Unless it is off.
     guest: Option<Guest>,
-    /// What both are configured with.
-    net: &'static str,
+    sections: Sections,
 }
 
 impl<'a> Pair<'a> {
@@ -45,14 +56,17 @@ impl<'a> Pair<'a> {
     ///
     /// # Errors
     /// If one of them can not be set up.
-    pub fn new(rig: &'a Rig<'a>, net: &'static str) -> Result<Pair<'a>> {
+    pub fn new(rig: &'a Rig<'a>, sections: Sections) -> Result<Pair<'a>> {
         let guest = rig.boot(Kind::UserMode, KERNEL, DISK_MIB, MODULES)?;
         let version = guest.run("head -1 /proc/drbd", PATIENCE)?;
         println!("kernel side: {}", version.trim());
-        configure_kernel(&guest, net)?;
-        guest.run("yes yes | drbdadm create-md r0 2>&1 && drbdadm up r0", PATIENCE)?;
-        let engine = Engine::new(rig, "host", &configure_engine(rig, net)?)?;
-        let mut pair = Pair { engine, guest: Some(guest), net };
+        configure_kernel(&guest, sections)?;
+        guest.run(
+            "yes yes | drbdadm create-md r0 2>&1 && drbdadm up r0 && drbdadm adjust r0",
+            PATIENCE,
+        )?;
+        let engine = Engine::new(rig, "host", &configure_engine(rig, sections.both)?)?;
+        let mut pair = Pair { engine, guest: Some(guest), sections };
         pair.engine.start()?;
         pair.engine.configure(&["create-md"])?;
         pair.engine.configure(&["up"])?;
@@ -81,8 +95,9 @@ impl<'a> Pair<'a> {
     /// If it does not boot, or its kernel does not take the disk.
     pub fn boot_kernel(&mut self) -> Result<()> {
         let guest = self.engine.rig.boot_again(Kind::UserMode, KERNEL, MODULES)?;
-        configure_kernel(&guest, self.net)?;
-        guest.run("drbdadm up r0", PATIENCE)?;
+        configure_kernel(&guest, self.sections)?;
+        // `up` alone leaves the options of the disk at their defaults.
+        guest.run("drbdadm up r0 && drbdadm adjust r0", PATIENCE)?;
         self.guest = Some(guest);
         Ok(())
     }
@@ -152,7 +167,7 @@ pub fn main() -> Result<()> {
 /// A resource whose data begin at the kernel.
 fn kernel_first(images: &Images) -> Result<()> {
     let rig = Rig::new(images)?;
-    let mut pair = Pair::new(&rig, NET)?;
+    let mut pair = Pair::new(&rig, PLAIN)?;
     let digests = kernel_is_primary(&mut pair)?;
     ashlar_is_primary(&mut pair, &digests)?;
     compare(&pair)?;
@@ -169,8 +184,101 @@ fn ashlar_first(images: &Images) -> Result<()> {
     pair.settle("first resync, to the kernel, with a secret and protocol A")?;
     pair.engine.say(&["secondary", "r0"])?;
     ashlar_is_primary(&mut pair, &[])?;
-    verify(&pair)?;
-    compare(&pair)
+    compare(&pair)?;
+    discards(&pair)?;
+    compare(&pair)?;
+    kernel_is_cut_off(&mut pair)?;
+    compare(&pair)?;
+    other_secret(&pair)?;
+    verify(&pair)
+}
+
+/// Both sides give up a range of their own, and so does the other one.
+fn discards(pair: &Pair<'_>) -> Result<()> {
+    let host = pair.engine.rig.file("host.img");
+    let used = || -> Result<u64> { Ok(fs::metadata(&host)?.blocks() * 512) };
+    let fill = "dd if=/dev/urandom of=/dev/drbd0 bs=1M count=32 oflag=direct 2>/dev/null && ";
+    let discard = "blkdiscard -o 8388608 -l 8388608 /dev/drbd0";
+    let full = {
+        pair.kernel(&format!("drbdadm primary r0 && {fill} sync"))?;
+        pair.settle("a Primary kernel fills 32 MiB")?;
+        used()?
+    };
+    pair.kernel(&format!("{discard} && drbdadm secondary r0"))?;
+    pair.settle("it discards 8 MiB")?;
+    let left = used()?;
+    ensure!(left + (7 << 20) <= full, "Ashlar kept {left} bytes of {full} after a discard");
+    let mut fio = process::command("fio");
+    fio.args([
+        "--name=trim",
+        "--ioengine=nbd",
+        "--thread",
+        "--rw=trim",
+        "--bs=1m",
+        "--offset=16m",
+        "--size=8m",
+    ]);
+    fio.arg(format!("--uri={}", pair.engine.uri()));
+    process::output(fio, PATIENCE)?;
+    pair.settle("Ashlar discards 8 MiB")?;
+    let zeros =
+        "dd if=/dev/drbd0 bs=1M skip=16 count=8 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c";
+    let found = pair.kernel(&format!("drbdadm primary r0; {zeros}; drbdadm secondary r0"))?;
+    ensure!(found.trim() == "0", "{} bytes are left at the kernel after a discard", found.trim());
+    Ok(())
+}
+
+/// The kernel leaves, comes back, and loses its power while Ashlar is written to.
+fn kernel_is_cut_off(pair: &mut Pair<'_>) -> Result<()> {
+    let load = |pair: &Pair<'_>| -> Result<Daemon> {
+        let mut fio = process::command("fio");
+        fio.args([
+            "--name=load",
+            "--ioengine=nbd",
+            "--thread",
+            "--rw=randwrite",
+            "--bs=4k",
+            "--size=24m",
+        ]);
+        fio.args(["--iodepth=8", "--verify=crc32c", "--verify_fatal=1", "--loops=100"]);
+        fio.args(["--time_based", "--runtime=600"]);
+        fio.arg(format!("--uri={}", pair.engine.uri()));
+        Daemon::start(fio, pair.engine.rig.file("fio.log"))
+    };
+    let mut fio = load(pair)?;
+    std::thread::sleep(Duration::from_secs(2));
+    pair.kernel("drbdadm disconnect r0")?;
+    std::thread::sleep(Duration::from_secs(1));
+    pair.kernel("drbdadm connect r0")?;
+    pair.settle("the kernel left and came back under Ashlar's load")?;
+    pair.cut_kernel()?;
+    std::thread::sleep(Duration::from_secs(1));
+    pair.boot_kernel()?;
+    pair.settle("the kernel lost its power under Ashlar's load")?;
+    // It fails at the first error or block that is not what was written.
+    fio.check()?;
+    fio.end();
+    pair.settle("the load has ended")
+}
+
+/// A kernel with another secret does not come in, nor does Ashlar with it.
+fn other_secret(pair: &Pair<'_>) -> Result<()> {
+    pair.kernel("drbdadm disconnect r0")?;
+    pair.kernel("sed -i s/known-to-both/known-to-one/ /etc/drbd.conf && drbdadm adjust r0")?;
+    for _ in 0..30 {
+        let state = pair.kernel("grep ' cs:' /proc/drbd")?;
+        ensure!(!state.contains("cs:Connected"), "another secret was good enough: {state}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let log = pair.engine.log();
+    ensure!(log.contains("secret"), "Ashlar does not say why they do not connect:\n{log}");
+    // There is none any more if the kernel has given it up.
+    pair.kernel("drbdadm disconnect r0 || true")?;
+    pair.kernel("sed -i s/known-to-one/known-to-both/ /etc/drbd.conf && drbdadm adjust r0")?;
+    pair.engine.say(&["disconnect", "r0"])?;
+    pair.engine.say(&["connect", "r0"])?;
+    pair.kernel("drbdadm adjust r0")?;
+    pair.settle("both know the secret again")
 }
 
 /// The engine's disk, and its configuration.
@@ -188,9 +296,10 @@ fn configure_engine(rig: &Rig<'_>, net: &str) -> Result<String> {
     ))
 }
 
-fn configure_kernel(guest: &Guest, net: &str) -> Result<()> {
+fn configure_kernel(guest: &Guest, sections: Sections) -> Result<()> {
+    let Sections { both, kernel } = sections;
     let config = format!(
-        "global {{ usage-count no; }} resource r0 {{ {net} device /dev/drbd0; disk /dev/ubda; \
+        "global {{ usage-count no; }} resource r0 {{ {both} {kernel} device /dev/drbd0; disk /dev/ubda; \
          meta-disk internal; on host {{ address {HOST}:7788; }} on g1 {{ address {}:7788; }} }}",
         address(KERNEL)
     );

@@ -19,7 +19,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use super::PATIENCE;
 use super::guest::Kind;
 use super::image::Images;
-use super::interop::{Pair, compare, verify};
+use super::interop::{IN_A_HURRY, Pair, Sections, compare, verify};
 use super::rig::Rig;
 use crate::arguments::{Words, number};
 use crate::process::{self, Daemon};
@@ -37,7 +37,10 @@ const FIO_MIB: u64 = 24;
 const COUNTED: u64 = 32 << 20;
 /// Their blocks; a prime number, so that they are spread.
 const BLOCKS: u64 = 6133;
-const NET: &str = "net { protocol C; verify-alg crc32c; ping-timeout 50; }";
+const SECTIONS: Sections = Sections {
+    both: "net { protocol C; verify-alg crc32c; ping-timeout 50; }",
+    kernel: IN_A_HURRY,
+};
 
 /// The command: everything behind `soak`.
 ///
@@ -61,7 +64,7 @@ fn run(minutes: u64, seed: u64) -> Result<()> {
     let images = Images::get(Kind::UserMode)?;
     let rig = Rig::new(&images)?;
     let mut soak = Soak {
-        pair: Pair::new(&rig, NET)?,
+        pair: Pair::new(&rig, SECTIONS)?,
         primary: Side::Kernel,
         next: 0,
         random: Random(seed),
