@@ -396,12 +396,15 @@ impl Engine {
         self.on(entry.shard, move |shard| {
             shard.with(id, |host, _, volumes| host.remove_volume(volumes, nr));
         })?;
-        self.keep(entry, |stored| {
+        let minor = volume(&lock(&entry.stored), nr).map(|v| v.minor);
+        let kept = self.keep(entry, |stored| {
             stored.config.volumes.retain(|v| v.nr != nr);
             for peer in &mut stored.config.peers {
                 peer.volumes.retain(|v| v.nr != nr);
             }
-        })
+        });
+        let left = minor.map_or(Ok(()), |minor| self.leave_order(minor));
+        kept.and(left)
     }
 
     fn attach_disk(&self, minor: Minor, backing: BackingConfig) -> Done {
@@ -419,12 +422,17 @@ impl Engine {
             self.keep(&entry, |stored| volume_mut(stored, nr).backing = None)?;
         }
         self.check_devices(&backing.disk, &backing.meta_disk)?;
-        self.attach(&entry, nr, backing.clone())?;
+        self.order_resync(minor, backing.options.resync_after)?;
+        if let Err(stop) = self.attach(&entry, nr, backing.clone()) {
+            self.order_resync(minor, None)?;
+            return Err(stop);
+        }
         self.keep(&entry, |stored| {
             let volume = volume_mut(stored, nr);
             volume.backing = Some(backing);
             volume.device_options.diskless = false;
-        })
+        })?;
+        self.keep_order(&entry, nr, minor)
     }
 
     fn disk_options(&self, minor: Minor, options: DiskOptions) -> Done {
@@ -433,18 +441,26 @@ impl Engine {
         if volume(&lock(&entry.stored), nr).is_none_or(|v| v.backing.is_none()) {
             return Err(ConfigError::NoDisk.into());
         }
-        self.command(&entry, AdminCommand::DiskOptions(nr, Box::new(options.clone())))?;
+        let before = lock(&self.order).after(minor);
+        self.order_resync(minor, options.resync_after)?;
+        let command = AdminCommand::DiskOptions(nr, Box::new(options.clone()));
+        if let Err(stop) = self.command(&entry, command) {
+            self.order_resync(minor, before)?;
+            return Err(stop);
+        }
         self.keep(&entry, |stored| {
             if let Some(backing) = &mut volume_mut(stored, nr).backing {
                 backing.options = options;
             }
-        })
+        })?;
+        self.keep_order(&entry, nr, minor)
     }
 
     fn detach(&self, minor: Minor, force: bool, diskless: bool) -> Done {
         let (entry, nr) = self.minor(minor)?;
         let _pass = entry.pass();
         self.command(&entry, AdminCommand::Detach { volume: nr, force, intentional: diskless })?;
+        self.order_resync(minor, None)?;
         self.keep(&entry, |stored| {
             let volume = volume_mut(stored, nr);
             volume.backing = None;

@@ -138,6 +138,8 @@ impl Entry {
 pub(crate) struct Engine {
     pub(crate) shards: Vec<Sender<Message>>,
     pub(crate) hub: Arc<Hub>,
+    /// Whose resync goes first.
+    pub(crate) order: crate::order::Order,
     pub(crate) state: StateDir,
     pub(crate) resources: Mutex<BTreeMap<String, Arc<Entry>>>,
     pub(crate) exports: Mutex<Exports>,

@@ -5,6 +5,7 @@
 //!   they ask through; `hub`: who listens to changes; `exports`: what is served over NBD;
 //!   `vhost`: and over vhost-user;
 //!   `maps`: block devices of this machine; `metrics`: numbers for Prometheus.
+//! - `order`: whose resync goes first.
 //! - `handlers`: programs that are called when something happens.
 //! - `doctor`: measurements of what limits a resource.
 //! - `upgrade`: another engine takes over while this one serves.
@@ -27,6 +28,7 @@ mod keys;
 pub mod log;
 mod maps;
 mod metrics;
+mod order;
 mod random;
 mod restore;
 mod shard;
@@ -128,18 +130,19 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         None => host_name()?,
     };
     let hub = Arc::new(Hub::default());
+    let order = order::Order::default();
     // An heir waits here until the other engine hands over, with all its threads ready.
     let (legacy, state, metrics, shards, predecessor);
     let instance = random::seed().max(1);
     if options.heir {
-        shards = start_shards(options, &hub)?;
+        shards = start_shards(options, &hub, &order)?;
         let (left, directory) = upgrade::take_over(&options.state_dir)?;
         (legacy, state, metrics, predecessor) = (Some(left), directory, None, None);
     } else {
         (legacy, state) = (None, StateDir::open(&options.state_dir)?);
         metrics = options.metrics.map(listen_for_metrics).transpose()?;
         predecessor = state.begin_run(instance)?;
-        shards = start_shards(options, &hub)?;
+        shards = start_shards(options, &hub, &order)?;
     }
     let (shutdown, wishes) = mpsc::channel();
     let handlers = Arc::new(handlers::Setup {
@@ -151,6 +154,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let engine = Arc::new(Engine {
         shards,
         hub,
+        order,
         state,
         resources: Mutex::new(BTreeMap::new()),
         exports: Mutex::default(),
@@ -266,7 +270,11 @@ fn host_name() -> Result<String, StartError> {
 }
 
 /// Starts the worker threads.
-fn start_shards(options: &Options, hub: &Arc<Hub>) -> Result<Vec<Sender<Message>>, StartError> {
+fn start_shards(
+    options: &Options,
+    hub: &Arc<Hub>,
+    order: &order::Order,
+) -> Result<Vec<Sender<Message>>, StartError> {
     let cpus = usable_cpus();
     let count = options.threads.unwrap_or(cpus.len()).max(1);
     if options.pin && count > cpus.len() {
@@ -284,8 +292,8 @@ fn start_shards(options: &Options, hub: &Arc<Hub>) -> Result<Vec<Sender<Message>
             busy_poll: options.busy_poll,
             ..WorkerOptions::default()
         };
-        let hub = hub.clone();
-        let handle = spawn(worker, move |worker| shard::run(worker, nr, hub))
+        let (hub, order) = (hub.clone(), order.clone());
+        let handle = spawn(worker, move |worker| shard::run(worker, nr, hub, order))
             .map_err(|e| StartError(e.to_string()))?;
         shards.push(handle.sender.clone());
     }

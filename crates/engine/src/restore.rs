@@ -115,7 +115,10 @@ impl Engine {
         }
         for volume in &wanted.config.volumes {
             if let Some(backing) = &volume.backing {
-                let result = self.attach(&entry, volume.nr, backing.clone());
+                let after = backing.options.resync_after;
+                let result = self.restore_order(&name, volume.minor, after);
+                let attach = |()| self.attach(&entry, volume.nr, backing.clone());
+                let result = result.and_then(attach);
                 report(format!("attach {} to volume {}", backing.disk, volume.nr), result);
             }
         }

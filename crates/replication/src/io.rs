@@ -128,6 +128,14 @@ pub enum Input {
     },
     /// I/O of a user.
     Request(Request),
+    /// Another volume of this node is resynced before this one, or not any more, as the driver's
+    /// [`ResyncOrder`](crate::ResyncOrder) says.
+    WaitForOther {
+        /// The volume.
+        volume: VolumeNr,
+        /// Its resyncs wait.
+        wait: bool,
+    },
     /// An operator's wish.
     Admin {
         /// Echoed in [`Output::AdminDone`].

@@ -31,6 +31,7 @@ mod loss;
 mod members;
 mod meta;
 mod open;
+mod order;
 mod packets;
 mod pair_metadata;
 mod parting;
@@ -59,4 +60,5 @@ mod twopc;
 mod verify;
 
 pub use io::{Input, Output};
+pub use order::{ResyncCycle, ResyncOrder};
 pub use resource::Resource;

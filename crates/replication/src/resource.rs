@@ -625,6 +625,7 @@ impl Resource {
             Input::Open { volume, opener, write } => self.open(volume, opener, write),
             Input::Close { volume, opener } => self.close(volume, opener),
             Input::Request(request) => self.user_request(request),
+            Input::WaitForOther { volume, wait } => self.wait_for_other(volume, wait),
             Input::Admin { id, command } => self.admin(id, command),
             // Only here: what an input brings is not undone by what is overdue in the same step.
             Input::Timeout => self.timers(),

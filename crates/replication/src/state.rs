@@ -34,6 +34,8 @@ pub(crate) struct VolState {
     pub real_quorum: bool,
     /// This node may know less than what it has given its vote for.
     pub forgetful: bool,
+    /// Another volume of this node is resynced first (`resync-after`).
+    pub waits_for_other: bool,
 }
 
 /// States of a connection.
@@ -55,6 +57,8 @@ pub(crate) struct DevState {
     pub pause_user: bool,
     /// The peer reports a pause of its own.
     pub pause_peer: bool,
+    /// A resync of another volume goes first.
+    pub pause_dependency: bool,
     /// Another resync of this volume goes first.
     pub pause_other: bool,
     /// The peer says that it is quorate.
@@ -71,6 +75,7 @@ impl DevState {
             disk: DiskState::DUnknown,
             pause_user: false,
             pause_peer: false,
+            pause_dependency: false,
             pause_other: false,
             peer_quorum: false,
             forgetful: false,
@@ -79,7 +84,7 @@ impl DevState {
 
     /// Any reason to pause, at either end.
     pub(crate) const fn paused(&self) -> bool {
-        self.pause_user || self.pause_peer || self.pause_other
+        self.pause_user || self.pause_peer || self.pause_dependency || self.pause_other
     }
 }
 
@@ -87,7 +92,13 @@ impl VolState {
     /// A volume without a disk.
     pub(crate) const fn new() -> VolState {
         // A node that starts has had no quorum yet, whatever its disk remembers.
-        VolState { disk: DiskState::Diskless, quorum: true, real_quorum: false, forgetful: false }
+        VolState {
+            disk: DiskState::Diskless,
+            quorum: true,
+            real_quorum: false,
+            forgetful: false,
+            waits_for_other: false,
+        }
     }
 }
 

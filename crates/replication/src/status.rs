@@ -140,7 +140,8 @@ impl Resource {
             resync_suspended: ResyncSuspended {
                 user: dev.pause_user,
                 peer: dev.pause_peer,
-                dependency: dev.pause_other,
+                // DRBD has one word for both.
+                dependency: dev.pause_dependency || dev.pause_other,
                 ..ResyncSuspended::default()
             },
             received: kib(pd.received_sectors),

@@ -100,6 +100,7 @@ impl Resource {
             if st.conn != ConnState::Connected {
                 dev.repl = ReplState::Off;
                 dev.pause_peer = false;
+                dev.pause_dependency = false;
                 dev.pause_other = false;
                 dev.peer_quorum = false;
                 dev.forgetful = false;
@@ -231,9 +232,11 @@ impl Resource {
             let backing = self.vols[vol].backing.as_ref();
             backing.map_or(0, |b| b.oos(self.peers[p].node))
         };
+        let waits = new.vols[vol].waits_for_other;
         let candidate = |p: PeerIx, st: &State| {
             let dev = &st.peers[p].devs[vol];
-            matches!(dev.repl, SyncTarget | PausedSyncT) && !dev.pause_user && !dev.pause_peer
+            let paused = waits || dev.pause_user || dev.pause_peer;
+            matches!(dev.repl, SyncTarget | PausedSyncT) && !paused
         };
         // What a Primary writes is missing at a source that is not UpToDate: fetched from there, a
         // block would be older than what its users have seen (invariant 43).
@@ -255,6 +258,8 @@ impl Resource {
             .any(|p| matches!(p.devs[vol].repl, SyncTarget | PausedSyncT | ReplState::WFBitMapT));
         for peer in 0..new.peers.len() {
             let dev = &mut new.peers[peer].devs[vol];
+            dev.pause_dependency =
+                waits && matches!(dev.repl, SyncTarget | PausedSyncT | SyncSource | PausedSyncS);
             match dev.repl {
                 SyncTarget | PausedSyncT => {
                     dev.pause_other = chosen.is_some() && chosen != Some(peer);
@@ -774,7 +779,7 @@ impl Resource {
             .with_disk(st.vols[vol].disk)
             .with_pdsk(dev.disk)
             .with_susp(susp)
-            .with_aftr_isp(dev.pause_other)
+            .with_aftr_isp(dev.pause_dependency || dev.pause_other)
             .with_peer_isp(dev.pause_peer)
             .with_user_isp(dev.pause_user)
             .with_susp_nod(st.susp.no_data)

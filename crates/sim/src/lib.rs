@@ -19,6 +19,7 @@ mod liar;
 pub mod net;
 pub mod node;
 mod operator;
+mod order;
 pub mod plan;
 mod queue;
 pub mod rng;

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use replication::Resource;
 use replication::io::{BufId, OpId, Request};
+use replication::{Resource, ResyncOrder};
 use vocab::Instant;
 
 use crate::content::Data;
@@ -190,6 +190,8 @@ pub struct Node {
     pub deaf_until: u64,
     /// Requests not answered, by id.
     pub requests: BTreeMap<u64, Pending>,
+    /// In which order its volumes are resynced; what is named stays over a restart.
+    pub order: ResyncOrder,
     /// Opens not answered and openers, by id: client and whether the open has succeeded.
     pub openers: BTreeMap<u64, (usize, bool)>,
 }

@@ -347,6 +347,11 @@ impl Plan {
         self.nodes.len() == 2 && diskful && self.volumes == 1 && !self.failover_is_safe()
     }
 
+    /// The second of two volumes is resynced after the first one.
+    pub fn is_ordered(&self) -> bool {
+        self.volumes == 2 && self.fault_budget > 0 && self.fault_pause.is_multiple_of(5)
+    }
+
     /// Not drawn, so that all other seeds stay what they were when all disks had the same size.
     fn random_sizes(&mut self, diskful: u64) {
         if !self.fault_pause.is_multiple_of(3) {

@@ -151,6 +151,8 @@ pub(crate) enum Event {
     Boot { node: usize, incarnation: u32 },
     /// A process that is to hand over goes on with that.
     Swap { node: usize, incarnation: u32 },
+    /// Volumes of a node hear who has to wait.
+    Order { node: usize, incarnation: u32 },
     /// The operator looks around.
     Operator,
 }
@@ -235,6 +237,7 @@ impl World {
                 deaf_until: 0,
                 requests: BTreeMap::new(),
                 openers: BTreeMap::new(),
+                order: Default::default(),
             });
         }
         let histories = (0..plan.volumes).map(|_| History::of_plan(&plan)).collect();
@@ -266,6 +269,9 @@ impl World {
             trace,
         };
         world.prepare_content();
+        if world.plan.is_ordered() {
+            (0..count).for_each(|node| world.resync_after(node, 1, Some(0)));
+        }
         for node in 0..count {
             let at = world.rng.skewed(1, 500_000_000);
             world.queue.at(at, Event::Boot { node, incarnation: 0 });
@@ -347,6 +353,7 @@ impl World {
                 }
             }
             Event::Swap { node, incarnation } => self.swap_event(node, incarnation),
+            Event::Order { node, incarnation } => self.order_event(node, incarnation),
             Event::Operator => self.operator_event(),
             Event::Measured { node, incarnation, volume } => {
                 self.measured_event(node, incarnation, volume);
@@ -376,6 +383,7 @@ impl World {
             Event::Disk { node, .. }
             | Event::Timer { node, .. }
             | Event::Swap { node, .. }
+            | Event::Order { node, .. }
             | Event::Measured { node, .. } => self.nodes[*node].paused_until,
             Event::Handler(step) => self.nodes[step.node()].paused_until,
             Event::Net(NetEvent::Arrive { pair, end, .. } | NetEvent::Down { pair, end, .. })
@@ -452,6 +460,7 @@ impl World {
         self.nodes[node].timer = None;
         self.nodes[node].swap = None;
         self.nodes[node].incarnation += 1;
+        self.forget_resyncs(node);
         self.wishes.retain(|_, (of, _)| *of != node);
         for peer in (0..self.nodes.len()).filter(|p| *p != node) {
             let polite = !power && self.rng.percent(90);
@@ -609,7 +618,10 @@ impl World {
                 }
                 self.answers.insert(id, result);
             }
-            Output::StateChanged => self.checks.state_changed(node),
+            Output::StateChanged => {
+                self.checks.state_changed(node);
+                self.note_resyncs(node);
+            }
             Output::MeasureDisk { volume } => self.queue_measure(node, volume),
             Output::MoveMetadata { volume } => {
                 if let Some(drive) = self.nodes[node].drives[volume.0 as usize].as_mut() {

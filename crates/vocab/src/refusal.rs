@@ -92,6 +92,8 @@ codes! {
         NetConfigured = 125, "The connection is not StandAlone";
         MinorInvalid = 127, "No such minor";
         ResizeDuringResync = 130, "No resize while a resync or verify runs";
+        ResyncAfterInvalid = 132, "The volume that resync-after names does not exist";
+        ResyncAfterCycle = 133, "The volume that resync-after names waits for this one";
         PauseSet = 134, "The pause flag is set already";
         PauseClear = 135, "The pause flag is clear already";
         NoDisk = 138, "The device has no disk";

@@ -86,6 +86,8 @@ impl Shard {
         }
         let Shard { nbd, io, volumes, .. } = self;
         nbd.resume(&mut io.ring, volumes);
+        // What it was told meanwhile, or the process before was, it has not done.
+        self.look_at_order();
     }
 
     /// Takes over what another process has frozen, into a shard without resources. It stays frozen
@@ -114,6 +116,8 @@ impl Shard {
             let host = Host::thaw(id, (io, volumes), host, programs, &mut next)?;
             names.push((host.name.clone(), id));
             self.hosts.slots.push(Some(Box::new(host)));
+            // Before any shard goes on: nobody is let go too early. Nobody waits yet.
+            self.note_resyncs(id);
         }
         let opened = self.opened();
         let target = |opener: runtime::OpenerId| opened.get(&opener.0).copied();

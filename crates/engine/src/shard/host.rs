@@ -21,7 +21,7 @@ use replication::io::{
 use replication::{Input, Output, Resource};
 use runtime::{Completed, Conn};
 use vocab::options::NetOptions;
-use vocab::{ConfigError, Dagtag, Instant, NodeId, Refusal, SectorRange, VolumeNr};
+use vocab::{ConfigError, Dagtag, Instant, Minor, NodeId, Refusal, SectorRange, VolumeNr};
 
 use super::attach::AttachJob;
 use super::calls::Calls;
@@ -684,6 +684,16 @@ impl Host {
                 .collect();
         }
         status
+    }
+
+    /// Every volume, and whether it is being resynced.
+    pub(crate) fn resyncing(&self) -> impl Iterator<Item = (Minor, bool)> + '_ {
+        self.core.resyncing()
+    }
+
+    /// Every volume, and whether its resyncs wait for another volume.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = (VolumeNr, Minor, bool)> + '_ {
+        self.core.waits()
     }
 
     /// The generation identifiers of a volume's disk towards a peer.

@@ -41,6 +41,7 @@ use vocab::Instant;
 use crate::handlers::Programs;
 use crate::hub::Hub;
 use crate::log::{Level, log};
+use crate::order::Order;
 pub(crate) use attach::{placement, superblock_place};
 use disk::Finished;
 pub(crate) use handover::FrozenShard;
@@ -78,6 +79,9 @@ pub(crate) struct Shard {
     /// Why the kernel does not pin (all of) the buffers, if it does not.
     pub(crate) pin_refused: Option<Errno>,
     hub: Arc<Hub>,
+    pub(crate) order: Order,
+    /// Other shards have not all been told that it has changed.
+    pub(crate) order_changed: bool,
     timers: Timers<u16>,
     /// Resources that had something to do in this turn.
     busy: Vec<u16>,
@@ -85,7 +89,7 @@ pub(crate) struct Shard {
     touched: Vec<u32>,
     answers: Vec<Completion>,
     /// Nothing is done.
-    frozen: bool,
+    pub(crate) frozen: bool,
     /// What was completed meanwhile.
     kept: Vec<Completed>,
 }
@@ -107,7 +111,7 @@ impl Hosts {
 }
 
 impl Shard {
-    fn new(io: Io, nr: usize, hub: Arc<Hub>) -> Shard {
+    fn new(io: Io, nr: usize, hub: Arc<Hub>, order: Order) -> Shard {
         let nbd = Server::new(NBD_SPACE, io.pool.clone(), Config::default());
         let ublk = ublk::Devices::new(UBLK_SPACE, io.pool.clone());
         let vhost = vhost::Devices::new(VHOST_SPACE, io.pool.clone());
@@ -122,6 +126,8 @@ impl Shard {
             nr,
             pin_refused: None,
             hub,
+            order,
+            order_changed: false,
             timers: Timers::new(),
             busy: Vec::new(),
             wishes: Vec::new(),
@@ -297,13 +303,17 @@ impl Shard {
         for id in busy.drain(..) {
             let Some(host) = self.hosts.get_mut(id) else { continue };
             host.flush(&mut self.io);
-            if std::mem::take(&mut host.changed) && self.hub.wants(&host.name) {
-                self.hub.publish(host.status());
-            }
             let deadline = host.deadline(self.io.now());
             self.timers.set(id, deadline);
+            if std::mem::take(&mut host.changed) {
+                if self.hub.wants(&host.name) {
+                    self.hub.publish(host.status());
+                }
+                self.order_changed |= self.note_resyncs(id);
+            }
         }
         self.busy = busy;
+        self.tell_order();
         for moved in self.nbd.take_moved() {
             let thread = moved.thread as usize;
             // A shard that is gone takes its clients along.
@@ -321,7 +331,9 @@ impl Shard {
         if self.frozen {
             return None;
         }
-        let starved = self.io.starved.then(|| self.io.now() + STARVED);
+        // A full mailbox is tried again as soon.
+        let again = self.io.starved || self.order_changed;
+        let starved = again.then(|| self.io.now() + STARVED);
         let all = [self.timers.next_deadline(), self.nbd.deadline(), starved, self.io.full_until];
         all.into_iter().flatten().min()
     }
@@ -366,8 +378,8 @@ fn tell(sender: &Sender<Message>, task: impl FnOnce(&mut Shard) + Send + 'static
 }
 
 /// The main function of a shard's thread.
-pub(crate) fn run(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) {
-    match serve(worker, nr, hub) {
+pub(crate) fn run(worker: Worker<Message>, nr: usize, hub: Arc<Hub>, order: Order) {
+    match serve(worker, nr, hub, order) {
         Ok(()) => {}
         Err(errno) => {
             log!(Level::Error, "engine", "thread {nr} can not go on: {errno}; the engine ends");
@@ -377,9 +389,9 @@ pub(crate) fn run(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) {
     }
 }
 
-fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>) -> Result<(), Errno> {
+fn serve(worker: Worker<Message>, nr: usize, hub: Arc<Hub>, order: Order) -> Result<(), Errno> {
     let Worker { ring, pool, inbox, .. } = worker;
-    let mut shard = Shard::new(Io::new(ring, pool)?, nr, hub);
+    let mut shard = Shard::new(Io::new(ring, pool)?, nr, hub, order);
     let mut mailbox = Mailbox::new(inbox, MAILBOX)?;
     mailbox.arm(&mut shard.io.ring);
     let (mut events, mut messages) = (Vec::new(), Vec::new());

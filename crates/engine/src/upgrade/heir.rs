@@ -144,6 +144,11 @@ fn thaw(engine: &Arc<Engine>, handover: Handover, descriptors: Vec<OwnedFd>) -> 
             Some((on, id)) if on == shard => id,
             _ => return Err(format!("resource {name} did not come along")),
         };
+        for volume in &stored.config.volumes {
+            let after = volume.backing.as_ref().and_then(|backing| backing.options.resync_after);
+            // As the other engine has them: without a cycle.
+            let _ = lock(&engine.order).set_after(volume.minor, after);
+        }
         there.insert(name, Arc::new(Entry::new(shard, id, stored)));
     }
     drop(there);

@@ -147,7 +147,7 @@ options! {
         /// Flush the device that holds the metadata.
         "md-flushes" md_flushes: bool = "yes", YES_NO;
         /// Resync only after the volume with this minor.
-        "resync-after" resync_after: Option<Minor> = "-1", Kind::NumberOrWord { min: 0, max: 1_048_575, unit: Unit::One, words: &["-1"] }, Honoured::DefaultOnly("resyncs are not ordered by dependency");
+        "resync-after" resync_after: Option<Minor> = "-1", Kind::NumberOrWord { min: 0, max: 1_048_575, unit: Unit::One, words: &["-1"] };
         /// Extents of 4 MiB that may be active at a time.
         "al-extents" al_extents: u32 = "1237", num(67, 65_534, Unit::One);
         /// Keep the activity log.
