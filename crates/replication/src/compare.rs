@@ -478,9 +478,10 @@ impl Resource {
 
     /// A kernel node is about to be promoted by force while neither disk is usable. It names its
     /// new generation without asking anybody to compare: both ends do so by themselves, when they
-    /// next hear of the other's state (seen with 9.3.3). An Ashlar node asks.
+    /// next hear of the other's state (seen with 9.3.3). An Ashlar node asks, and for one of protocol 8
+    /// its identifiers do.
     pub(crate) fn note_forced(&mut self, peer: PeerIx) {
-        if self.is_ours(peer) {
+        if self.is_ours(peer) || self.peers[peer].legacy.is_some() {
             return;
         }
         for vol in 0..self.vols.len() {

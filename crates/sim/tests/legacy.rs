@@ -65,13 +65,19 @@ fn a_node_that_was_away_gets_what_it_missed_in_either_direction() {
 
 #[test]
 fn the_first_resync_copies_everything_from_the_node_that_was_forced() {
-    scenario(Plan { start: Start::InitialSync, ..pair() }, |w| {
-        w.wait_connected(0, 1);
-        w.granted(0, AdminCommand::Primary { force: true });
-        w.wait_disk(1, DiskState::UpToDate);
-        w.granted(0, AdminCommand::Secondary { force: false });
-        w.settle();
-    });
+    for forced in [0, 1] {
+        scenario(Plan { start: Start::InitialSync, ..pair() }, |w| {
+            let handshakes = w.tap(0, 1, |packet| matches!(packet, Packet::ConnectionFeatures(_)));
+            w.wait_connected(0, 1);
+            w.granted(forced, AdminCommand::Primary { force: true });
+            w.wait_disk(1 - forced, DiskState::UpToDate);
+            // Longer than two ends may disagree about a resync.
+            w.run_for(15_000_000_000);
+            assert_eq!(w.tapped(handshakes), 1, "the first connection is still there");
+            w.granted(forced, AdminCommand::Secondary { force: false });
+            w.settle();
+        });
+    }
 }
 
 #[test]

@@ -136,6 +136,12 @@ impl<'a> Engine<'a> {
         process::output(command, COPY_PATIENCE).map(drop)
     }
 
+    /// It has logged that, since whichever start.
+    pub fn has_logged(&self, what: &str) -> bool {
+        let log = |start| fs::read_to_string(self.file(&format!("log{start}"))).unwrap_or_default();
+        (1..=self.starts).any(|start| log(start).contains(what))
+    }
+
     /// The end of what it has logged since its last start.
     pub fn log(&self) -> String {
         let text = fs::read_to_string(self.log_file()).unwrap_or_default();

@@ -19,7 +19,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use super::PATIENCE;
 use super::guest::Kind;
 use super::image::Images;
-use super::interop::{IN_A_HURRY, Pair, Sections, compare, verify};
+use super::interop::{Pair, Sections, compare, verify};
 use super::rig::Rig;
 use crate::arguments::{Words, number};
 use crate::process::{self, Daemon};
@@ -37,10 +37,8 @@ const FIO_MIB: u64 = 24;
 const COUNTED: u64 = 32 << 20;
 /// Their blocks; a prime number, so that they are spread.
 const BLOCKS: u64 = 6133;
-const SECTIONS: Sections = Sections {
-    both: "net { protocol C; verify-alg crc32c; ping-timeout 50; }",
-    kernel: IN_A_HURRY,
-};
+const SECTIONS: Sections =
+    Sections { net: "net { protocol C; verify-alg crc32c; ping-timeout 50; }", hurry: true };
 
 /// The command: everything behind `soak`.
 ///
