@@ -103,8 +103,8 @@ fn writes_go_on_over_the_other_link_when_the_one_in_use_is_cut() {
     }
     let setup = Setup {
         nodes: vec!["alpha", "bravo"],
-        // A dead link is noticed in a second.
-        sections: "net { ping-int 1; }".to_owned(),
+        // A dead link is noticed in seconds.
+        sections: "net { ping-int 2; timeout 15; }".to_owned(),
         ..Setup::default()
     };
     let mut cluster = Cluster::new(&setup);
