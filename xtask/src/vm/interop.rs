@@ -42,8 +42,10 @@ const GUARDED: Sections = Sections {
 };
 
 /// Said to the kernel itself, again and again: these are back at their defaults once it is connected.
-const HURRY: &str =
-    "/lib/drbd/drbdsetup-84 disk-options 0 --set-defaults --resync-rate=200M --c-plan-ahead=0";
+/// A target in the kernel takes what users overwrite for progress of its resync, and by `c-min-rate`
+/// asks for nothing more until all of it together would have taken long enough: 48 MiB three minutes.
+const HURRY: &str = "/lib/drbd/drbdsetup-84 disk-options 0 --set-defaults --resync-rate=200M \
+                     --c-plan-ahead=0 --c-min-rate=0";
 
 /// Both sides.
 pub struct Pair<'a> {
