@@ -22,8 +22,8 @@ const CONVERGE_LIMIT: u64 = 900 * SECOND;
 /// How long an operator lets the nodes find each other by themselves.
 const PATIENCE: u64 = 20 * SECOND;
 
-/// Most events of a run; it needs a few thousand.
-const EVENT_LIMIT: u64 = 300_000;
+/// Most events of a run. It needs a few thousand; five nodes whose bitmaps are in pieces, some 400,000.
+const EVENT_LIMIT: u64 = 1_000_000;
 
 /// Where a run is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
