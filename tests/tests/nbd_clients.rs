@@ -757,7 +757,8 @@ fn new_connections_see_a_new_size_and_old_ones_keep_theirs() {
         host.targets.0.push(Some(runtime::FaultyTarget::new(target, FaultPlan::none(1))));
         let place = Place::Here(TargetKey(1));
         let description = String::new();
-        host.server.set_export("r0/0", Export { description, read_only: false, place });
+        host.server
+            .set_export("r0/0", Export { description, read_only: false, encrypted: false, place });
     });
     assert_eq!(ok("nbdinfo", &["--size", &server.unix_uri("r0/0")]).trim(), "2097152");
     old.write_all(&raw_request(0, 1, 1 << 20, 512)).unwrap();

@@ -34,7 +34,7 @@ pub use lines::{LineTooLong, Lines, MAX_CALL, MAX_LINE, encode_line};
 pub use maps::{Face, FaceStatus, MapOptions, MapStatus};
 pub use message::{
     Answer, Call, EngineInfo, Event, ExportStatus, Failure, FailureKind, HelperEvent, Line, Listen,
-    Note, Outcome, Reply, Request, UpgradeReport, VERSION,
+    Note, Outcome, Reply, Request, TlsListen, UpgradeReport, VERSION,
 };
 pub use statistics::{
     ConnectionStatistics, Parallel, PeerParallel, ReplicaWaterfall, ResourceStatistics, RoundTrip,

@@ -9,12 +9,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use codec::admin::{ExportStatus, FailureKind, Listen};
+use codec::admin::{ExportStatus, FailureKind, Listen, TlsListen};
 use frontend::nbd::server::{Export, ListenerId, Parting, Place, TargetKey};
 use runtime::Errno;
 use vocab::{ConfigError, Refusal, VolumeNr};
 
 use crate::engine::{Done, Engine, Stop, lock, not_kept, while_claimed};
+use crate::nbd_tls::{self, TlsListener};
 use crate::shard::Shard;
 use crate::state::StoredExport;
 use crate::vhost::{Server, path_of};
@@ -27,6 +28,8 @@ const LISTENING: usize = 0;
 pub(crate) struct Exports {
     by_name: BTreeMap<String, StoredExport>,
     listeners: BTreeMap<Listen, ListenerId>,
+    /// Those for clients that use TLS.
+    tls: BTreeMap<Listen, TlsListener>,
     /// Those over vhost-user, by name.
     vhost: BTreeMap<String, Server>,
 }
@@ -35,6 +38,11 @@ impl Exports {
     /// What is served over vhost-user.
     pub(crate) fn vhost(&self) -> impl Iterator<Item = (&StoredExport, &Server)> {
         self.vhost.iter().map(|(name, server)| (&self.by_name[name], server))
+    }
+
+    /// Clients that use TLS.
+    pub(crate) fn tls_clients(&self) -> usize {
+        self.tls.values().map(TlsListener::clients).sum()
     }
 }
 
@@ -123,14 +131,19 @@ impl Engine {
         self.state.put_exports(&exports.by_name).map_err(not_kept)
     }
 
-    /// Goes on with the exports of another process, whose listeners and clients are here already.
-    pub(crate) fn inherit_exports(&self, by_name: &str, listeners: &str) -> Done {
+    /// Goes on with the exports of another process, whose listeners and clients are here already, but for
+    /// listeners for TLS, which has no clients then.
+    pub(crate) fn inherit_exports(self: &Arc<Self>, by_name: &str, listeners: &str) -> Done {
         let damaged = |e: serde_json::Error| Stop::invalid(format!("exports: {e}"));
         let mut exports = lock(&self.exports);
         exports.by_name = serde_json::from_str(by_name).map_err(damaged)?;
         let listeners: Vec<(Listen, ListenerId)> =
             serde_json::from_str(listeners).map_err(damaged)?;
         exports.listeners = listeners.into_iter().collect();
+        let places: Vec<Listen> = exports.by_name.values().map(|e| e.listen.clone()).collect();
+        for place in places.iter().filter(|place| matches!(place, Listen::Tls(_))) {
+            self.listen(&mut exports, place)?;
+        }
         for (name, export) in &exports.by_name {
             let entry = self.entry(&export.resource)?;
             let (id, volume) = (entry.id, VolumeNr(export.volume));
@@ -149,9 +162,12 @@ impl Engine {
     }
 
     /// Makes sure that somebody listens there.
-    fn listen(&self, exports: &mut Exports, listen: &Listen) -> Done {
-        if exports.listeners.contains_key(listen) {
+    fn listen(self: &Arc<Self>, exports: &mut Exports, listen: &Listen) -> Done {
+        if exports.listeners.contains_key(listen) || exports.tls.contains_key(listen) {
             return Ok(());
+        }
+        if let Listen::Tls(place) = listen {
+            return self.listen_tls(exports, place);
         }
         // The socket of an engine that was killed a moment ago goes as late as its disks do.
         let attempt = || {
@@ -163,6 +179,7 @@ impl Engine {
                     Listen::Unix(path) | Listen::VhostUser(path) => {
                         shard.nbd.listen_unix(ring, Path::new(path))
                     }
+                    Listen::Tls(_) => unreachable!("returned above"),
                 }
             });
             match result {
@@ -182,12 +199,45 @@ impl Engine {
         Ok(())
     }
 
+    fn listen_tls(self: &Arc<Self>, exports: &mut Exports, place: &TlsListen) -> Done {
+        let TlsListen { address, certificates } = place;
+        let taken = |other: &Listen| match other {
+            Listen::Tls(other) => other.address == *address,
+            other => *other == Listen::Tcp(*address),
+        };
+        let mut others = exports.listeners.keys().chain(exports.tls.keys());
+        if let Some(other) = others.find(|other| taken(other)) {
+            let how = match other {
+                Listen::Tls(other) => format!("with the certificates of {}", other.certificates),
+                _ => "without TLS".to_owned(),
+            };
+            let detail = format!(
+                "can not listen at {address}: other exports are served there {how}; choose another \
+                 address, or unexport them"
+            );
+            return Err(Refusal::config(ConfigError::Exists, detail).into());
+        }
+        nbd_tls::credentials(certificates).map_err(|why| {
+            let next = "the folder needs ca-cert.pem, server-cert.pem and server-key.pem, as those of \
+                        qemu and nbdkit have them";
+            Stop::failed(FailureKind::Io, format!("TLS for NBD clients: {why}"), next)
+        })?;
+        let listener = nbd_tls::listen(self, place).map_err(|e| {
+            let text = format!("can not listen for NBD clients at {address} over TLS: {e}");
+            Stop::failed(FailureKind::Io, text, "give another address with --listen")
+        })?;
+        exports.tls.insert(Listen::Tls(place.clone()), listener);
+        Ok(())
+    }
+
     fn serve(&self, name: &str, at: usize, target: TargetKey, export: &StoredExport) -> Done {
         let description = format!("resource {} volume {}", export.resource, export.volume);
         let read_only = export.read_only;
+        let encrypted = matches!(export.listen, Listen::Tls(_));
         for shard in 0..self.shards.len() {
             let place = if shard == at { Place::Here(target) } else { Place::Thread(at as u32) };
-            let export = Export { description: description.clone(), read_only, place };
+            let description = description.clone();
+            let export = Export { description, read_only, encrypted, place };
             let name = name.to_owned();
             self.on(shard, move |shard| shard.nbd.set_export(name, export))?;
         }
@@ -222,10 +272,11 @@ impl Engine {
                 }
             }
         }
-        if !exports.by_name.values().any(|other| other.listen == export.listen)
-            && let Some(id) = exports.listeners.remove(&export.listen)
-        {
-            self.on(LISTENING, move |shard| shard.nbd.close_listener(id))?;
+        if !exports.by_name.values().any(|other| other.listen == export.listen) {
+            exports.tls.remove(&export.listen);
+            if let Some(id) = exports.listeners.remove(&export.listen) {
+                self.on(LISTENING, move |shard| shard.nbd.close_listener(id))?;
+            }
         }
         self.state.put_exports(&exports.by_name).map_err(not_kept)
     }
@@ -266,6 +317,7 @@ impl Engine {
 
     /// Stops listening and drops every client, for a shutdown.
     pub(crate) fn stop_serving(&self) -> Done {
+        lock(&self.exports).tls.clear();
         for shard in 0..self.shards.len() {
             self.on(shard, |shard| {
                 let Shard { nbd, volumes, .. } = shard;
@@ -283,6 +335,7 @@ impl Engine {
 fn place_name(listen: &Listen) -> String {
     match listen {
         Listen::Tcp(address) => address.to_string(),
+        Listen::Tls(place) => format!("{} over TLS", place.address),
         Listen::Unix(path) | Listen::VhostUser(path) => path.clone(),
     }
 }

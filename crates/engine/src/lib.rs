@@ -28,6 +28,7 @@ mod keys;
 pub mod log;
 mod maps;
 mod metrics;
+mod nbd_tls;
 mod order;
 mod random;
 mod restore;

@@ -131,6 +131,11 @@ impl Engine {
                 export.resource, export.volume
             )));
         }
+        if lock(&self.exports).tls_clients() > 0 {
+            let why = "NBD clients over TLS are connected, whose encryption can not be handed over; \
+                       disconnect them, or restart the engine instead";
+            return Err(Stop::invalid(why));
+        }
         for shard in 0..self.shards.len() {
             if let Some(why) = self.on(shard, |shard| shard.never_frozen())? {
                 return Err(Stop::invalid(format!("{why}; restart the engine instead")));

@@ -339,6 +339,6 @@ impl Owner for Client<'_> {
 pub(crate) fn path_of(listen: &Listen) -> Option<&str> {
     match listen {
         Listen::VhostUser(path) => Some(path),
-        Listen::Tcp(_) | Listen::Unix(_) => None,
+        Listen::Tcp(_) | Listen::Unix(_) | Listen::Tls(_) => None,
     }
 }

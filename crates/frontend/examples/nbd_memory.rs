@@ -41,7 +41,10 @@ fn serve(worker: Worker<()>, socket: &str, mib: u64) {
     let mut target = One(MemoryTarget::new(Bytes(mib << 20)));
     let mut server = Server::new(SPACE, pool, Config::default());
     let place = Place::Here(TargetKey(0));
-    server.set_export("memory", Export { description: String::new(), read_only: false, place });
+    server.set_export(
+        "memory",
+        Export { description: String::new(), read_only: false, encrypted: false, place },
+    );
     server
         .listen_unix(&mut ring, Path::new(socket))
         .unwrap_or_else(|errno| panic!("{socket}: {errno}"));

@@ -18,6 +18,7 @@ use runtime::TargetInfo;
 
 pub mod handshake;
 pub mod proto;
+pub mod securing;
 pub mod server;
 pub mod session;
 

@@ -194,7 +194,10 @@ fn run(
             Place::Thread(serve.thread)
         };
         let description = format!("test export {}", serve.name);
-        server.set_export(serve.name, Export { description, read_only: serve.read_only, place });
+        server.set_export(
+            serve.name,
+            Export { description, read_only: serve.read_only, encrypted: false, place },
+        );
     }
     let mut host = Host { server, targets: Hosted(targets), peers: Vec::new() };
     let mut mailbox = Mailbox::new(inbox, MAILBOX).unwrap();

@@ -365,6 +365,19 @@ pub enum Listen {
     Unix(String),
     /// A path in the file system, for one client of vhost-user (a virtual machine).
     VhostUser(String),
+    /// A TCP address, for clients that use TLS.
+    Tls(TlsListen),
+}
+
+/// Where an export listens for clients that use TLS.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct TlsListen {
+    /// A TCP address.
+    pub address: SocketAddr,
+    /// The folder with `ca-cert.pem`, whose certificates sign those of clients, `server-cert.pem` and
+    /// `server-key.pem`.
+    pub certificates: String,
 }
 
 /// One line from the engine.

@@ -12,6 +12,8 @@
 //! may happen on another thread: a `Handshake` holds no buffers and is `Send`. While one is open
 //! in state Opening, nothing more is read from the client.
 
+use std::net::SocketAddr;
+
 use super::proto::option::{
     self, BASE_ALLOCATION, CLIENT_FLAGS_LEN, ClientFlags, ClientOption, ExportQuery, Info,
     MetaQuery, OPTION_HEADER_LEN, OptionHeader, OptionReply, ReplyType,
@@ -41,6 +43,8 @@ pub struct Handshake {
     /// The export name for which `base:allocation` is selected.
     allocation_of: Option<String>,
     options: u32,
+    /// Where the client is whose bytes come decrypted.
+    secured: Option<SocketAddr>,
 }
 
 #[derive(Debug)]
@@ -112,7 +116,19 @@ impl Handshake {
             extended: false,
             allocation_of: None,
             options: 0,
+            secured: None,
         }
+    }
+
+    /// A connection that was greeted and asked for TLS: what it says from now on is encrypted, and comes
+    /// decrypted, beginning with the client's flags. `client`: where it is.
+    pub fn secured(client: SocketAddr) -> Handshake {
+        Handshake { secured: Some(client), ..Handshake::new() }
+    }
+
+    /// Where the client of an encrypted connection is.
+    pub const fn secured_client(&self) -> Option<SocketAddr> {
+        self.secured
     }
 
     /// A connection whose other end knows what it is for: once the export is open it is greeted as
@@ -317,6 +333,10 @@ impl Handshake {
                     OptionReply::Server { name, description }.encode(number, out);
                 });
                 OptionReply::Ack.encode(number, out);
+            }
+            ClientOption::StartTls if self.secured.is_some() => {
+                let text = "this connection is encrypted already";
+                OptionReply::Error(ReplyType::ErrInvalid, text).encode(number, out);
             }
             ClientOption::StartTls => {
                 let text = "TLS is not configured on this server";

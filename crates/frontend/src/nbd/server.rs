@@ -480,6 +480,27 @@ impl Server {
         Ok(())
     }
 
+    /// Serves a client whose connection is encrypted. The other end of `socket` does that: it has greeted
+    /// the client, and passes on what is said within TLS, first the client's flags
+    /// ([`super::securing`]). `address`: where the client is.
+    ///
+    /// # Errors
+    /// `EMFILE`: there are [`Config::clients_max`] already. Others are the socket's.
+    pub fn introduce(
+        &mut self,
+        ring: &mut Ring,
+        targets: &mut dyn Targets,
+        socket: OwnedFd,
+        address: SocketAddr,
+    ) -> Result<(), Errno> {
+        let conn = Conn::new(socket, &self.pool)?;
+        let now = ring.now();
+        let index = self.insert(|ids| Client::secured(conn, ids, now, address));
+        let index = index.ok_or(Errno(libc::EMFILE))?;
+        self.with_client(index, ring, targets, |client, env| client.advance(env));
+        Ok(())
+    }
+
     /// What happened since the last call.
     pub fn take_events(&mut self) -> impl Iterator<Item = Event> {
         self.events.drain(..)

@@ -386,6 +386,12 @@ pub enum Command {
         /// ADDRESS:PORT or the path of a socket
         #[arg(long, value_name = "WHERE", default_value = DEFAULT_EXPORT_SOCKET, value_parser = listen)]
         listen: Listen,
+        /// Listen at ADDRESS:PORT for clients that use TLS, with the certificates in this folder
+        ///
+        /// It has ca-cert.pem, which signs the certificates of clients, server-cert.pem and
+        /// server-key.pem. Clients without TLS do not see the export, but for those of unix sockets.
+        #[arg(long, value_name = "FOLDER", conflicts_with = "vhost_user", value_parser = folder)]
+        tls: Option<String>,
         /// The path of a socket for a virtual machine, over vhost-user instead of NBD
         #[arg(long, value_name = "PATH", conflicts_with = "listen", value_parser = vhost_user)]
         vhost_user: Option<Listen>,
@@ -607,6 +613,12 @@ fn vhost_user(text: &str) -> Result<Listen, String> {
         true => Ok(Listen::VhostUser(text.to_owned())),
         false => Err("give an absolute path".to_owned()),
     }
+}
+
+fn folder(text: &str) -> Result<String, String> {
+    // The engine has another working directory.
+    let absolute = std::path::absolute(text).map_err(|e| e.to_string())?;
+    Ok(absolute.display().to_string())
 }
 
 fn listen(text: &str) -> Result<Listen, String> {

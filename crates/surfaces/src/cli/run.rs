@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use codec::admin::{
     Answer, Event, ExportStatus, Listen, MapOptions, Request, ResourceStatistics, ResourceStatus,
+    TlsListen,
 };
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
@@ -107,9 +108,22 @@ impl Session<'_> {
             }
             Command::Why { resource } => self.why(resource),
             Command::Doctor(args) => self.doctor(args),
-            Command::Export { object, name, listen, vhost_user, read_only } => {
-                let listen = vhost_user.as_ref().unwrap_or(listen);
-                self.export(object, name.as_deref(), listen, *read_only)
+            Command::Export { object, name, listen, tls, vhost_user, read_only } => {
+                let listen = match (vhost_user, tls, listen) {
+                    (Some(place), ..) => place.clone(),
+                    (None, None, listen) => listen.clone(),
+                    (None, Some(folder), Listen::Tcp(address)) => {
+                        let certificates = folder.clone();
+                        Listen::Tls(TlsListen { address: *address, certificates })
+                    }
+                    (None, Some(_), _) => {
+                        let why =
+                            "TLS is for clients of the network; say --listen ADDRESS:PORT, too";
+                        let (object, why) = (object.to_string(), why.to_owned());
+                        return Err(Error::Object { object, why });
+                    }
+                };
+                self.export(object, name.as_deref(), &listen, *read_only)
             }
             Command::Unexport { name } => {
                 let request = Request::Unexport { name: name.clone() };
@@ -807,6 +821,7 @@ fn only_resource(object: Option<&Object>) -> Result<Option<String>, Error> {
 fn uri(name: &str, listen: &Listen) -> String {
     match listen {
         Listen::Tcp(address) => format!("nbd://{address}/{name}"),
+        Listen::Tls(TlsListen { address, .. }) => format!("nbds://{address}/{name}"),
         Listen::Unix(path) => format!("nbd+unix:///{name}?socket={path}"),
         Listen::VhostUser(path) => format!("vhost-user-blk:{path}"),
     }

@@ -134,7 +134,10 @@ fn serve(
     let mut disk = Disk { memory, faults, writes: 0, held: Vec::new() };
     let mut server = Server::new(SPACE, pool, Config::default());
     let place = Place::Here(TargetKey(0));
-    server.set_export("demo", Export { description: String::new(), read_only: false, place });
+    server.set_export(
+        "demo",
+        Export { description: String::new(), read_only: false, encrypted: false, place },
+    );
     let (_, address) = server.listen_tcp(&mut ring, "127.0.0.1:0".parse().unwrap()).unwrap();
     tell.send(address).unwrap();
     let mut mailbox = Mailbox::new(inbox, MAILBOX).unwrap();

@@ -43,6 +43,8 @@ const REPLY_BACKLOG_MAX: u64 = 8 << 20;
 pub enum Peer {
     /// A TCP client.
     Tcp(SocketAddr),
+    /// One whose connection is encrypted.
+    Tls(SocketAddr),
     /// A local client, with the ids it had when it connected.
     Unix {
         /// Its process.
@@ -57,7 +59,7 @@ pub enum Peer {
 impl std::fmt::Display for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Peer::Tcp(address) => address.fmt(f),
+            Peer::Tcp(address) | Peer::Tls(address) => address.fmt(f),
             Peer::Unix { pid, uid } => write!(f, "process {pid} of user {uid}"),
             Peer::Unknown => f.write_str("unknown client"),
         }
@@ -199,16 +201,22 @@ impl Client {
         Client::new(io, ids, now, Handshake::new())
     }
 
+    /// A connection whose bytes somebody else decrypts, who has greeted it, too; it is at `address`.
+    pub(super) fn secured(io: Conn, ids: Ids, now: Instant, address: SocketAddr) -> Client {
+        Client::new(io, ids, now, Handshake::secured(address))
+    }
+
     /// A connection that comes from another thread; [`Client::open_adopted`] comes next.
     pub(super) fn adopted(io: Conn, ids: Ids, now: Instant, handshake: Handshake) -> Client {
         Client::new(io, ids, now, handshake)
     }
 
     fn new(io: Conn, ids: Ids, now: Instant, handshake: Handshake) -> Client {
-        let peer = match (io.peer_addr(), io.peer_credentials()) {
-            (Some(address), _) => Peer::Tcp(address),
-            (None, Ok(process)) => Peer::Unix { pid: process.pid, uid: process.uid },
-            (None, Err(_)) => Peer::Unknown,
+        let peer = match (handshake.secured_client(), io.peer_addr(), io.peer_credentials()) {
+            (Some(address), ..) => Peer::Tls(address),
+            (None, Some(address), _) => Peer::Tcp(address),
+            (None, None, Ok(process)) => Peer::Unix { pid: process.pid, uid: process.uid },
+            (None, None, Err(_)) => Peer::Unknown,
         };
         Client { io, ids, peer, phase: Phase::Negotiating(handshake), heard: now, open: None }
     }
@@ -497,7 +505,8 @@ impl Client {
         }
         let bytes = self.io.rx.peek(len).expect("that much is available");
         let mut result = Ok((0, None));
-        self.io.tx.push_with(|out| result = handshake.receive(bytes, env.exports, out));
+        let shown = env.exports.shown_to(self.peer);
+        self.io.tx.push_with(|out| result = handshake.receive(bytes, &shown, out));
         let (used, event) = result.map_err(CloseReason::Violation)?;
         self.io.rx.consume(used);
         let wish = match event {
@@ -525,7 +534,9 @@ impl Client {
         env: &mut Env<'_>,
     ) -> Result<(), CloseReason> {
         // The catalogue knew it a moment ago, but perhaps on another thread.
-        let Some(Resolved { name, export, read_only }) = env.exports.resolve(&wish.name) else {
+        let Some(Resolved { name, export, read_only }) =
+            env.exports.shown_to(self.peer).resolve(&wish.name)
+        else {
             return self.refused(handshake, &wish.name, Errno::ENODEV);
         };
         let key = match export.place {

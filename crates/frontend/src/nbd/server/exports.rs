@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::client::Peer;
 use crate::nbd::Catalogue;
 
 /// Behind an export's name: the same volume, only to be read and never promoted for it. (A
@@ -28,6 +29,8 @@ pub struct Export {
     pub description: String,
     /// Clients may only read, and opening never promotes the volume.
     pub read_only: bool,
+    /// Clients of the network get it over encrypted connections only.
+    pub encrypted: bool,
     /// Who serves it.
     pub place: Place,
 }
@@ -56,25 +59,47 @@ impl Exports {
         self.by_name.remove(name)
     }
 
+    /// Those that a client may know of.
+    pub(super) const fn shown_to(&self, peer: Peer) -> Shown<'_> {
+        Shown { exports: self, clear: matches!(peer, Peer::Tcp(_)) }
+    }
+}
+
+/// The exports as a client sees them.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    exports: &'a Exports,
+    /// It talks in clear text over the network.
+    clear: bool,
+}
+
+impl<'a> Shown<'a> {
+    fn each(self) -> impl Iterator<Item = (&'a String, &'a Export)> {
+        self.exports.by_name.iter().filter(move |(_, export)| !(self.clear && export.encrypted))
+    }
+
     /// What a client means: an export's name, that with [`READ_ONLY_SUFFIX`], or nothing at all
     /// if there is only one export.
-    pub(super) fn resolve(&self, asked: &str) -> Option<Resolved<'_>> {
-        let found = |name: &str| self.by_name.get_key_value(name);
+    pub(super) fn resolve(self, asked: &str) -> Option<Resolved<'a>> {
+        let found = |name: &str| {
+            let found = self.exports.by_name.get_key_value(name);
+            found.filter(|(_, export)| !(self.clear && export.encrypted))
+        };
         if let Some((name, export)) = found(asked) {
             return Some(Resolved { name, export, read_only: export.read_only });
         }
         let base = asked.strip_suffix(READ_ONLY_SUFFIX);
         let (name, export) = match base.unwrap_or(asked) {
-            "" if self.by_name.len() == 1 => self.by_name.first_key_value()?,
+            "" if self.each().nth(1).is_none() => self.each().next()?,
             name => found(name)?,
         };
         Some(Resolved { name, export, read_only: export.read_only || base.is_some() })
     }
 }
 
-impl Catalogue for Exports {
+impl Catalogue for Shown<'_> {
     fn list(&self, each: &mut dyn FnMut(&str, &str)) {
-        for (name, export) in &self.by_name {
+        for (name, export) in self.each() {
             each(name, &export.description);
         }
     }
@@ -89,29 +114,47 @@ mod tests {
     use super::*;
 
     fn export(key: u64, read_only: bool) -> Export {
-        Export { description: String::new(), read_only, place: Place::Here(TargetKey(key)) }
+        let (description, place) = (String::new(), Place::Here(TargetKey(key)));
+        Export { description, read_only, encrypted: false, place }
     }
 
     #[test]
     fn names_lead_to_exports_and_the_suffix_makes_them_read_only() {
-        let mut exports = Exports::default();
-        assert!(exports.resolve("").is_none());
-        exports.insert("r0/0".into(), export(1, false));
-        let asked = |exports: &Exports, name: &str| {
-            let found = exports.resolve(name)?;
+        let local = |exports: &Exports, name: &str| {
+            let found = exports.shown_to(Peer::Unknown).resolve(name)?;
             Some((found.name.to_owned(), found.read_only))
         };
-        assert_eq!(asked(&exports, "r0/0"), Some(("r0/0".into(), false)));
-        assert_eq!(asked(&exports, "r0/0:ro"), Some(("r0/0".into(), true)));
-        assert_eq!(asked(&exports, ""), Some(("r0/0".into(), false)));
-        assert_eq!(asked(&exports, ":ro"), Some(("r0/0".into(), true)));
+        let mut exports = Exports::default();
+        assert_eq!(local(&exports, ""), None);
+        exports.insert("r0/0".into(), export(1, false));
+        assert_eq!(local(&exports, "r0/0"), Some(("r0/0".into(), false)));
+        assert_eq!(local(&exports, "r0/0:ro"), Some(("r0/0".into(), true)));
+        assert_eq!(local(&exports, ""), Some(("r0/0".into(), false)));
+        assert_eq!(local(&exports, ":ro"), Some(("r0/0".into(), true)));
         exports.insert("r0/1".into(), export(2, true));
-        assert_eq!(asked(&exports, ""), None);
-        assert_eq!(asked(&exports, "r0/1"), Some(("r0/1".into(), true)));
-        assert_eq!(asked(&exports, "r0/2"), None);
+        assert_eq!(local(&exports, ""), None);
+        assert_eq!(local(&exports, "r0/1"), Some(("r0/1".into(), true)));
+        assert_eq!(local(&exports, "r0/2"), None);
         exports.insert("r0/1:ro".into(), export(3, false));
-        assert_eq!(asked(&exports, "r0/1:ro"), Some(("r0/1:ro".into(), false)));
+        assert_eq!(local(&exports, "r0/1:ro"), Some(("r0/1:ro".into(), false)));
         exports.remove("r0/0");
-        assert_eq!(asked(&exports, "r0/0:ro"), None);
+        assert_eq!(local(&exports, "r0/0:ro"), None);
+    }
+    #[test]
+    fn an_encrypted_export_does_not_exist_in_clear_text() {
+        let mut exports = Exports::default();
+        exports.insert("open".into(), export(1, false));
+        exports.insert("secret".into(), Export { encrypted: true, ..export(2, false) });
+        let address = "192.0.2.1:1".parse().unwrap();
+        let clear = exports.shown_to(Peer::Tcp(address));
+        for name in ["secret", "secret:ro"] {
+            assert!(!clear.knows(name), "{name}");
+            assert!(exports.shown_to(Peer::Tls(address)).knows(name), "{name}");
+            assert!(exports.shown_to(Peer::Unix { pid: 1, uid: 0 }).knows(name), "{name}");
+        }
+        let mut listed = Vec::new();
+        clear.list(&mut |name, _| listed.push(name.to_owned()));
+        assert_eq!(listed, ["open"]);
+        assert_eq!(clear.resolve("").map(|found| found.name), Some("open"));
     }
 }
