@@ -100,7 +100,6 @@ struct Bare {
     controller: Controller,
     directory: tempfile::TempDir,
     own: Ipv4Addr,
-    data: PathBuf,
     network: [u8; 3],
 }
 
@@ -111,7 +110,7 @@ impl Bare {
         let [a, b, c] = network;
         let (own, data) = (Ipv4Addr::new(a, b, c, 250), directory.path().join("controller"));
         let controller = Controller::start(&data, own);
-        Bare { controller, directory, own, data, network }
+        Bare { controller, directory, own, network }
     }
 
     fn pool(&self, node: &str) -> PathBuf {
@@ -123,8 +122,7 @@ impl Bare {
         let [a, b, c] = self.network;
         let new: Vec<String> =
             (1..).zip(NODES).map(|(last, name)| format!("{name}={a}.{b}.{c}.{last}")).collect();
-        let (own, data) = (self.own, self.data.display());
-        let create = format!("node create {} --invite {own} --data-dir {data}", new.join(" "));
+        let create = format!("node create {} --invite {}", new.join(" "), self.own);
         let invited = self.controller.ok(&create);
         let mut nodes = Vec::new();
         for ((last, name), line) in (1..).zip(NODES).zip(invited.lines()) {

@@ -149,7 +149,8 @@ fn python_linstor_makes_real_volumes_and_deletes_them_again() {
         let mut node = Node::new(name, directory.path().join(name), address);
         node.start_engine();
         let mut token = Command::new(binary());
-        token.args(["node", "token", name, "--address", &own.to_string(), "--data-dir"]).arg(&data);
+        token.args(["node", "token", name, "--address", &own.to_string()]);
+        token.arg("--controllers").arg(format!("{own}:3370"));
         let token = token.output().unwrap();
         assert!(token.status.success(), "{}", text(&token.stderr));
         node.join(text(&token.stdout).trim());

@@ -38,6 +38,17 @@ impl Controller {
         Controller { process, data: data.to_owned(), log }
     }
 
+    /// Ends it in peace.
+    fn stop(mut self) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        let begun = Instant::now();
+        while self.process.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "it does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// The address that the log names with that scheme.
     fn url(&self, scheme: &str) -> String {
         let begun = Instant::now();
@@ -113,6 +124,61 @@ fn an_operator_makes_tokens_and_sees_who_used_them() {
     let output = command.arg("controller").args(plain).env_remove("ASHLAR_TOKEN").output();
     let said = text(&output.unwrap().stderr);
     assert!(said.contains("wants to be called by https"), "{said}");
+}
+
+/// A folder of a controller of version 1, as that has left it; but its tokens last until 2100.
+const VERSION_1: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/controller/testdata/version-1");
+/// The secret of one of its tokens, which is for node alpha.
+const OF_ALPHA: &str = "c1c87f5c817a5bee742e19b014edfbcf87d8e9042599603bfbff3818b3b8131a";
+
+#[test]
+fn what_an_older_version_kept_is_there_and_a_stopped_controller_leaves_one_file() {
+    let directory = tempfile::Builder::new().prefix("ashlar").tempdir().unwrap();
+    let data = directory.path().join("controller");
+    let copied = Command::new("cp").arg("-r").args([VERSION_1.as_ref(), data.as_path()]).status();
+    assert!(copied.unwrap().success());
+    let ask = |controller: &Controller, words: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args(words).env_remove("ASHLAR_TOKEN");
+        let output = command.args(["--controllers", &controller.url("http")]).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let controller = Controller::start(&data, &[]);
+    let nodes = ask(&controller, &["node", "list"]);
+    assert!(["alpha", "bravo", "charlie"].iter().all(|name| nodes.contains(name)), "{nodes}");
+    let audit = ask(&controller, &["controller", "audit"]);
+    assert!(audit.contains("Node=alpha") && audit.contains("Token=ci"), "{audit}");
+    assert!(data.join("old-audit.log").exists() && !data.join("audit.log").exists());
+    // A token that was made before is good, once.
+    let log = std::fs::read_to_string(&controller.log).unwrap();
+    let link = log.split("agents connect to ").nth(1).and_then(|rest| rest.lines().next());
+    let new = ask(&controller, &["node", "token", "--address", link.unwrap()]);
+    let (front, _) = new.trim().rsplit_once('.').unwrap();
+    let join = |token: &str, node: &str| {
+        let mut command = Command::new(binary());
+        command.args(["node", "join", token, "--node", node, "--state-dir"]);
+        command.arg(directory.path().join(node)).output().unwrap()
+    };
+    let old = format!("{front}.{OF_ALPHA}");
+    assert!(text(&join(&old, "bravo").stderr).contains("for node alpha"));
+    let joined = join(&old, "alpha");
+    assert!(joined.status.success(), "{}", text(&joined.stderr));
+    assert!(!join(&old, "alpha").status.success());
+    assert!(!data.join("link/tokens").exists());
+
+    // Stopped, its file is all there is: a copy of it is the store.
+    controller.stop();
+    assert!(!data.join("controller.db-wal").exists(), "part of the store is beside it");
+    let other = directory.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::copy(data.join("controller.db"), other.join("controller.db")).unwrap();
+    let controller = Controller::start(&other, &[]);
+    let nodes = ask(&controller, &["node", "list"]);
+    assert!(nodes.contains("charlie"), "{nodes}");
+    let audit = ask(&controller, &["controller", "audit"]);
+    assert!(audit.contains("Token=ci") && audit.contains("join-tokens"), "{audit}");
 }
 
 #[test]

@@ -149,6 +149,7 @@ fn volumes_agents_and_tokens_outlive_the_controller_that_leads() {
         client.close();
         count
     });
+    let late = operator.ok(&format!("node token n3 --address {both}"));
     for round in 0..2 {
         controllers[round].kill();
         // The other leads, its agents come to it, and it knows the tokens.
@@ -166,7 +167,22 @@ fn volumes_agents_and_tokens_outlive_the_controller_that_leads() {
             assert!(of.contains("UpToDate"), "{name}: {listed}");
         }
         controllers[round].start();
+        if round == 0 {
+            joins_once_by_a_token_of_the_last_leader(&directory, late.trim());
+        }
     }
+    // Whoever led, what was called is known, and in its order.
+    let audit = operator.ok("controller audit");
+    let calls = [
+        "POST /v1/ashlar/join-tokens ",
+        "POST /v1/nodes ",
+        "more0",
+        "Token=t0",
+        "more1",
+        "Token=t1",
+    ];
+    let at: Vec<Option<usize>> = calls.iter().map(|call| audit.find(call)).collect();
+    assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{at:?}: {audit}");
     let tokens = operator.ok("controller token list");
     assert!(["admin", "t0", "t1"].iter().all(|name| tokens.contains(name)), "{tokens}");
     stop.store(true, Ordering::Relaxed);
@@ -177,6 +193,22 @@ fn volumes_agents_and_tokens_outlive_the_controller_that_leads() {
     for node in &nodes {
         assert_eq!(pools.files(node.name), Vec::<String>::new(), "left on {}", node.name);
     }
+}
+
+/// The token is good for one node, once, though another controller has made it.
+fn joins_once_by_a_token_of_the_last_leader(directory: &tempfile::TempDir, token: &str) {
+    let join = |node: &str, home: &str| {
+        let mut join = Command::new(binary());
+        join.args(["node", "join", token, "--node", node, "--state-dir"]);
+        let output = join.arg(directory.path().join(home)).output().unwrap();
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (joined, said) = join("n4", "wrong");
+    assert!(!joined && said.contains("the token is for node n3"), "{said}");
+    let (joined, said) = join("n3", "late");
+    assert!(joined, "{said}");
+    let (joined, said) = join("n3", "again");
+    assert!(!joined && said.contains("make a new one"), "{said}");
 }
 
 /// A node with a pool that has joined and is connected.
@@ -192,11 +224,8 @@ fn join(
     let address = Ipv4Addr::new(a, b, c, d);
     let mut node = Node::new(name, data.with_file_name(name), address);
     node.start_engine();
-    let mut token = Command::new(binary());
-    token.args(["node", "token", name, "--address", controllers, "--data-dir"]).arg(data);
-    let token = token.output().unwrap();
-    assert!(token.status.success(), "{}", text(&token.stderr));
-    node.join(text(&token.stdout).trim());
+    let token = operator.ok(&format!("node token {name} --address {controllers}"));
+    node.join(token.trim());
     node.start_agent();
     operator.ok(&format!("node create {name}={address}"));
     operator.wait("node list", |said| {

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
 
+#[path = "control_support/joins.rs"]
+mod joins;
+
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -14,7 +17,8 @@ use api::link::{Agents, Heard, News, Order};
 use cluster::name::NodeName;
 use cluster::objects::Generation;
 use cluster::observed::NodeState;
-use controller::link::{Link, Options, authority};
+use controller::link::authority::{self, Authority};
+use controller::link::{Link, Options};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -23,19 +27,19 @@ fn node(name: &str) -> NodeName {
 }
 
 fn listen(directory: &Path, valid: Duration) -> (Link, mpsc::Receiver<Heard>) {
+    let authority = Authority::open(&directory.join("controller"), valid).unwrap();
     let options = Options {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        directory: directory.join("controller"),
-        certificates_valid: valid,
+        authority: Arc::new(authority),
+        joins: Arc::new(joins::Once::default()),
     };
     let (sender, heard) = mpsc::channel();
     let say = |line: &str| println!("controller: {line}");
     (Link::listen(&options, move |heard| _ = sender.send(heard), say).unwrap(), heard)
 }
 
-fn token(link: &Link, name: &str) -> api::token::Token {
-    let address = link.address().to_string();
-    link.authority().token(&address, Some(node(name)), Duration::from_secs(60)).unwrap()
+fn token(link: &Link) -> api::token::Token {
+    link.authority().invite(&link.address().to_string()).unwrap().unwrap().0
 }
 
 /// An agent that says hello, and remembers what it was told.
@@ -94,7 +98,7 @@ fn wait(what: &str, mut condition: impl FnMut() -> bool) {
 fn a_node_joins_once_says_hello_and_gets_its_orders() {
     let directory = tempfile::tempdir().unwrap();
     let (link, heard) = listen(directory.path(), authority::VALID);
-    let (token, home) = (token(&link, "alpha"), directory.path().join("alpha"));
+    let (token, home) = (token(&link), directory.path().join("alpha"));
     join(&home, &node("alpha"), &token).unwrap();
     match join(&directory.path().join("other"), &node("alpha"), &token) {
         Err(JoinError::Refused(why)) => assert!(why.contains("make a new one"), "{why}"),
@@ -118,7 +122,7 @@ fn a_node_joins_once_says_hello_and_gets_its_orders() {
 fn a_controller_that_is_not_the_one_of_the_token_is_told_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (link, _heard) = listen(directory.path(), authority::VALID);
-    let mut token = token(&link, "alpha");
+    let mut token = token(&link);
     token.authority[0] ^= 1;
     let home = directory.path().join("alpha");
     let error = join(&home, &node("alpha"), &token).unwrap_err();
@@ -134,7 +138,7 @@ fn an_agent_with_the_certificate_of_another_node_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (link, heard) = listen(directory.path(), authority::VALID);
     let home = directory.path().join("alpha");
-    join(&home, &node("alpha"), &token(&link, "alpha")).unwrap();
+    join(&home, &node("alpha"), &token(&link)).unwrap();
     // It says that it is bravo, with alpha's key.
     let path = home.join("identity.json");
     let kept = std::fs::read_to_string(&path).unwrap();
@@ -152,7 +156,7 @@ fn certificates_are_renewed_before_they_end_and_the_link_stays() {
     let valid = Duration::from_secs(9);
     let (link, heard) = listen(directory.path(), valid);
     let home = directory.path().join("alpha");
-    join(&home, &node("alpha"), &token(&link, "alpha")).unwrap();
+    join(&home, &node("alpha"), &token(&link)).unwrap();
     let path = home.join("identity.json");
     let first = std::fs::read(&path).unwrap();
     let agent = run(&home);

@@ -1,17 +1,17 @@
 //! `ashlar node`: how nodes join a control plane, and the commands about them.
 //!
-//! Tokens and joining are the crates `controller` and `agent`; the rest asks a controller, by
-//! `surfaces::cli::cluster`.
+//! Joining is the crate `agent`; the rest asks a controller, by `surfaces::cli::cluster`.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 use api::token::Token;
 use cluster::name::NodeName;
+use serde::Deserialize;
+use serde_json::json;
 use surfaces::cli;
-use surfaces::cli::cluster::{Controllers, Look, NewNode, new_node};
+use surfaces::cli::cluster::{Controllers, Http, Look, NewNode, new_node};
 
 use crate::{Failure, agent, controller};
 
@@ -32,8 +32,7 @@ pub struct Args {
 enum NodeCommand {
     /// Tell the controller of nodes
     ///
-    /// With --invite, on the controller's host, it prints for each node the command with which that
-    /// joins.
+    /// With --invite it prints for each node the command with which that joins.
     Create {
         /// Name and address of each; the address is where replication goes
         #[arg(required = true, value_name = "NAME=ADDRESS", value_parser = new_node)]
@@ -41,12 +40,8 @@ enum NodeCommand {
         /// Make tokens for the nodes; this is where they reach this controller, with a port or not
         #[arg(long, value_name = "HOST[:PORT]")]
         invite: Option<String>,
-        /// Directory of the controller
-        #[arg(long, value_name = "DIRECTORY", requires = "invite",
-              default_value = controller::DEFAULT_DATA_DIR)]
-        data_dir: PathBuf,
     },
-    /// Make a token with which a node can join once; on the controller's host
+    /// Make a token with which a node can join once
     Token {
         /// The node that may use it [default: any]
         #[arg(value_name = "NODE")]
@@ -58,9 +53,6 @@ enum NodeCommand {
         #[arg(long, value_name = "HOURS", default_value_t = HOURS,
               value_parser = clap::value_parser!(u32).range(1..=8760))]
         hours: u32,
-        /// Directory of the controller
-        #[arg(long, value_name = "DIRECTORY", default_value = controller::DEFAULT_DATA_DIR)]
-        data_dir: PathBuf,
     },
     /// Join with a token that the controller has made; it is asked for if it is `-`
     Join {
@@ -78,8 +70,7 @@ impl Args {
     /// The common options that the command acts on.
     pub fn uses(&self) -> Vec<&'static str> {
         match &self.command {
-            NodeCommand::Create { .. } => vec!["timeout"],
-            NodeCommand::Token { .. } => Vec::new(),
+            NodeCommand::Create { .. } | NodeCommand::Token { .. } => vec!["timeout"],
             NodeCommand::Join { .. } => vec!["node"],
             NodeCommand::Asking(command) => command.uses(),
         }
@@ -87,7 +78,7 @@ impl Args {
 
     /// True if the options that say which controller have an effect.
     pub fn asks_a_controller(&self) -> bool {
-        matches!(self.command, NodeCommand::Create { .. } | NodeCommand::Asking(_))
+        !matches!(self.command, NodeCommand::Join { .. })
     }
 }
 
@@ -103,18 +94,18 @@ pub fn run(
         NodeCommand::Asking(command) => {
             Ok(cli::cluster::run_node(command, &args.at, common, look, out, err)?)
         }
-        NodeCommand::Create { nodes, invite, data_dir } => {
+        NodeCommand::Create { nodes, invite } => {
             cli::cluster::create_nodes(nodes, &args.at, common, err)?;
             for NewNode { name, .. } in nodes {
                 let Some(address) = invite else { break };
-                let token = make_token(Some(name), address, HOURS, data_dir)?;
+                let token = make_token(&args.at, common, Some(name), address, HOURS)?;
                 let told = writeln!(out, "{name}: ashlar node join --node {name} {token}");
                 told.map_err(cli::Error::Output)?;
             }
             Ok(())
         }
-        NodeCommand::Token { joins, address, hours, data_dir } => {
-            let token = make_token(joins.as_deref(), address, *hours, data_dir)?;
+        NodeCommand::Token { joins, address, hours } => {
+            let token = make_token(&args.at, common, joins.as_deref(), address, *hours)?;
             Ok(writeln!(out, "{token}").map_err(cli::Error::Output)?)
         }
         NodeCommand::Join { token, state_dir } => {
@@ -125,17 +116,20 @@ pub fn run(
 }
 
 fn make_token(
+    at: &Controllers,
+    common: &cli::Common,
     node: Option<&str>,
     address: &str,
     hours: u32,
-    data_dir: &Path,
-) -> anyhow::Result<Token> {
-    let node = node.map(NodeName::new).transpose()?;
-    let address = with_port(address);
-    let within = Duration::from_secs(3600 * u64::from(hours));
-    let data = std::path::absolute(data_dir)?;
-    ::controller::daemon::token(&data, &address, node, within)
-        .with_context(|| format!("no token can be kept in {}", data.display()))
+) -> anyhow::Result<String> {
+    #[derive(Deserialize)]
+    struct Made {
+        token: String,
+    }
+    let body = json!({ "node": node, "address": with_port(address), "hours": hours });
+    let what = format!("token for {}", node.unwrap_or("any node"));
+    let made: Made = Http::new(at, common.timeout)?.make(&what, "/v1/ashlar/join-tokens", body)?;
+    Ok(made.token)
 }
 
 /// The address, or several with commas between, with the port of the link where there is none.

@@ -8,6 +8,7 @@ mod clone;
 mod definitions;
 mod groups;
 mod helpers;
+mod join;
 mod nodes;
 mod pools;
 mod resources;
@@ -67,6 +68,11 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         RestoreNode { name, delete_resources, delete_snapshots } => {
             trouble::restore(edit, &name, delete_resources, delete_snapshots)
         }
+        CreateJoinToken { token } => {
+            join::create(edit, token);
+            Ok(())
+        }
+        UseJoinToken { digest, node } => join::take(edit, digest, &node),
         CreateNetInterface { node, interface, activate } => {
             nodes::put_interface(edit, &node, interface, activate, false)
         }

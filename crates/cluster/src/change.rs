@@ -23,6 +23,7 @@ pub enum Object {
     ResourceConnection(ResourceName, NodeName, NodeName, Props),
     Store(StoreName, Props),
     File(ExternalFile),
+    JoinToken(JoinToken),
 }
 
 /// What identifies a row.
@@ -43,6 +44,8 @@ pub enum Key {
     ResourceConnection(ResourceName, NodeName, NodeName),
     Store(StoreName),
     File(FilePath),
+    /// By the digest of its secret.
+    JoinToken(String),
 }
 
 impl Object {
@@ -63,6 +66,7 @@ impl Object {
             }
             Object::Store(name, _) => Key::Store(name.clone()),
             Object::File(file) => Key::File(file.path.clone()),
+            Object::JoinToken(token) => Key::JoinToken(token.digest.clone()),
         }
     }
 }
@@ -95,6 +99,7 @@ impl fmt::Display for Key {
             Key::ResourceConnection(name, a, b) => write!(f, "connection of {name} at {a} and {b}"),
             Key::Store(name) => write!(f, "key-value store {name}"),
             Key::File(path) => write!(f, "external file {path}"),
+            Key::JoinToken(_) => write!(f, "a token for a node to join"),
         }
     }
 }

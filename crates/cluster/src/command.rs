@@ -8,7 +8,7 @@ use vocab::{Bytes, Minor, NodeId, VolumeNr};
 
 use crate::layer::Layer;
 use crate::name::*;
-use crate::objects::{Encryption, Filter, NodeKind, Props, Provider};
+use crate::objects::{Encryption, Filter, JoinToken, NodeKind, Props, Provider};
 use crate::props::PropsEdit;
 use crate::row;
 
@@ -108,6 +108,10 @@ pub enum Command {
     EvictNode { name: NodeName },
     /// Takes a node back that was evacuated or evicted.
     RestoreNode { name: NodeName, delete_resources: bool, delete_snapshots: bool },
+    /// Keeps a token by which a node can join once.
+    CreateJoinToken { token: JoinToken },
+    /// Uses such a token up, for a node that joins.
+    UseJoinToken { digest: String, node: NodeName },
     /// Adds a network interface.
     CreateNetInterface { node: NodeName, interface: NewNetInterface, activate: bool },
     /// Changes a network interface.

@@ -349,5 +349,6 @@ pub fn get(model: &Model, key: &Key) -> Option<Object> {
         }
         Key::Store(name) => model.store(name).cloned().map(|m| Object::Store(name.clone(), m)),
         Key::File(path) => model.file(path).cloned().map(Object::File),
+        Key::JoinToken(digest) => model.join_token(digest).cloned().map(Object::JoinToken),
     }
 }

@@ -39,6 +39,7 @@ pub struct Model {
     resource_connections: BTreeMap<ResourceName, BTreeMap<(NodeName, NodeName), Props>>,
     stores: BTreeMap<StoreName, Props>,
     files: BTreeMap<FilePath, ExternalFile>,
+    join_tokens: BTreeMap<String, JoinToken>,
 
     // Indexes, which follow from the above.
     on_node: BTreeMap<NodeName, BTreeSet<ResourceName>>,
@@ -113,6 +114,7 @@ impl Model {
             }))
             .chain(self.stores.iter().map(|(name, map)| Object::Store(name.clone(), map.clone())))
             .chain(self.files.values().cloned().map(Object::File))
+            .chain(self.join_tokens.values().cloned().map(Object::JoinToken))
     }
 
     /// Carries out a change, as a store does that follows another controller's.
@@ -176,6 +178,9 @@ impl Model {
             }
             Object::Store(name, map) => drop(self.stores.insert(name, map)),
             Object::File(file) => drop(self.files.insert(file.path.clone(), file)),
+            Object::JoinToken(token) => {
+                drop(self.join_tokens.insert(token.digest.clone(), token));
+            }
         }
         old
     }
@@ -238,6 +243,7 @@ impl Model {
                 self.stores.remove(name).map(|map| Object::Store(name.clone(), map))
             }
             Key::File(path) => self.files.remove(path).map(Object::File),
+            Key::JoinToken(digest) => self.join_tokens.remove(digest).map(Object::JoinToken),
         }
     }
 
@@ -488,6 +494,16 @@ impl Model {
     /// All external files.
     pub fn files(&self) -> impl Iterator<Item = &ExternalFile> {
         self.files.values()
+    }
+
+    /// The token for a node to join whose secret has this digest.
+    pub fn join_token(&self, digest: &str) -> Option<&JoinToken> {
+        self.join_tokens.get(digest)
+    }
+
+    /// All tokens for nodes to join.
+    pub fn join_tokens(&self) -> impl Iterator<Item = &JoinToken> {
+        self.join_tokens.values()
     }
 
     /// True if a DRBD device has this minor.

@@ -635,3 +635,14 @@ pub struct ExternalFile {
     /// The resource definitions for which it is put there.
     pub resources: BTreeSet<ResourceName>,
 }
+
+/// A token by which a node can join once.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct JoinToken {
+    /// Of its secret, SHA-256 in hexadecimal digits: who reads the store can not join.
+    pub digest: String,
+    /// The only node that may use it, if it is for one.
+    pub node: Option<NodeName>,
+    /// From when on it is not taken any more.
+    pub expires: Millis,
+}

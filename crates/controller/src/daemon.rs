@@ -6,15 +6,16 @@ use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::link::{Agents, Order};
-use api::token::Token;
+use cluster::command::Command;
 use cluster::name::NodeName;
+use linstor::controller::Controller as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::access::{self, Gate};
+use crate::access::{self, Gate, NotTaken};
 use crate::handle::{self, Handle};
 use crate::leader;
 use crate::link::authority::{self, Authority};
@@ -104,21 +105,6 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
-
-/// A token by which a node can join the controller of that directory once within a time, whether it
-/// runs or not. `address` is where nodes reach its link, `HOST:PORT`.
-///
-/// # Errors
-/// If the directory can not be used.
-pub fn token(
-    data: &Path,
-    address: &str,
-    node: Option<NodeName>,
-    within: Duration,
-) -> std::io::Result<Token> {
-    make_directory(data)?;
-    Authority::open(&data.join(LINK), authority::VALID)?.token(address, node, within)
-}
 
 fn make_directory(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
@@ -229,14 +215,21 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
         let shared = store.file(access::FILE, own).map_err(Error::Store)?;
         access::adopt(&options.data, &shared).map_err(Error::Access)?;
     }
-    let mut gate = Gate::open(&options.data, !options.token_required).map_err(Error::Access)?;
+    access::take_over(&options.data, &mut *store).map_err(|error| match error {
+        NotTaken::File(error) => Error::Access(error),
+        NotTaken::Store(error) => Error::Store(error),
+    })?;
     // Agents know a controller by its authority, whichever leads.
     let link = options.data.join(LINK);
     let own = authority::text(&link).map_err(Error::Link)?;
     let shared = store.file("authority.pem", own).map_err(Error::Store)?;
     authority::adopt(&link, &shared).map_err(Error::Link)?;
+    let authority = Arc::new(Authority::open(&link, authority::VALID).map_err(Error::Link)?);
     let agents = Arc::new(Late::default());
     let (handle, thread) = handle::start(store, agents.clone()).map_err(Error::Start)?;
+    let open = !options.token_required;
+    let mut gate = Gate::open(&options.data, open, handle.clone()).map_err(Error::Access)?;
+    gate.invite_to(authority.clone());
     if term.is_some() {
         let handle = handle.clone();
         gate.share(Box::new(move |text| handle.keep_file(access::FILE, text)));
@@ -244,9 +237,9 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::System)?;
     let result = runtime.block_on(async {
-        let link = listen_to_agents(options, handle.clone())?;
+        take_over_tokens(&link, &handle).await.map_err(Error::Link)?;
+        let link = listen_to_agents(options, authority.clone(), handle.clone())?;
         log::info("controller", format_args!("agents connect to {}", link.address()));
-        let authority = link.authority().clone();
         // It is set here and nowhere else.
         let _ = agents.0.set(link);
         let rest = listen_to_clients(options, authority).await?;
@@ -259,8 +252,16 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
     // Streams of events have no end of their own.
     runtime.shutdown_timeout(Duration::from_secs(1));
     match result? {
-        // A transaction that is under way is whole or not there, as after a power cut.
-        End::Signal => Ok(End::Signal),
+        // So that the store's file is all there is of it. A transaction that does not come to its end in
+        // time is whole or not there, as after a power cut.
+        End::Signal => {
+            drop(agents);
+            let begun = Instant::now();
+            while !thread.is_finished() && begun.elapsed() < GRACE {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(End::Signal)
+        }
         // Another leads: what this one had has to be gone before it waits. Its agents' link ends with
         // its owner.
         end @ (End::Owner | End::Term) => match thread.join() {
@@ -270,15 +271,28 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
     }
 }
 
+/// Takes tokens by which nodes join into the store, where an older version has left some in files.
+async fn take_over_tokens(link: &Path, handle: &Handle) -> std::io::Result<()> {
+    for token in authority::take_over_tokens(link)? {
+        let node = token.node.as_ref().map_or_else(|| "any node".to_owned(), NodeName::to_string);
+        if let Err(failure) = handle.carry_out(Command::CreateJoinToken { token }).await {
+            let text = format_args!("the token for {node} is void, make another: {failure}");
+            log::error("link", text);
+        }
+    }
+    Ok(())
+}
+
 /// Begins to listen to agents. The link's thread hands over what it hears without waiting: agents say
 /// what has changed, so it is never more than what they have.
-fn listen_to_agents(options: &Options, handle: Handle) -> Result<Link, Error> {
+fn listen_to_agents(
+    options: &Options,
+    authority: Arc<Authority>,
+    handle: Handle,
+) -> Result<Link, Error> {
     let (sender, mut heard) = mpsc::unbounded_channel();
-    let link = link::Options {
-        listen: options.agents,
-        directory: options.data.join(LINK),
-        certificates_valid: authority::VALID,
-    };
+    let joins = Arc::new(handle.weak());
+    let link = link::Options { listen: options.agents, authority, joins };
     let hear = move |news| {
         // Who is going down does not listen any more.
         let _ = sender.send(news);

@@ -8,6 +8,8 @@ use api::link::{Agents, Heard};
 use cluster::command::Command;
 use cluster::dry_run::{Prediction, dry_run_all};
 use cluster::edit::Context;
+use cluster::name::NodeName;
+use linstor::access::{Record, RecordFilter};
 use linstor::controller::{
     Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, State,
 };
@@ -18,6 +20,7 @@ use vocab::options::Secret;
 
 use crate::access::now;
 use crate::keys;
+use crate::link::authority::{Denied, Joins};
 use crate::owner::{Input, Owner, Shared};
 use crate::store::{self, Store};
 
@@ -31,6 +34,35 @@ const BATCH: usize = 256;
 pub struct Handle {
     shared: Arc<Shared>,
     inputs: mpsc::Sender<Input>,
+}
+
+/// The same without keeping it: for those whom the owner itself holds.
+#[derive(Clone, Debug)]
+pub struct WeakHandle {
+    shared: Arc<Shared>,
+    inputs: mpsc::WeakSender<Input>,
+}
+
+impl WeakHandle {
+    /// The controller, if it has not ended.
+    fn get(&self) -> Option<Handle> {
+        Some(Handle { shared: self.shared.clone(), inputs: self.inputs.upgrade()? })
+    }
+}
+
+impl Joins for WeakHandle {
+    fn take<'a>(&'a self, node: &'a NodeName, digest: String) -> Later<'a, Result<(), Denied>> {
+        Box::pin(async move {
+            let gone = || Denied::Store(Failure::Stopping.to_string());
+            let handle = self.get().ok_or_else(gone)?;
+            let command = Command::UseJoinToken { digest, node: node.clone() };
+            match handle.carry_out(command).await {
+                Ok(_) => Ok(()),
+                Err(Failure::Refused(refusal)) => Err(Denied::Token(refusal.to_string())),
+                Err(failure) => Err(Denied::Store(failure.to_string())),
+            }
+        })
+    }
 }
 
 /// Starts a controller on a thread of its own. The thread ends with an error if the store fails for
@@ -96,6 +128,11 @@ fn run(
 }
 
 impl Handle {
+    /// For those whom the owner itself holds.
+    pub fn weak(&self) -> WeakHandle {
+        WeakHandle { shared: self.shared.clone(), inputs: self.inputs.downgrade() }
+    }
+
     /// Passes on what an agent says. Waits while the owner has too much to do.
     pub async fn heard(&self, heard: Heard) {
         // Who is going down does not listen any more.
@@ -120,6 +157,38 @@ impl Handle {
         let input = Input::KeepFile(name, content, to);
         self.inputs.blocking_send(input).map_err(|_| Failure::Stopping)?;
         answer.blocking_recv().unwrap_or(Err(Failure::Stopping))
+    }
+
+    /// Adds to the audit log. It is stored when this returns.
+    ///
+    /// # Errors
+    /// If it can not be kept.
+    pub async fn record(&self, record: Record) -> Result<(), Failure> {
+        self.ask(|to| Input::Record(record, Some(to))).await
+    }
+
+    /// Adds to the audit log, later and without waiting. False if that can not be.
+    pub fn record_later(&self, record: Record) -> bool {
+        self.inputs.try_send(Input::Record(record, None)).is_ok()
+    }
+
+    /// What is in the audit log, the newest first. Others have their turn between its pages.
+    ///
+    /// # Errors
+    /// If it can not be read.
+    pub async fn records(&self, filter: &RecordFilter) -> Result<Vec<Record>, Failure> {
+        let (mut found, mut before) = (Vec::new(), None);
+        loop {
+            let page = self.ask(|to| Input::Records(before, to)).await?;
+            let Some((last, _)) = page.last() else { return Ok(found) };
+            before = Some(*last);
+            for (_, record) in page.into_iter().filter(|(_, record)| filter.takes(record)) {
+                if found.len() >= filter.limit {
+                    return Ok(found);
+                }
+                found.push(record);
+            }
+        }
     }
 
     /// Returns when the owner has ended: then its store has failed for good.

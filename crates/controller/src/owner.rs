@@ -29,6 +29,7 @@ use cluster::observed::{NodeState, ReplicaState};
 use cluster::plan::{Action, Affected, affected, plan, together};
 use cluster::props::chain;
 use crypt::seal::MasterKey;
+use linstor::access::Record;
 use linstor::controller::{
     Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State,
 };
@@ -67,6 +68,10 @@ pub enum Input {
     Reports(ReportFilter, oneshot::Sender<Result<Vec<Report>, Failure>>),
     /// Deletes error reports.
     DeleteReports(ReportFilter, oneshot::Sender<Result<usize, Failure>>),
+    /// Adds to the audit log; with who waits for it.
+    Record(Record, Option<oneshot::Sender<Result<(), Failure>>>),
+    /// Asks for a page of the audit log.
+    Records(Option<u64>, oneshot::Sender<Result<Vec<(u64, Record)>, Failure>>),
     /// Keeps a file of which every controller of the cluster has the same.
     KeepFile(&'static str, String, oneshot::Sender<Result<(), Failure>>),
     /// Copies the store to a file.
@@ -193,8 +198,13 @@ impl Owner {
     /// If the store fails and what it has can not be read: then nobody knows what is stored.
     pub fn take(&mut self, inputs: Vec<Input>) -> Result<(), store::Error> {
         let mut commands = Vec::new();
+        let (mut records, mut recorded) = (Vec::new(), Vec::new());
         for input in inputs {
             match input {
+                Input::Record(record, to) => {
+                    records.push(record);
+                    recorded.extend(to);
+                }
                 Input::Command(command, to) if commands.len() < TOGETHER => {
                     commands.push((command, to));
                 }
@@ -215,18 +225,43 @@ impl Owner {
                 }
             }
         }
+        self.record(&records, recorded);
         self.carry_out(commands)
+    }
+
+    /// Writes down calls. They are done, or refused: one that can not be kept has to be seen elsewhere.
+    fn record(&mut self, records: &[Record], to: Vec<oneshot::Sender<Result<(), Failure>>>) {
+        if records.is_empty() {
+            return;
+        }
+        let kept = self.store.add_records(records).map_err(failure);
+        if let Err(error) = &kept {
+            for Record { who, method, path, status, .. } in records {
+                log::error(
+                    "audit",
+                    format_args!("{who} {method} {path} {status} is not written down: {error}"),
+                );
+            }
+        }
+        for to in to {
+            let _ = to.send(kept.clone());
+        }
     }
 
     fn take_other(&mut self, input: Input) {
         match input {
-            Input::Command(..) | Input::Master(..) => unreachable!("seen by the caller"),
+            Input::Command(..) | Input::Master(..) | Input::Record(..) => {
+                unreachable!("seen by the caller")
+            }
             Input::Heard(heard) => self.heard(heard),
             Input::Reports(filter, to) => {
                 drop(to.send(self.store.reports(&filter).map_err(failure)));
             }
             Input::DeleteReports(filter, to) => {
                 drop(to.send(self.store.delete_reports(&filter).map_err(failure)));
+            }
+            Input::Records(before, to) => {
+                drop(to.send(self.store.records(before).map_err(failure)));
             }
             Input::KeepFile(name, content, to) => {
                 drop(to.send(self.store.replace_file(name, content).map_err(failure)));

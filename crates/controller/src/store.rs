@@ -19,11 +19,23 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use cluster::change::{Change, Object};
+use linstor::access::Record;
 use linstor::controller::{Report, ReportFilter};
 
 pub use location::{Location, NoLocation};
 pub use shared::{Electorate, Standing, Term};
 pub use sqlite::Sqlite;
+
+/// Version of what is kept, the same on all stores. A change of `cluster`'s rows that older programs
+/// misread counts it up.
+///
+/// - 1: rows, error reports, files
+/// - 2: the audit log; tokens by which nodes join are rows
+const VERSION: i64 = 2;
+/// Records of the audit log that are kept.
+const RECORDS: u64 = 100_000;
+/// Records that are read at once.
+pub const PAGE: u64 = 1000;
 
 /// A store of rows. Its owner is the only one who writes.
 pub trait Store: Send {
@@ -70,6 +82,19 @@ pub trait Store: Send {
     /// If they could not be deleted.
     fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, Error>;
 
+    /// Adds to the audit log, and forgets the oldest beyond a limit.
+    ///
+    /// # Errors
+    /// If it could not be written.
+    fn add_records(&mut self, records: &[Record]) -> Result<(), Error>;
+
+    /// Records of the audit log with their numbers, the newest first: at most [`PAGE`], with numbers
+    /// below `before` if that is given. None if there are none left.
+    ///
+    /// # Errors
+    /// If they can not be read.
+    fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, Error>;
+
     /// A file of which every controller of the cluster has the same: the one that is kept, or from now
     /// on `content`. A store that only one controller can have keeps none.
     ///
@@ -88,6 +113,12 @@ pub trait Store: Send {
         let _ = (name, content);
         Ok(())
     }
+}
+
+/// Says that a store on a server was of an older version.
+fn was_brought_up(store: &str, found: i64) {
+    let text = format_args!("{store} was of version {found} and is of version {VERSION} now");
+    crate::log::info("store", text);
 }
 
 /// Why a store can not do what it should. All are told with the file, the cause and the next step.

@@ -17,6 +17,7 @@ use cluster::objects::{Encryption, Filter, NodeKind, Props, Provider};
 use cluster::refusal::Code;
 use controller::store::{self, Sqlite, Store};
 use controller::{Handle, start};
+use linstor::access::Record;
 use linstor::controller::{Controller, Failure, Followed, Report, ReportFilter};
 use simulated::Simulated;
 use vocab::DiskState;
@@ -273,6 +274,13 @@ impl Store for Full {
     }
     fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, store::Error> {
         self.store.delete_reports(filter)
+    }
+    fn add_records(&mut self, records: &[Record]) -> Result<(), store::Error> {
+        self.check()?;
+        self.store.add_records(records)
+    }
+    fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, store::Error> {
+        self.store.records(before)
     }
 }
 

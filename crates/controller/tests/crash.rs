@@ -16,10 +16,11 @@ use cluster::change::{Change, Object};
 use cluster::command::{Command, NewDefinition, NewNetInterface};
 use cluster::model::Model;
 use cluster::name::*;
-use cluster::objects::{Encryption, Filter, NodeKind, Props, Provider};
+use cluster::objects::{Encryption, Filter, JoinToken, Millis, NodeKind, Props, Provider};
 use cluster::props::PropsEdit;
 use controller::store::{self, Store};
 use controller::{Handle, start};
+use linstor::access::Record;
 use linstor::controller::{Controller, Report, ReportFilter};
 use simulated::Simulated;
 
@@ -102,6 +103,14 @@ impl Store for Memory {
 
     fn delete_reports(&mut self, _: &ReportFilter) -> Result<usize, store::Error> {
         Ok(0)
+    }
+
+    fn add_records(&mut self, _: &[Record]) -> Result<(), store::Error> {
+        Ok(())
+    }
+
+    fn records(&mut self, _: Option<u64>) -> Result<Vec<(u64, Record)>, store::Error> {
+        Ok(Vec::new())
     }
 }
 
@@ -353,4 +362,47 @@ async fn every_call_that_was_answered_survives_a_kill_at_every_write() {
         }
     }
     println!("{commits} writes, killed before and after each");
+}
+
+/// Two tokens by which nodes join, one of which is used.
+fn joining() -> [Command; 3] {
+    let token = |digest: &str| Command::CreateJoinToken {
+        token: JoinToken { digest: digest.to_owned(), node: None, expires: Millis(u64::MAX) },
+    };
+    [token("aa"), token("bb"), uses("aa")]
+}
+
+fn uses(digest: &str) -> Command {
+    Command::UseJoinToken { digest: digest.to_owned(), node: node("n1") }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_used_once_however_the_controller_is_killed() {
+    // The first write is that of a new cluster.
+    for number in 1..=joining().len() + 1 {
+        for kill in [Kill::Before(number), Kill::After(number)] {
+            let disk = Arc::new(Mutex::new(Disk::default()));
+            let (agents, _orders) = Simulated::new();
+            let mut answered = 0;
+            if let Some(cluster) = Cluster::open(&disk, &agents, kill) {
+                answered = cluster.does(&joining()).await;
+                cluster.end().await;
+            }
+            let cluster = Cluster::open(&disk, &agents, Kill::Never).unwrap();
+            for (digest, made, used) in [("aa", 1, 3), ("bb", 2, usize::MAX)] {
+                let stored = |write| match kill {
+                    Kill::Before(number) => number > write,
+                    _ => number >= write,
+                };
+                let first = cluster.handle.carry_out(uses(digest)).await;
+                let good = stored(made + 1) && !(used < 4 && stored(used + 1));
+                assert_eq!(first.is_ok(), good, "{kill:?}: {digest}");
+                assert!(answered < made || first.is_ok() || used < 4, "{kill:?}: {digest} is lost");
+                assert!(answered < used || first.is_err(), "{kill:?}: {digest} is good twice");
+                let second = cluster.handle.carry_out(uses(digest)).await;
+                assert!(second.is_err(), "{kill:?}: {digest} is good for ever");
+            }
+            cluster.end().await;
+        }
+    }
 }

@@ -40,7 +40,7 @@ struct Both {
 async fn both(options: Options, token_required: bool) -> Both {
     let server = Server::new().await;
     let directory = tempfile::tempdir().unwrap();
-    let gate = Gate::open(directory.path(), !token_required).unwrap();
+    let gate = Gate::open(directory.path(), !token_required, server.handle.clone()).unwrap();
     let secret = std::fs::read_to_string(directory.path().join("admin.token")).unwrap();
     let authority = Arc::new(Authority::open(&directory.path().join("link"), VALID).unwrap());
     let pem = authority.certificate_pem().to_owned();

@@ -10,12 +10,15 @@ use std::sync::Arc;
 
 use controller::Handle;
 use controller::access::Gate;
+use controller::link::authority::{Authority, VALID};
 use served::{Response, Server};
 
 /// A server with tokens; `open` if programs of this host need none. And the administrator's secret.
 async fn guarded(open: bool) -> (Server, String) {
     let router = |handle: Handle, directory: &Path| {
-        let gate = Gate::open(directory, open).unwrap();
+        let authority = Authority::open(&directory.join("link"), VALID).unwrap();
+        let mut gate = Gate::open(directory, open, handle.clone()).unwrap();
+        gate.invite_to(Arc::new(authority));
         linstor::guarded(Arc::new(handle), Arc::new(gate))
     };
     let server = Server::with(router).await;
@@ -64,6 +67,7 @@ async fn each_role_may_do_its_own_and_nothing_more() {
         ),
         ("POST", "/v1/ashlar/tokens", r#"{"name":"x","role":"admin"}"#, [403, 403, 201]),
         ("DELETE", "/v1/ashlar/tokens/x", "", [403, 403, 200]),
+        ("POST", "/v1/ashlar/join-tokens", r#"{"address":"h:1"}"#, [403, 403, 201]),
         // Calls in no table: changing is for administrators.
         ("POST", "/v1/remotes/s3", "{}", [403, 403, 501]),
         ("GET", "/v1/remotes", "", [200, 200, 200]),
@@ -160,12 +164,44 @@ async fn what_was_changed_is_written_down_with_who_did_it_and_without_secrets() 
     let of = call(&server, &admin, "GET", "/v1/ashlar/audit?who=token%20ci&limit=1", "").await;
     assert_eq!(of.json().as_array().unwrap().len(), 1);
 
-    // In no file of the folder but their own are the secrets.
-    let files = ["audit.log", "tokens.json"];
-    for file in files {
-        let text = std::fs::read_to_string(server.directory().join(file)).unwrap();
+    // The secrets are in neither.
+    let tokens = std::fs::read_to_string(server.directory().join("tokens.json")).unwrap();
+    for (text, of) in [(&tokens, "the tokens"), (&audit.to_string(), "the audit log")] {
         for secret in ["hunter2", user.as_str(), admin.as_str()] {
-            assert!(!text.contains(secret), "{secret} is in {file}");
+            assert!(!text.contains(secret), "{secret} is in {of}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_for_a_node_is_told_once_and_kept_as_a_digest() {
+    let (server, admin) = guarded(false).await;
+    let make =
+        async |body: &str| call(&server, &admin, "POST", "/v1/ashlar/join-tokens", body).await;
+    for body in [
+        r#"{"address":"h:1","hours":0}"#,
+        r#"{"address":"h:1","hours":9000}"#,
+        r#"{"address":"h"}"#,
+        r#"{"address":"h:1","node":"a b"}"#,
+        "{}",
+    ] {
+        let answer = make(body).await;
+        assert!(answer.status >= 400 && answer.first().1, "{body}: {}", answer.status);
+    }
+    let made = make(r#"{"address":"h:1,g:2","node":"alpha","hours":2}"#).await;
+    assert_eq!(made.status, 201);
+    assert!(made.head.contains("cache-control: no-store"), "{}", made.head);
+    let text = made.json()["token"].as_str().unwrap().to_owned();
+    let token: api::token::Token = text.parse().unwrap();
+    assert_eq!(token.address, "h:1,g:2");
+    let kept: Vec<_> = {
+        let state = linstor::controller::Controller::state(&server.handle);
+        state.model.join_tokens().cloned().collect()
+    };
+    assert_eq!(kept.len(), 1, "what was refused is not kept");
+    assert_eq!(kept[0].digest, controller::link::authority::digest(&token.secret));
+    assert_eq!(kept[0].node.as_ref().unwrap().as_str(), "alpha");
+    let audit = call(&server, &admin, "GET", "/v1/ashlar/audit", "").await.json();
+    assert_eq!(audit[0]["objects"]["Node"], "alpha");
+    assert!(!audit.to_string().contains(&text[text.len() - 64..]));
 }

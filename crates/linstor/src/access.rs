@@ -20,6 +20,7 @@ use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use cluster::name::NodeName;
 use cluster::objects::Millis;
 use cluster::refusal::{Code, Refusal};
 use serde::{Deserialize, Serialize};
@@ -210,15 +211,34 @@ pub trait Access: Send + Sync + 'static {
         credentials: &'a Credentials,
     ) -> Later<'a, Result<Principal, Denied>>;
 
-    /// Writes down a call.
-    fn record(&self, _record: &Record) {}
+    /// Writes down a call, which is answered after that.
+    fn record(&self, _record: Record) -> Later<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Writes down a call whose caller has gone away. Waits for nothing.
+    fn record_of_nobody(&self, _record: Record) {}
 
     /// What was written down, the newest first.
     ///
     /// # Errors
     /// If it can not be read, or nothing is written down.
-    fn records(&self, _filter: &RecordFilter) -> Result<Vec<Record>, Failure> {
-        Err(without("audit log"))
+    fn records(&self, _filter: RecordFilter) -> Later<'_, Result<Vec<Record>, Failure>> {
+        Box::pin(std::future::ready(Err(without("audit log"))))
+    }
+
+    /// Makes a token by which a node can join once, within some hours; returns it. `address` is where
+    /// nodes reach the controllers. Without a name it is for any node.
+    ///
+    /// # Errors
+    /// If the address is none, or the token can not be kept.
+    fn create_join_token<'a>(
+        &'a self,
+        _node: Option<NodeName>,
+        _address: &'a str,
+        _hours: u32,
+    ) -> Later<'a, Result<String, Failure>> {
+        Box::pin(std::future::ready(Err(without("tokens"))))
     }
 
     /// The tokens there are.
@@ -316,7 +336,7 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     if principal.role < needed {
         let text = format!("{} may not do this", principal.name);
         let cause = format!("its role is {}, and {needed} is needed", principal.role);
-        return written.end(refuse(&text, &cause, "use a token of that role"));
+        return written.end(refuse(&text, &cause, "use a token of that role")).await;
     }
     let looks = needed == Role::Read || [Method::GET, Method::HEAD].contains(request.method());
     let dry_run = match foretell::asks(request.uri()) {
@@ -337,7 +357,7 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     }
     match looks || dry_run {
         true => written.end_unwritten(response),
-        false => written.end(response),
+        false => written.end(response).await,
     }
 }
 
@@ -395,13 +415,19 @@ impl<'a> Written<'a> {
         response
     }
 
-    fn end(mut self, response: Response) -> Response {
+    async fn end(mut self, response: Response) -> Response {
         if let Some(record) = &mut self.record {
             record.status = response.status().as_u16();
             if let Some(told) = response.extensions().get::<Told>() {
                 record.codes.clone_from(&told.codes);
                 record.objects.clone_from(&told.objects);
             }
+        }
+        // Whoever goes away now does not take the record with it.
+        let access = self.access.clone();
+        if let Some(record) = self.record.take() {
+            let written = tokio::spawn(async move { access.record(record).await });
+            let _ = written.await;
         }
         response
     }
@@ -410,7 +436,7 @@ impl<'a> Written<'a> {
 impl Drop for Written<'_> {
     fn drop(&mut self) {
         if let Some(record) = self.record.take() {
-            self.access.record(&record);
+            self.access.record_of_nobody(record);
         }
     }
 }
@@ -494,8 +520,8 @@ mod tests {
             Box::pin(std::future::ready(Ok(loopback())))
         }
 
-        fn record(&self, record: &Record) {
-            self.0.lock().unwrap().push(record.clone());
+        fn record_of_nobody(&self, record: Record) {
+            self.0.lock().unwrap().push(record);
         }
     }
 

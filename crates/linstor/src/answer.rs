@@ -107,7 +107,7 @@ impl Entry {
 /// Names the objects of a key.
 fn refer(entry: Entry, key: &Key) -> Entry {
     match key {
-        Key::Controller | Key::File(_) => entry,
+        Key::Controller | Key::File(_) | Key::JoinToken(_) => entry,
         Key::Node(node) => entry.about("Node", node),
         Key::PoolDefinition(pool) => entry.about("StorPoolDfn", pool),
         Key::Pool(node, pool) => entry.about("Node", node).about("StorPool", pool),

@@ -60,7 +60,7 @@ impl Kind {
     pub const fn of(key: &Key) -> Kind {
         match key {
             Key::Controller => Kind::Controller,
-            Key::Node(_) => Kind::Node,
+            Key::Node(_) | Key::JoinToken(_) => Kind::Node,
             Key::PoolDefinition(_) => Kind::PoolDefinition,
             Key::Pool(..) => Kind::Pool,
             Key::Group(_) => Kind::Group,

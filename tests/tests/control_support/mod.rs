@@ -4,13 +4,15 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+mod joins;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use api::link::{Agents, Heard, News, Order, Pool};
@@ -23,7 +25,8 @@ use cluster::objects::{Generation, Millis, NodeKind, Props, Provider, Uuid};
 use cluster::observed::{Observed, ReplicaState};
 use cluster::plan::plan;
 use cluster::props::PropsEdit;
-use controller::link::{Link, Options, authority};
+use controller::link::authority::{self, Authority};
+use controller::link::{Link, Options};
 use vocab::{Bytes, DiskState, VolumeNr};
 
 use crate::engine_support::{binary, text};
@@ -289,10 +292,11 @@ impl Cluster {
 
     /// Begins to listen, at the same address as before.
     pub fn listen(&mut self) {
+        let folder = self.directory.path().join("controller");
         let options = Options {
             listen: self.address,
-            directory: self.directory.path().join("controller"),
-            certificates_valid: authority::VALID,
+            authority: Arc::new(Authority::open(&folder, authority::VALID).unwrap()),
+            joins: Arc::new(joins::Once::default()),
         };
         let sender = self.sender.clone();
         let heard = move |heard| _ = sender.send(heard);
@@ -312,11 +316,8 @@ impl Cluster {
 
     fn join(&self, node: &Node) {
         let link = self.link.as_ref().unwrap();
-        let within = Duration::from_secs(60);
-        let name = Some(super::control_support::node(node.name));
-        let address = self.address.to_string();
-        let token = link.authority().token(&address, name, within).unwrap().to_string();
-        node.join(&token);
+        let (token, _) = link.authority().invite(&self.address.to_string()).unwrap().unwrap();
+        node.join(&token.to_string());
     }
 
     fn describe(&mut self, index: usize) {

@@ -23,7 +23,7 @@ const GIB: u64 = 1 << 30;
 pub struct Bed {
     pub model: Model,
     pub observed: Observed,
-    now: u64,
+    pub now: u64,
     draws: u8,
 }
 

@@ -12,7 +12,7 @@ use crate::redundancy::{MIGRATE_FROM, replaces};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::resources::{self, DISKFUL_BY};
-use super::{clone, helpers, nodes, rollback, toggle};
+use super::{clone, helpers, join, nodes, rollback, toggle};
 
 const MINUTE: u64 = 60_000;
 /// LINSTOR's default of `DrbdOptions/AutoEvictAfterTime`, in minutes.
@@ -299,6 +299,7 @@ pub fn restore(
 
 /// Does what is due.
 pub fn tick(edit: &mut Edit<'_>) -> Result<(), Refusal> {
+    join::forget_old(edit);
     for node in due_for_eviction(edit) {
         evict(edit, &node)?;
     }

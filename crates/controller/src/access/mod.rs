@@ -1,6 +1,7 @@
 //! Who may use the REST API of a controller, and what they did: tokens, and programs of this host.
 //!
-//! - `tokens`: the file of the tokens. `audit`: the log of what was changed.
+//! - `tokens`: the file of the tokens. `audit`: logs of older versions. The log of what was changed is in
+//!   the store.
 //!
 //! A token that is sent has to be good. Without one a program of this host may do everything, unless
 //! the controller was started so that it may not. Other ways to know who calls, LDAP or OpenID, belong
@@ -13,37 +14,51 @@ use std::fmt;
 use std::future::ready;
 use std::io;
 use std::path::Path;
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use cluster::objects::Millis;
+use cluster::command::Command;
+use cluster::name::NodeName;
+use cluster::objects::{JoinToken, Millis};
+use cluster::refusal::{Code, Refusal};
 use linstor::access::{
     Access, Credentials, Denied, Principal, Record, RecordFilter, Role, Token, loopback,
 };
-use linstor::controller::{Failure, Later};
+use linstor::controller::{Controller as _, Failure, Later};
 
+use crate::handle::Handle;
+use crate::link::authority::Authority;
 use crate::log;
-use audit::Audit;
 use tokens::Tokens;
 
+pub use audit::{NotTaken, take_over};
 pub use tokens::{FILE, Keep, adopt, own};
 
 /// Decides who may use the REST API.
 pub struct Gate {
     tokens: Tokens,
-    audit: Audit,
+    /// Keeps what was called, and tokens by which nodes join.
+    handle: Handle,
+    /// Who lets them join, if there is somebody.
+    authority: Option<Arc<Authority>>,
     open: bool,
 }
 
 impl Gate {
-    /// With the tokens and the log of a folder. At the first time a token for an administrator is made,
-    /// and its secret put into the file `admin.token`. If `open`, programs of this host need none.
+    /// With the tokens of a folder, and the store of that controller. At the first time a token for an
+    /// administrator is made, and its secret put into the file `admin.token`. If `open`, programs of
+    /// this host need none.
     ///
     /// # Errors
     /// If the files can not be used, with their names.
-    pub fn open(directory: &Path, open: bool) -> io::Result<Gate> {
+    pub fn open(directory: &Path, open: bool, handle: Handle) -> io::Result<Gate> {
         let tokens = Tokens::open(directory, now())?;
-        let audit = Audit::open(directory)?;
-        Ok(Gate { tokens, audit, open })
+        Ok(Gate { tokens, handle, authority: None, open })
+    }
+
+    /// Has tokens be for nodes that join at that authority.
+    pub fn invite_to(&mut self, authority: Arc<Authority>) {
+        self.authority = Some(authority);
     }
 
     /// Has changes of the tokens kept for all controllers that share a store.
@@ -87,19 +102,50 @@ impl Access for Gate {
         Box::pin(ready(self.known(credentials)))
     }
 
-    fn record(&self, record: &Record) {
-        // The call is done, or refused; that it could not be written down has to be seen elsewhere.
-        if let Err(error) = self.audit.add(record) {
-            let Record { who, method, path, status, .. } = record;
-            log::error(
-                "audit",
-                format_args!("{who} {method} {path} {status} is not written down: {error}"),
-            );
+    fn record(&self, record: Record) -> Later<'_, ()> {
+        Box::pin(async move {
+            let text = line(&record);
+            // Of what the store says the owner has told.
+            if self.handle.record(record).await == Err(Failure::Stopping) {
+                log::error("audit", format_args!("{text} is not written down: nobody is there"));
+            }
+        })
+    }
+
+    fn record_of_nobody(&self, record: Record) {
+        let text = line(&record);
+        if !self.handle.record_later(record) {
+            log::error("audit", format_args!("{text} is not written down: too much is to do"));
         }
     }
 
-    fn records(&self, filter: &RecordFilter) -> Result<Vec<Record>, Failure> {
-        self.audit.read(filter).map_err(|error| store("the audit log can not be read", &error))
+    fn records(&self, filter: RecordFilter) -> Later<'_, Result<Vec<Record>, Failure>> {
+        Box::pin(async move { self.handle.records(&filter).await })
+    }
+
+    fn create_join_token<'a>(
+        &'a self,
+        node: Option<NodeName>,
+        address: &'a str,
+        hours: u32,
+    ) -> Later<'a, Result<String, Failure>> {
+        Box::pin(async move {
+            let authority = self.authority.as_ref().ok_or(Failure::Stopping)?;
+            let invited = authority.invite(address).map_err(|error| {
+                Failure::Store(format!("the kernel gives no random bytes: {error}"))
+            })?;
+            let (token, digest) = invited.ok_or_else(|| {
+                Refusal::new(Code::InvalidRequest, format!("`{address}` is no address of a link"))
+                    .cause("an agent has to find the controllers by it")
+                    .correction("give HOST:PORT, or several with commas between")
+            })?;
+            let within = Duration::from_secs(3600 * u64::from(hours));
+            let expires =
+                Millis(now().0 + u64::try_from(within.as_millis()).unwrap_or(u64::MAX / 2));
+            let kept = JoinToken { digest, node, expires };
+            self.handle.carry_out(Command::CreateJoinToken { token: kept }).await?;
+            Ok(token.to_string())
+        })
     }
 
     fn tokens(&self) -> Result<Vec<Token>, Failure> {
@@ -120,6 +166,10 @@ impl Access for Gate {
     }
 }
 
+fn line(Record { who, method, path, status, .. }: &Record) -> String {
+    format!("{who} {method} {path} {status}")
+}
+
 fn store(what: &str, error: &io::Error) -> Failure {
     Failure::Store(format!("{what}: {error}; look at the file system of the controller's folder"))
 }
@@ -133,6 +183,20 @@ pub(crate) fn now() -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Sqlite;
+    use api::link::{Agents, Order};
+
+    struct Nobody;
+
+    impl Agents for Nobody {
+        fn send(&self, _: &NodeName, _: Order) {}
+    }
+
+    fn gate(directory: &Path, open: bool) -> Gate {
+        let store = Sqlite::open(&directory.join(format!("{open}.db"))).unwrap();
+        let (handle, _) = crate::handle::start(Box::new(store), Arc::new(Nobody)).unwrap();
+        Gate::open(directory, open, handle).unwrap()
+    }
 
     fn credentials(peer: &str, authorization: Option<&str>, of_this_host: bool) -> Credentials {
         let authorization = authorization.map(str::to_owned);
@@ -142,8 +206,8 @@ mod tests {
     #[test]
     fn without_a_token_only_programs_of_this_host_are_let_in_and_only_if_that_is_open() {
         let directory = tempfile::tempdir().unwrap();
-        let open = Gate::open(directory.path(), true).unwrap();
-        let closed = Gate::open(directory.path(), false).unwrap();
+        let open = gate(directory.path(), true);
+        let closed = gate(directory.path(), false);
         for (peer, of_this_host, expected) in [
             ("127.0.0.1:1", true, Ok(loopback())),
             ("[::1]:1", true, Ok(loopback())),
@@ -163,7 +227,7 @@ mod tests {
     #[test]
     fn a_token_that_is_sent_has_to_be_good_wherever_it_comes_from() {
         let directory = tempfile::tempdir().unwrap();
-        let gate = Gate::open(directory.path(), true).unwrap();
+        let gate = gate(directory.path(), true);
         let secret = gate.create_token("ci", Role::User, None).unwrap();
         let known = |peer: &str, authorization: &str| {
             gate.known(&credentials(peer, Some(authorization), false))

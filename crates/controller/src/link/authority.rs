@@ -1,19 +1,20 @@
 //! The authority that says who is who on the link: it signs the certificates of the controller and
-//! of the nodes, and hands out tokens by which a node becomes known.
+//! of the nodes, and makes the tokens by which a node becomes known.
 //!
-//! Everything is kept in one folder: `authority.pem` (key and certificate in one file, so that there
-//! are both or none) and `tokens/`, a file for each token that was not used, named by the digest of
-//! its secret. Removing that file is using the token: of two that try, one succeeds.
+//! It is kept in the file `authority.pem` of one folder: key and certificate in one, so that there are
+//! both or none. Which tokens are good is for others to say ([`Joins`]): they are in the store.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::token::{SECRET, Token, hex};
 use api::wire::{CONTROLLER, node_subject};
 use cluster::name::NodeName;
+use cluster::objects::{JoinToken, Millis};
+use linstor::controller::Later;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -22,7 +23,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
@@ -43,7 +44,6 @@ const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 /// The authority of a cluster.
 pub struct Authority {
-    directory: PathBuf,
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
     /// The certificate as PEM.
@@ -64,23 +64,28 @@ pub struct Issued {
 /// Why a node does not become known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Denied {
-    /// There is no such token, or it was used, or its time is over.
-    Token,
-    /// The token is for another node.
-    OtherNode(NodeName),
+    /// The token is not good for that: why, and what to do.
+    Token(String),
     /// What it sent is no request for a certificate.
     Request(String),
-    /// The authority's folder can not be read or written.
+    /// The tokens can not be read or written.
     Store(String),
 }
 
-/// What is kept of a token.
-#[derive(Serialize, Deserialize)]
-struct Kept {
-    /// The only node that may use it, if it is for one.
-    node: Option<NodeName>,
-    /// Its end, milliseconds since 1970.
-    expires_ms: u64,
+/// Who keeps the tokens by which nodes join.
+pub trait Joins: Send + Sync + 'static {
+    /// Uses a token up, for a node: of two that try, one succeeds. `digest` is its secret's
+    /// ([`digest`]).
+    ///
+    /// # Errors
+    /// Why it is not good for that node; then it is not used up, unless it is not known what the store
+    /// has done.
+    fn take<'a>(&'a self, node: &'a NodeName, digest: String) -> Later<'a, Result<(), Denied>>;
+}
+
+/// What is kept of a token's secret: who reads that can not join.
+pub fn digest(secret: &[u8]) -> String {
+    hex(&Sha256::digest(secret))
 }
 
 impl Authority {
@@ -89,7 +94,7 @@ impl Authority {
     /// # Errors
     /// If the folder can not be written, or has something else in it.
     pub fn open(directory: &Path, valid: Duration) -> io::Result<Authority> {
-        fs::create_dir_all(directory.join("tokens"))?;
+        fs::create_dir_all(directory)?;
         let path = directory.join("authority.pem");
         if !path.exists() {
             make_once(&path)?;
@@ -110,8 +115,7 @@ impl Authority {
             Issuer::from_ca_cert_der(&certificate, key).map_err(|e| damaged(e.to_string()))?;
         // The key stands before it, and is nobody else's.
         let pem = text.find(CERTIFICATE).map_or_else(String::new, |at| text[at..].to_owned());
-        let directory = directory.to_owned();
-        Ok(Authority { directory, issuer, certificate, pem, valid, own: Mutex::new(None) })
+        Ok(Authority { issuer, certificate, pem, valid, own: Mutex::new(None) })
     }
 
     /// Its certificate, X.509, DER.
@@ -124,57 +128,33 @@ impl Authority {
         &self.pem
     }
 
-    /// A token for the node named, or for any, that can be used once within a time.
+    /// A token by which a node finds this authority at an address, `HOST:PORT` or several with commas
+    /// between, and what is to be kept of it. None if the address is none.
     ///
     /// # Errors
-    /// If it can not be kept.
-    pub fn token(
-        &self,
-        address: &str,
-        node: Option<NodeName>,
-        within: Duration,
-    ) -> io::Result<Token> {
+    /// If the kernel gives no random bytes.
+    pub fn invite(&self, address: &str) -> io::Result<Option<(Token, String)>> {
         let mut secret = [0; SECRET];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
-        let kept = Kept { node, expires_ms: millis(SystemTime::now() + within) };
-        let text = serde_json::to_vec(&kept).map_err(io::Error::other)?;
-        replace(&self.token_path(&secret), &text)?;
         let authority = Sha256::digest(&self.certificate).into();
-        Ok(Token { address: address.to_owned(), authority, secret })
-    }
-
-    /// Only the digest is kept: who reads the folder can not join.
-    fn token_path(&self, secret: &[u8]) -> PathBuf {
-        self.directory.join("tokens").join(hex(&Sha256::digest(secret)))
+        let token = Token { address: address.to_owned(), authority, secret };
+        let good = token.to_string().parse() == Ok(token.clone());
+        Ok(good.then(|| (token, digest(&secret))))
     }
 
     /// Lets a node join that has a token: uses the token and signs the node's key.
     ///
     /// # Errors
-    /// Why not; the token is used up only by success, or by a failure after it was taken.
-    pub fn join(&self, node: &NodeName, secret: &[u8], request: &[u8]) -> Result<Issued, Denied> {
+    /// Why not; what is no request has not used the token up.
+    pub async fn join(
+        &self,
+        joins: &dyn Joins,
+        node: &NodeName,
+        secret: &[u8],
+        request: &[u8],
+    ) -> Result<Issued, Denied> {
         let request = read_request(request)?;
-        let path = self.token_path(secret);
-        let store = |error: io::Error| Denied::Store(error.to_string());
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Denied::Token),
-            Err(error) => return Err(store(error)),
-        };
-        let kept: Kept =
-            serde_json::from_slice(&text).map_err(|error| Denied::Store(error.to_string()))?;
-        if kept.expires_ms < millis(SystemTime::now()) {
-            return Err(Denied::Token);
-        }
-        if let Some(other) = kept.node.filter(|other| other != node) {
-            return Err(Denied::OtherNode(other));
-        }
-        match fs::remove_file(&path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Denied::Token),
-            Err(error) => return Err(store(error)),
-        }
-        sync_folder(&path).map_err(store)?;
+        joins.take(node, digest(secret)).await?;
         self.sign_node(node, &request)
     }
 
@@ -306,6 +286,41 @@ pub fn adopt(directory: &Path, shared: &str) -> io::Result<()> {
     replace(&directory.join("authority.pem"), shared.as_bytes())
 }
 
+/// What older versions have kept of a token, in a file of the folder `tokens`.
+#[derive(Deserialize)]
+struct Kept {
+    node: Option<NodeName>,
+    expires_ms: u64,
+}
+
+/// Tokens that an older version has kept in files of an authority's folder. The files are gone when
+/// this returns: a token that was then used elsewhere can not come back from them.
+///
+/// # Errors
+/// If the files can not be read or removed.
+pub fn take_over_tokens(directory: &Path) -> io::Result<Vec<JoinToken>> {
+    let folder = directory.join("tokens");
+    let files = match fs::read_dir(&folder) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for file in files {
+        let file = file?;
+        // One that was not whole yet when its writer was killed was told to nobody.
+        if let Ok(Kept { node, expires_ms }) = serde_json::from_slice(&fs::read(file.path())?) {
+            let digest = file.file_name().to_string_lossy().into_owned();
+            found.push(JoinToken { digest, node, expires: Millis(expires_ms) });
+        }
+        fs::remove_file(file.path())?;
+    }
+    File::open(&folder)?.sync_all()?;
+    fs::remove_dir(&folder)?;
+    sync_folder(&folder)?;
+    Ok(found)
+}
+
 /// A new authority: its key and its certificate.
 fn make() -> Result<String, rcgen::Error> {
     let key = KeyPair::generate()?;
@@ -346,6 +361,7 @@ fn make_once(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn node(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -360,8 +376,6 @@ mod tests {
     fn authority(directory: &Path) -> Authority {
         Authority::open(directory, VALID).unwrap()
     }
-
-    const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
     fn an_authority_is_made_once() {
@@ -387,28 +401,54 @@ mod tests {
         assert_eq!(of(one.path()), of(two.path()));
     }
 
-    #[test]
-    fn a_token_serves_once_and_only_its_node() {
+    /// Takes any token, once.
+    #[derive(Default)]
+    struct Any(Mutex<BTreeSet<String>>);
+
+    impl Joins for Any {
+        fn take<'a>(&'a self, _: &'a NodeName, digest: String) -> Later<'a, Result<(), Denied>> {
+            let taken = match self.0.lock().unwrap().insert(digest) {
+                true => Ok(()),
+                false => Err(Denied::Token("used".to_owned())),
+            };
+            Box::pin(std::future::ready(taken))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_request_does_not_use_a_token_up() {
         let directory = tempfile::tempdir().unwrap();
-        let authority = authority(directory.path());
-        let token = authority.token("a:1", Some(node("alpha")), HOUR).unwrap();
-        let join =
-            |name: &str, secret: &[u8]| authority.join(&node(name), secret, &request()).map(|_| ());
-        assert_eq!(join("bravo", &token.secret), Err(Denied::OtherNode(node("alpha"))));
-        assert_eq!(join("alpha", &[0; SECRET]), Err(Denied::Token));
-        let garbage = authority.join(&node("alpha"), &token.secret, b"garbage");
+        let (authority, any) = (authority(directory.path()), Any::default());
+        let (token, kept) = authority.invite("a:1").unwrap().unwrap();
+        let alpha = node("alpha");
+        let garbage = authority.join(&any, &alpha, &token.secret, b"garbage").await;
         assert!(matches!(garbage.err(), Some(Denied::Request(_))));
-        assert_eq!(join("ALPHA", &token.secret), Ok(()), "what was refused has not used it up");
-        assert_eq!(join("alpha", &token.secret), Err(Denied::Token));
+        assert!(any.0.lock().unwrap().is_empty());
+        authority.join(&any, &alpha, &token.secret, &request()).await.ok().unwrap();
+        assert_eq!(*any.0.lock().unwrap(), BTreeSet::from([kept]));
+        let again = authority.join(&any, &alpha, &token.secret, &request()).await;
+        assert!(matches!(again.err(), Some(Denied::Token(_))));
+        for address in ["", "a", "a b", "a:1,", "a:x"] {
+            assert!(authority.invite(address).unwrap().is_none(), "{address}");
+        }
     }
 
     #[test]
-    fn a_token_ends() {
+    fn tokens_of_an_older_version_are_taken_over_once() {
         let directory = tempfile::tempdir().unwrap();
-        let authority = authority(directory.path());
-        let token = authority.token("a:1", None, Duration::ZERO).unwrap();
-        std::thread::sleep(Duration::from_millis(5));
-        let joined = authority.join(&node("alpha"), &token.secret, &request());
-        assert_eq!(joined.err(), Some(Denied::Token));
+        let tokens = directory.path().join("tokens");
+        fs::create_dir(&tokens).unwrap();
+        fs::write(tokens.join("aa"), r#"{"node":"alpha","expires_ms":7}"#).unwrap();
+        fs::write(tokens.join("bb"), r#"{"node":null,"expires_ms":8}"#).unwrap();
+        fs::write(tokens.join("cc.new"), r#"{"node":"#).unwrap();
+        let mut found = take_over_tokens(directory.path()).unwrap();
+        found.sort_by_key(|token| token.expires);
+        let token = |digest: &str, of: Option<&str>, end| JoinToken {
+            digest: digest.to_owned(),
+            node: of.map(node),
+            expires: Millis(end),
+        };
+        assert_eq!(found, [token("aa", Some("alpha"), 7), token("bb", None, 8)]);
+        assert_eq!(take_over_tokens(directory.path()).unwrap(), []);
     }
 }

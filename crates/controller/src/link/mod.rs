@@ -10,7 +10,6 @@ mod service;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,21 +24,21 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 use crate::tls;
-use authority::Authority;
+use authority::{Authority, Joins};
 use service::{Links, Service};
 
 /// Handshakes that are done and wait for the server; more are not accepted meanwhile.
 const ACCEPTED: usize = 64;
 
 /// Where the link listens, and as whom.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The address to listen on.
     pub listen: SocketAddr,
-    /// The folder of the authority: its key, and tokens that were not used.
-    pub directory: PathBuf,
-    /// How long certificates hold; [`authority::VALID`] but in tests.
-    pub certificates_valid: Duration,
+    /// Who says who is who.
+    pub authority: Arc<Authority>,
+    /// Who keeps the tokens by which nodes join.
+    pub joins: Arc<dyn Joins>,
 }
 
 /// The link. It ends when this is dropped.
@@ -52,17 +51,16 @@ pub struct Link {
 }
 
 impl Link {
-    /// Begins to listen. At the first time the authority is made. `log` takes lines for people.
+    /// Begins to listen. `log` takes lines for people.
     ///
     /// # Errors
-    /// If the address can not be listened on, or the authority's folder not be used.
+    /// If the address can not be listened on.
     pub fn listen(
         options: &Options,
         heard: impl Fn(Heard) + Send + Sync + 'static,
         log: impl Fn(&str) + Send + Sync + 'static,
     ) -> io::Result<Link> {
-        let authority = Authority::open(&options.directory, options.certificates_valid)?;
-        let authority = Arc::new(authority);
+        let authority = options.authority.clone();
         authority.server().map_err(io::Error::other)?;
         let listener = TcpListener::bind(options.listen).map_err(|error| {
             let text = format!("the link can not listen on {}: {error}", options.listen);
@@ -77,9 +75,13 @@ impl Link {
             let _inside = runtime.enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        let (on_thread, links_there) = (authority.clone(), links.clone());
+        let service = Service {
+            authority: authority.clone(),
+            joins: options.joins.clone(),
+            links: links.clone(),
+        };
         let thread = std::thread::Builder::new().name("link".to_owned()).spawn(move || {
-            runtime.block_on(serve(listener, on_thread, links_there, ended));
+            runtime.block_on(serve(listener, service, ended));
         })?;
         Ok(Link { address, authority, links, end, thread: Some(thread) })
     }
@@ -113,13 +115,12 @@ impl Drop for Link {
 
 async fn serve(
     listener: tokio::net::TcpListener,
-    authority: Arc<Authority>,
-    links: Arc<Links>,
+    service: Service,
     mut ended: watch::Receiver<bool>,
 ) {
     let (accepted, incoming) = mpsc::channel(ACCEPTED);
     let incoming = ReceiverStream::new(incoming).map(|(stream, _)| Ok::<_, io::Error>(stream));
-    let service = Service { authority: authority.clone(), links: links.clone() };
+    let (authority, links) = (service.authority.clone(), service.links.clone());
     let service = ControllerServer::new(service)
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(MESSAGE_MAX);

@@ -25,7 +25,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::authority::{Authority, Denied, Issued};
+use super::authority::{Authority, Denied, Issued, Joins};
 
 /// How long a new link may take to say who it is.
 const GREETING: Duration = Duration::from_secs(10);
@@ -96,6 +96,7 @@ impl Links {
 /// The service.
 pub(super) struct Service {
     pub(super) authority: Arc<Authority>,
+    pub(super) joins: Arc<dyn Joins>,
     pub(super) links: Arc<Links>,
 }
 
@@ -108,7 +109,7 @@ impl Controller for Service {
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<Certificate>, Status> {
         let JoinRequest { node, secret, request } = request.into_inner();
         let node = node_name(&node)?;
-        let issued = self.authority.join(&node, &secret, &request);
+        let issued = self.authority.join(&*self.joins, &node, &secret, &request).await;
         match &issued {
             Ok(_) => self.links.log(&format!("{node} has joined")),
             Err(why) => self.links.log(&format!("{node} may not join: {why:?}")),
@@ -189,12 +190,7 @@ impl Service {
                 authority: self.authority.certificate().to_vec(),
                 not_after_ms,
             })),
-            Err(Denied::Token) => Err(Status::permission_denied(
-                "the token is not known, was used, or its time is over; make a new one",
-            )),
-            Err(Denied::OtherNode(node)) => {
-                Err(Status::permission_denied(format!("the token is for node {node}")))
-            }
+            Err(Denied::Token(why)) => Err(Status::permission_denied(why)),
             Err(Denied::Request(why)) => Err(Status::invalid_argument(format!(
                 "the request for a certificate can not be used: {why}"
             ))),

@@ -1,7 +1,8 @@
 //! The store in etcd (API version 3).
 //!
-//! Below a prefix: `rows/KEY` and `reports/NUMBER` as in the SQLite file, `version`, `counter` (how many
-//! error reports there have been), `files/NAME`, and `leader`: the leader's address, bound to a lease
+//! Below a prefix: `rows/KEY`, `reports/NUMBER` and `audit/NUMBER` as in the SQLite file, `version`,
+//! `counter` and `audit-counter` (how many error reports and records of the audit log there have been),
+//! `files/NAME`, and `leader`: the leader's address, bound to a lease
 //! that the leader keeps alive. The number of a term is the revision in which `leader` was written, and
 //! each transaction compares it.
 //!
@@ -18,10 +19,10 @@ use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::Error;
 use super::location::NoLocation;
 use super::postgres::is_near;
 use super::shared::{Campaign, REPORTS, Rows, Server};
+use super::{Error, PAGE, RECORDS, VERSION};
 use pb::compare::{CompareTarget, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
@@ -34,14 +35,14 @@ mod pb {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// Version of the keys. A change of `cluster`'s rows that older programs misread counts it up.
-const VERSION: i64 = 1;
 /// Where everything is, unless the URL says otherwise.
 const PREFIX: &str = "/ashlar/";
 /// Operations of a transaction; the rest up to 128 is for what goes with them.
 const OPERATIONS: usize = 100;
 /// Bytes of a transaction, of a piece and of a row, below what etcd takes.
 const BYTES: usize = 1_000_000;
+/// How many records of the audit log there have been.
+const RECORD_COUNTER: &str = "audit-counter";
 /// Keys of an answer.
 const KEYS: i64 = 1_000;
 /// Bytes of an answer.
@@ -258,6 +259,22 @@ impl Etcd {
         self.write(fence, some).await
     }
 
+    /// As if a program of that version had written everything.
+    #[cfg(test)]
+    pub(super) async fn set_version(&self, version: i64) -> Result<(), Error> {
+        let success = vec![self.put("version", version.to_string())];
+        let request = TxnRequest { success, ..TxnRequest::default() };
+        self.kv().txn(request).await.map(drop).map_err(self.failed("writing to"))
+    }
+
+    /// A number that counts up.
+    async fn counter(&self, below: &str) -> Result<u64, Error> {
+        let counter = self.get(below).await?;
+        let text = counter.map(|pair| String::from_utf8_lossy(&pair.value).into_owned());
+        let number = text.map_or(Ok(0), |text| text.parse());
+        number.map_err(|_| self.error("reading", format!("`{below}` is not a number")))
+    }
+
     /// Finishes what is pending and whole, and removes what is not.
     async fn recover(&self, fence: u64) -> Result<bool, Error> {
         let pending = self.all("pending/").await?;
@@ -286,8 +303,8 @@ impl Etcd {
         self.finish(fence, rows).await
     }
 
-    /// Looks whether the keys are ours; marks them if there are none.
-    async fn open(&self) -> Result<(), Error> {
+    /// Looks whether the keys are ours, and returns their version; marks them if there are none.
+    pub(super) async fn open(&self) -> Result<i64, Error> {
         if self.get("version").await?.is_none() {
             let absent = Compare {
                 target: CompareTarget::Create.into(),
@@ -304,7 +321,7 @@ impl Etcd {
         let file = PathBuf::from(&self.name);
         match version.as_deref().map(str::parse::<i64>) {
             Some(Ok(found)) if found > VERSION => Err(Error::Newer { file, found, known: VERSION }),
-            Some(Ok(_)) => Ok(()),
+            Some(Ok(found)) if found > 0 => Ok(found),
             _ => Err(Error::Foreign { file }),
         }
     }
@@ -345,6 +362,19 @@ impl Server for Etcd {
         // It would end by itself.
         let _ = self.leases().lease_revoke(LeaseRevokeRequest { id: granted.id }).await;
         Ok(Campaign::Follows(None))
+    }
+
+    async fn bring_up(&self, fence: u64) -> Result<bool, Error> {
+        let found = self.open().await?;
+        if found == VERSION {
+            return Ok(true);
+        }
+        // What is new are keys that were not there.
+        let up = self.write(fence, vec![self.put("version", VERSION.to_string())]).await?;
+        if up {
+            super::was_brought_up(&self.name, found);
+        }
+        Ok(up)
     }
 
     async fn renew(&self, fence: u64, _term: Duration) -> Result<bool, Error> {
@@ -424,10 +454,7 @@ impl Server for Etcd {
     }
 
     async fn reports_so_far(&self) -> Result<u64, Error> {
-        let counter = self.get("counter").await?;
-        let text = counter.map(|pair| String::from_utf8_lossy(&pair.value).into_owned());
-        let number = text.map_or(Ok(0), |text| text.parse());
-        number.map_err(|_| self.error("reading", "`counter` is not a number".to_owned()))
+        self.counter("counter").await
     }
 
     async fn reports(&self) -> Result<Vec<(u64, String)>, Error> {
@@ -447,6 +474,53 @@ impl Server for Etcd {
             }
         }
         Ok(true)
+    }
+
+    async fn add_records(&self, fence: u64, records: Vec<String>) -> Result<bool, Error> {
+        // Only the leader counts, one at a time.
+        let mut number = self.counter(RECORD_COUNTER).await?;
+        let mut records = records.into_iter().peekable();
+        while records.peek().is_some() {
+            let (mut operations, mut bytes) = (Vec::new(), 0);
+            while let Some(record) =
+                records.next_if(|r| operations.is_empty() || bytes + r.len() <= BYTES)
+            {
+                number += 1;
+                bytes += record.len();
+                operations.push(self.put(record_name(number), record));
+                if operations.len() == OPERATIONS {
+                    break;
+                }
+            }
+            operations.push(self.put(RECORD_COUNTER, number.to_string()));
+            if let Some(oldest) = number.checked_sub(RECORDS) {
+                let (key, range_end) = (self.key("audit/"), self.key(record_name(oldest + 1)));
+                let delete = DeleteRangeRequest { key, range_end };
+                operations.push(RequestOp { request: Some(Request::RequestDeleteRange(delete)) });
+            }
+            if !self.write(fence, operations).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn records(&self, before: Option<u64>) -> Result<Vec<(u64, String)>, Error> {
+        let before = match before {
+            Some(before) => before,
+            None => self.counter(RECORD_COUNTER).await? + 1,
+        };
+        // There are no gaps between numbers.
+        let key = self.key(record_name(before.saturating_sub(PAGE)));
+        let range_end = self.key(record_name(before));
+        let request = RangeRequest { key, range_end, ..RangeRequest::default() };
+        let answer = self.kv().range(request).await.map_err(self.failed("reading"))?.into_inner();
+        let front = self.key("audit/").len();
+        let record = |pair: KeyValue| {
+            let number = String::from_utf8_lossy(&pair.key[front..]).parse().ok()?;
+            Some((number, String::from_utf8_lossy(&pair.value).into_owned()))
+        };
+        Ok(answer.kvs.into_iter().rev().filter_map(record).collect())
     }
 
     async fn file(
@@ -492,6 +566,11 @@ fn piece_name(number: usize) -> String {
 /// In the order of numbers.
 fn report_name(number: u64) -> String {
     format!("reports/{number:020}")
+}
+
+/// In the order of numbers.
+fn record_name(number: u64) -> String {
+    format!("audit/{number:020}")
 }
 
 fn revision(header: Option<ResponseHeader>) -> u64 {

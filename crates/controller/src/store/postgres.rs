@@ -1,7 +1,7 @@
 //! The store in a PostgreSQL database.
 //!
-//! Tables of the schema that comes first in the search path: `ashlar_rows` and `ashlar_reports` as in
-//! the SQLite file, and `ashlar_leader` with one row: the number of the present term, its end, and the
+//! Tables of the schema that comes first in the search path: `ashlar_rows`, `ashlar_reports` and
+//! `ashlar_audit` as in the SQLite file, and `ashlar_leader` with one row: the number of the present term, its end, and the
 //! leader's address. A change is one statement that takes a lock on that row, looks at the number, and
 //! writes if it is the one given. Whoever changes the number waits for that lock.
 
@@ -20,12 +20,10 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::Error;
 use super::location::NoLocation;
 use super::shared::{Campaign, REPORTS, Rows, Server};
+use super::{Error, PAGE, RECORDS, VERSION};
 
-/// Version of the tables. A change of `cluster`'s rows that older programs misread counts it up.
-const VERSION: i32 = 1;
 /// What controllers lock while they make the tables: "Ashl".
 const MAKING: i64 = 0x4173_686c;
 
@@ -43,6 +41,15 @@ const TABLES: &str = "
     );
     INSERT INTO ashlar_leader VALUES (true, 0, '-infinity', NULL, 0) ON CONFLICT DO NOTHING;
 ";
+/// What came with version 2.
+const TABLES_2: &str = "
+    CREATE TABLE IF NOT EXISTS ashlar_audit (
+        number int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        record text NOT NULL
+    );
+";
+
+const FOUND: &str = "SELECT max(version)::int8 FROM ashlar_store";
 
 const COMMIT: &str = "
     WITH leader AS (SELECT 1 FROM ashlar_leader WHERE fence = $1 FOR SHARE),
@@ -172,21 +179,29 @@ impl Postgres {
         let session = format!(
             "SELECT set_config('synchronous_commit', 'on', false)
                  WHERE current_setting('synchronous_commit') = 'off';
-             BEGIN; SELECT pg_advisory_xact_lock({MAKING}); {TABLES}
-             INSERT INTO ashlar_store SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM ashlar_store);
-             COMMIT;"
+             BEGIN; SELECT pg_advisory_xact_lock({MAKING});"
         );
         client.batch_execute(&session).await.map_err(&failed)?;
-        let version = client.query_one("SELECT max(version) FROM ashlar_store", &[]).await;
-        let found: i32 = version.map_err(&failed)?.get(0);
-        match found > VERSION {
-            true => Err(Error::Newer {
-                file: PathBuf::from(&self.name),
-                found: i64::from(found),
-                known: i64::from(VERSION),
-            }),
-            false => Ok(()),
-        }
+        let there = client.query_one("SELECT to_regclass('ashlar_store') IS NOT NULL", &[]).await;
+        let found: Option<i64> = match there.map_err(&failed)?.get(0) {
+            true => client.query_one(FOUND, &[]).await.map_err(&failed)?.get(0),
+            false => None,
+        };
+        let make = match found {
+            // The connection goes, and with it what was begun.
+            Some(found) if found > VERSION => return Err(self.newer(found)),
+            // Who leads brings it up.
+            Some(_) => "COMMIT".to_owned(),
+            None => {
+                let version = format!("INSERT INTO ashlar_store VALUES ({VERSION})");
+                format!("{TABLES} {TABLES_2} {version}; COMMIT")
+            }
+        };
+        client.batch_execute(&make).await.map_err(&failed)
+    }
+
+    fn newer(&self, found: i64) -> Error {
+        Error::Newer { file: PathBuf::from(&self.name), found, known: VERSION }
     }
 
     /// A call. One that fails costs the connection: nobody knows what is still under way there.
@@ -215,17 +230,47 @@ impl Server for Postgres {
 
     async fn campaign(&self, address: &str, term: Duration) -> Result<Campaign, Error> {
         let seconds = term.as_secs_f64();
-        self.ask(&self.terms, "standing for leader at", async |client| {
-            let won = "UPDATE ashlar_leader SET fence = fence + 1, address = $1,
+        let asked = self.ask(&self.terms, "standing for leader at", async |client| {
+            // A newer program may have led since this one has connected.
+            let won = format!(
+                "UPDATE ashlar_leader SET fence = fence + 1, address = $1,
                     ends = clock_timestamp() + make_interval(secs => $2)
-                WHERE ends < clock_timestamp() RETURNING fence";
-            if let Some(row) = client.query_opt(won, &[&address, &seconds]).await? {
-                return Ok(Campaign::Leads(row.get::<_, i64>(0).unsigned_abs()));
+                WHERE ends < clock_timestamp() AND ({FOUND}) <= {VERSION} RETURNING fence"
+            );
+            if let Some(row) = client.query_opt(&won, &[&address, &seconds]).await? {
+                return Ok((Campaign::Leads(row.get::<_, i64>(0).unsigned_abs()), VERSION));
             }
+            let found: i64 = client.query_one(FOUND, &[]).await?.get(0);
             let leader = client.query_one("SELECT address FROM ashlar_leader", &[]).await?;
-            Ok(Campaign::Follows(leader.get(0)))
-        })
-        .await
+            Ok((Campaign::Follows(leader.get(0)), found))
+        });
+        match asked.await? {
+            (_, found) if found > VERSION => Err(self.newer(found)),
+            (campaign, _) => Ok(campaign),
+        }
+    }
+
+    async fn bring_up(&self, fence: u64) -> Result<bool, Error> {
+        let up = self.ask(&self.calls, "bringing up", async |client| {
+            let found: i64 = client.query_one(FOUND, &[]).await?.get(0);
+            if found < VERSION {
+                let fence = number(fence);
+                let up = format!(
+                    "BEGIN; SELECT pg_advisory_xact_lock({MAKING}); {TABLES_2}
+                     UPDATE ashlar_store SET version = {VERSION} WHERE EXISTS
+                         (SELECT FROM ashlar_leader WHERE fence = {fence} FOR SHARE);
+                     COMMIT;"
+                );
+                client.batch_execute(&up).await?;
+            }
+            let now: i64 = client.query_one(FOUND, &[]).await?.get(0);
+            Ok((found, now))
+        });
+        let (found, now) = up.await?;
+        if found < VERSION && now == VERSION {
+            super::was_brought_up(&self.name, found);
+        }
+        Ok(now == VERSION)
     }
 
     async fn renew(&self, fence: u64, term: Duration) -> Result<bool, Error> {
@@ -345,6 +390,40 @@ impl Server for Postgres {
                 SELECT count(*) FROM leader";
             let row = client.query_one(delete, &[&number(fence), &numbers]).await?;
             Ok(row.get::<_, i64>(0) == 1)
+        })
+        .await
+    }
+
+    async fn add_records(&self, fence: u64, records: Vec<String>) -> Result<bool, Error> {
+        self.ask(&self.calls, "writing to", async |client| {
+            let add = "
+                WITH leader AS (SELECT 1 FROM ashlar_leader WHERE fence = $1 FOR SHARE),
+                put AS (
+                    INSERT INTO ashlar_audit (record)
+                    SELECT new.record FROM unnest($2::text[]) WITH ORDINALITY AS new (record, place)
+                    WHERE EXISTS (SELECT FROM leader) ORDER BY new.place
+                ),
+                gone AS (
+                    DELETE FROM ashlar_audit
+                    WHERE number <= (SELECT max(number) FROM ashlar_audit) - $3::int8
+                        AND EXISTS (SELECT FROM leader)
+                )
+                SELECT count(*) FROM leader";
+            let kept = number(RECORDS);
+            let row = client.query_one(add, &[&number(fence), &records, &kept]).await?;
+            Ok(row.get::<_, i64>(0) == 1)
+        })
+        .await
+    }
+
+    async fn records(&self, before: Option<u64>) -> Result<Vec<(u64, String)>, Error> {
+        let before = before.map_or(i64::MAX, number);
+        self.ask(&self.calls, "reading", async |client| {
+            let page = "SELECT number, record FROM ashlar_audit WHERE number < $1
+                ORDER BY number DESC LIMIT $2";
+            let rows = client.query(page, &[&before, &number(PAGE)]).await?;
+            let row = |row: &tokio_postgres::Row| (row.get::<_, i64>(0).unsigned_abs(), row.get(1));
+            Ok(rows.iter().map(row).collect())
         })
         .await
     }

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cluster::change::{Change, Object};
+use linstor::access::Record;
 use linstor::controller::{Report, ReportFilter};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
@@ -55,6 +56,9 @@ pub(super) trait Server: Send + Sync + Sized + 'static {
         address: &str,
         term: Duration,
     ) -> impl Future<Output = Result<Campaign, Error>> + Send;
+
+    /// Brings what an older version has written up to this one.
+    fn bring_up(&self, fence: u64) -> impl Future<Output = Result<bool, Error>> + Send;
 
     /// Leads for another term from now on.
     fn renew(&self, fence: u64, term: Duration)
@@ -94,6 +98,19 @@ pub(super) trait Server: Send + Sync + Sized + 'static {
         fence: u64,
         numbers: Vec<u64>,
     ) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// Adds to the audit log, all or, if that is too much for a transaction, the first of them.
+    fn add_records(
+        &self,
+        fence: u64,
+        records: Vec<String>,
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// Records of the audit log with their numbers, the newest first: a page, of those below a number.
+    fn records(
+        &self,
+        before: Option<u64>,
+    ) -> impl Future<Output = Result<Vec<(u64, String)>, Error>> + Send;
 
     /// A file that all leaders share: the one that is kept, or `content` from now on.
     fn file(
@@ -273,7 +290,10 @@ impl<S: Server> Electorate for Candidate<S> {
             resigned: watch::Sender::new(false),
         }));
         runtime().spawn(keep(self.0.clone(), held.clone(), term));
-        let store = Shared { server: self.0.clone(), term: held.clone(), doubtful: false };
+        let mut store = Shared { server: self.0.clone(), term: held.clone(), doubtful: false };
+        // Only who leads: another may be at work with what an older version has written.
+        let server = self.0.clone();
+        store.change(async move { server.bring_up(fence).await })?;
         Ok(Standing::Leads(Box::new(store), held))
     }
 }
@@ -411,6 +431,27 @@ impl<S: Server> Store for Shared<S> {
         let (server, fence) = (self.server.clone(), self.fence());
         self.change(async move { server.delete_reports(fence, found).await })?;
         Ok(count)
+    }
+
+    fn add_records(&mut self, records: &[Record]) -> Result<(), Error> {
+        self.certain()?;
+        let texts = records.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>();
+        let texts = texts.map_err(|error| self.unwritable(&error))?;
+        let (server, fence) = (self.server.clone(), self.fence());
+        self.change(async move { server.add_records(fence, texts).await })
+    }
+
+    fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, Error> {
+        let texts = wait(self.server.records(before), self.server.name())?;
+        let record = |(number, text): (u64, String)| {
+            let record = serde_json::from_str(&text).map_err(|error| Error::Row {
+                file: self.server.name().into(),
+                key: format!("audit {number}"),
+                cause: error.to_string(),
+            })?;
+            Ok((number, record))
+        };
+        texts.into_iter().map(record).collect()
     }
 
     fn file(&mut self, name: &'static str, content: String) -> Result<String, Error> {

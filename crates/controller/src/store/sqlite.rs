@@ -3,6 +3,8 @@
 //! A row of the wanted state is a row of the table `rows`. A commit is one transaction in the
 //! write-ahead log, synchronised before it returns. The file is locked for as long as it is open, so
 //! that two controllers never share one.
+//!
+//! A file of an older version is copied as it is, and then brought up to this one in one transaction.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,21 +12,25 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster::change::{Change, Object};
+use linstor::access::Record;
 use linstor::controller::{Report, ReportFilter};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
-use super::{Error, Store, row};
+use super::{Error, PAGE, RECORDS, Store, VERSION, row};
+use crate::{files, log};
 
 /// Marks a file as ours: "Ashl".
 const APPLICATION: i64 = 0x4173_686c;
-/// Version of the tables. A change of `cluster`'s rows that older programs misread counts it up.
-const VERSION: i64 = 1;
 /// Error reports that are kept.
 const REPORTS: i64 = 10_000;
 
 const TABLES: &str = "
     CREATE TABLE rows (key TEXT PRIMARY KEY NOT NULL, object TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE reports (number INTEGER PRIMARY KEY AUTOINCREMENT, report TEXT NOT NULL);
+";
+/// What came with version 2.
+const TABLES_2: &str = "
+    CREATE TABLE audit (number INTEGER PRIMARY KEY AUTOINCREMENT, record TEXT NOT NULL);
 ";
 
 /// A SQLite file.
@@ -35,7 +41,7 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens a store, or makes a new one.
+    /// Opens a store, or makes a new one. Of one of an older version a copy is put beside it first.
     ///
     /// # Errors
     /// If the file is of a newer version, something else, in use, or can not be opened.
@@ -62,7 +68,7 @@ impl Sqlite {
         let file = file.to_owned();
         match (application, version) {
             (0, 0) if tables == 0 => {}
-            (APPLICATION, VERSION) => {}
+            (APPLICATION, found) if (1..=VERSION).contains(&found) => {}
             (APPLICATION, found) if found > VERSION => {
                 return Err(Error::Newer { file, found, known: VERSION });
             }
@@ -73,13 +79,69 @@ impl Sqlite {
             .map_err(|error| self::failed(&file, "opening", &error))?;
         if tables == 0 {
             let new = format!(
-                "BEGIN; {TABLES} PRAGMA application_id = {APPLICATION}; \
+                "BEGIN; {TABLES} {TABLES_2} PRAGMA application_id = {APPLICATION}; \
                  PRAGMA user_version = {VERSION}; COMMIT;"
             );
             let made = connection.execute_batch(&new);
             made.map_err(|error| self::failed(&file, "writing", &error))?;
         }
-        Ok(Sqlite { file, connection })
+        let mut store = Sqlite { file, connection };
+        if tables != 0 && version < VERSION {
+            store.bring_up(version)?;
+        }
+        Ok(store)
+    }
+
+    /// Makes a file of an older version one of this version. Cut short it is as before, with a copy
+    /// beside it.
+    fn bring_up(&mut self, found: i64) -> Result<(), Error> {
+        let copy = self.keep_old(found)?;
+        let up = format!("BEGIN; {TABLES_2} PRAGMA user_version = {VERSION}; COMMIT;");
+        self.connection.execute_batch(&up).map_err(self.failed("bringing up"))?;
+        log::info(
+            "store",
+            format_args!(
+                "{} was of version {found} and is of version {VERSION} now; as it was it is in {}",
+                self.file.display(),
+                copy.display()
+            ),
+        );
+        Ok(())
+    }
+
+    /// Copies the file to one beside it, which is whole or not there: `FILE.v1`, or, if there is such
+    /// a file, `FILE.v1-2` and so on.
+    fn keep_old(&mut self, found: i64) -> Result<PathBuf, Error> {
+        let file = self.file.display().to_string();
+        let beside = |end: &str| PathBuf::from(format!("{file}.v{found}{end}"));
+        let part = beside(".part");
+        let failed = |error: std::io::Error| Error::Failed {
+            file: part.clone(),
+            doing: "writing a copy to",
+            cause: error.to_string(),
+        };
+        match std::fs::remove_file(&part) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(failed(error));
+            }
+            _ => {}
+        }
+        self.backup(&part)?;
+        for number in 1.. {
+            let end = if number == 1 { String::new() } else { format!("-{number}") };
+            let copy = beside(&end);
+            // Never in the place of one that is there.
+            match std::fs::hard_link(&part, &copy) {
+                Ok(()) => {
+                    std::fs::remove_file(&part).map_err(failed)?;
+                    files::sync_folder(&copy).map_err(failed)?;
+                    return Ok(copy);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        unreachable!("there are fewer files than numbers")
     }
 
     /// Makes a new store in a file that is not there yet.
@@ -208,6 +270,41 @@ impl Store for Sqlite {
         };
         delete().map_err(writing)?;
         Ok(numbers.len())
+    }
+
+    fn add_records(&mut self, records: &[Record]) -> Result<(), Error> {
+        let writing = self.failed("writing");
+        let mut add = || {
+            let transaction = self.connection.transaction()?;
+            for record in records {
+                let text = serde_json::to_string(record).map_err(json)?;
+                let mut put =
+                    transaction.prepare_cached("INSERT INTO audit (record) VALUES (?1)")?;
+                put.execute(params![text])?;
+            }
+            let oldest = transaction.last_insert_rowid() - RECORDS.cast_signed();
+            transaction.execute("DELETE FROM audit WHERE number <= ?1", params![oldest])?;
+            transaction.commit()
+        };
+        add().map_err(writing)
+    }
+
+    fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, Error> {
+        let reading = self.failed("reading");
+        let before = before.map_or(i64::MAX, |before| i64::try_from(before).unwrap_or(i64::MAX));
+        let read = || {
+            let mut query = self.connection.prepare_cached(
+                "SELECT number, record FROM audit WHERE number < ?1 ORDER BY number DESC LIMIT ?2",
+            )?;
+            let mut rows = query.query(params![before, PAGE.cast_signed()])?;
+            let mut found = Vec::new();
+            while let Some(row) = rows.next()? {
+                let record = serde_json::from_str(&row.get::<_, String>(1)?).map_err(json)?;
+                found.push((row.get::<_, i64>(0)?.unsigned_abs(), record));
+            }
+            Ok(found)
+        };
+        read().map_err(reading)
     }
 }
 

@@ -11,9 +11,10 @@ use cluster::change::{Change, Key, Object};
 use cluster::model::Model;
 use cluster::name::StoreName;
 use cluster::objects::{Props, Uuid};
+use linstor::access::{Record, Role};
 use linstor::controller::{Report, ReportFilter};
 
-use super::{Electorate, Error, Location, Sqlite, Standing, Store, Term};
+use super::{Electorate, Error, Location, PAGE, RECORDS, Sqlite, Standing, Store, Term, VERSION};
 
 #[path = "../../tests/servers/mod.rs"]
 mod servers;
@@ -66,6 +67,7 @@ fn suite(mut place: impl FnMut() -> String) {
     large_changes_are_made_and_taken_back(&place());
     a_copy_is_a_store_of_its_own_and_never_overwrites(&place());
     error_reports_are_found_deleted_and_counted_on(&place());
+    the_audit_log_is_read_in_pages_and_the_oldest_go(&place());
     a_killed_process_leaves_all_of_a_transaction_or_nothing(&place());
 }
 
@@ -99,6 +101,24 @@ fn postgresql_is_a_store_that_controllers_share() {
         format!("{start}/test{count}")
     };
     suite(&mut place);
+    let url = place();
+    let execute = |sql: &str| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let connected = tokio_postgres::connect(&url, tokio_postgres::NoTls).await;
+            let (client, connection) = connected.unwrap();
+            tokio::spawn(connection);
+            client.batch_execute(sql).await.unwrap();
+        });
+    };
+    other_versions_are_brought_up_or_refused(&url, |version| {
+        if version == 1 {
+            execute("DROP TABLE ashlar_audit");
+        }
+        execute(&format!("UPDATE ashlar_store SET version = {version}"));
+    });
+    // It says so: 1 divided by 0 is an error.
+    execute(&format!("SELECT 1 / (max(version) = {VERSION})::int FROM ashlar_store"));
     shared(place);
 }
 
@@ -114,6 +134,12 @@ fn etcd_is_a_store_that_controllers_share() {
         format!("{}/test{count}", server.url)
     };
     suite(&mut place);
+    let url = place();
+    let etcd = super::etcd::Etcd::new(&url).unwrap();
+    other_versions_are_brought_up_or_refused(&url, |version| {
+        super::shared::runtime().block_on(etcd.set_version(version)).unwrap();
+    });
+    assert_eq!(super::shared::runtime().block_on(etcd.open()).unwrap(), VERSION);
     shared(place);
 }
 
@@ -186,6 +212,122 @@ fn a_newer_file_a_foreign_file_and_one_in_use_are_refused_and_stay_as_they_are()
     assert!(matches!(Sqlite::open(&other).unwrap_err(), Error::Foreign { .. }));
 }
 
+/// What is on a server is of another version, which `set` says.
+fn other_versions_are_brought_up_or_refused(url: &str, set: impl Fn(i64)) {
+    let mut waiting = electorate(url);
+    {
+        let (mut store, term) = leads(&mut *waiting);
+        store.commit(&[Change::Put(instance("aa", 1))]).unwrap();
+        super::shared::runtime().block_on(term.resign());
+    }
+    // One that was connected before, and one that comes. Twice: the first has not made it ours.
+    set(99);
+    for candidate in [&mut waiting, &mut electorate(url), &mut electorate(url)] {
+        let Err(error) = candidate.stand("http://here", TERM) else { panic!("it leads") };
+        assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
+        assert!(error.to_string().contains("version 99"));
+    }
+    set(1);
+    {
+        let (mut store, term) = leads(&mut *waiting);
+        assert_eq!(store.load().unwrap(), [instance("aa", 1)]);
+        store.add_records(&[record(1)]).unwrap();
+        super::shared::runtime().block_on(term.resign());
+    }
+    // It is of this version now, and is not brought up again.
+    let mut store = open(url);
+    assert_eq!(times(&store.records(None).unwrap()), [1]);
+    assert_eq!(store.load().unwrap(), [instance("aa", 1)]);
+}
+
+/// A folder of a controller of version 1, as that has left it.
+const VERSION_1: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/version-1");
+
+#[test]
+fn a_file_of_version_1_is_copied_and_brought_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let file = path("controller.db");
+    std::fs::copy(Path::new(VERSION_1).join("controller.db"), &file).unwrap();
+    let version = |file: &Path| {
+        let raw = rusqlite::Connection::open(file).unwrap();
+        raw.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).unwrap()
+    };
+    let open = || {
+        let mut store = Sqlite::open(&file).unwrap();
+        let model = Model::from_rows(store.load().unwrap());
+        assert_eq!(model.nodes().count(), 3);
+        assert_eq!(model.definitions().next().unwrap().name.as_str(), "vol1");
+        store.add_records(&[record(1)]).unwrap();
+        drop(store);
+        assert_eq!(version(&file), VERSION);
+        model.rows().count()
+    };
+    let copies = || ["", "-2", "-3"].map(|end| path(&format!("controller.db.v1{end}")).exists());
+    let rows = open();
+    assert_eq!((copies(), version(&path("controller.db.v1"))), ([true, false, false], 1));
+    // Once is enough.
+    open();
+    assert_eq!(copies(), [true, false, false]);
+    // It was cut short: copied and not brought up, and before that in the middle of the copy.
+    std::fs::copy(path("controller.db.v1"), &file).unwrap();
+    std::fs::write(path("controller.db.v1.part"), "half").unwrap();
+    assert_eq!(open(), rows);
+    assert_eq!((copies(), version(&path("controller.db.v1-2"))), ([true, true, false], 1));
+    assert!(!path("controller.db.v1.part").exists());
+    // An operator can go back to it: the same is in it.
+    let raw = rusqlite::Connection::open(path("controller.db.v1")).unwrap();
+    let kept: i64 = raw.query_row("SELECT count(*) FROM rows", [], |row| row.get(0)).unwrap();
+    assert_eq!(kept.unsigned_abs(), rows as u64);
+}
+
+fn record(time: u64) -> Record {
+    Record {
+        time: cluster::objects::Millis(time),
+        who: "loopback".to_owned(),
+        role: Role::Admin,
+        from: None,
+        method: "PUT".to_owned(),
+        path: "/v1/\u{0}'\"".to_owned(),
+        status: 200,
+        codes: Vec::new(),
+        objects: Default::default(),
+    }
+}
+
+fn times(page: &[(u64, Record)]) -> Vec<u64> {
+    page.iter().map(|(_, record)| record.time.0).collect()
+}
+
+fn the_audit_log_is_read_in_pages_and_the_oldest_go(url: &str) {
+    let mut store = open(url);
+    assert!(store.records(None).unwrap().is_empty());
+    store.add_records(&[record(0)]).unwrap();
+    // More than a transaction of etcd takes.
+    store.add_records(&(1..PAGE + 7).map(record).collect::<Vec<_>>()).unwrap();
+    drop(store);
+    let mut store = open(url);
+    let first = store.records(None).unwrap();
+    assert_eq!(first[0].1, record(PAGE + 6));
+    assert_eq!(times(&first), (7..PAGE + 7).rev().collect::<Vec<_>>());
+    let second = store.records(first.last().map(|(number, _)| *number)).unwrap();
+    assert_eq!(times(&second), (0..7).rev().collect::<Vec<_>>());
+    assert!(store.records(second.last().map(|(number, _)| *number)).unwrap().is_empty());
+    // The oldest go.
+    let many: Vec<Record> = (0..10_000).map(|time| record(100_000 + time)).collect();
+    for _ in 0..RECORDS / 10_000 {
+        store.add_records(&many).unwrap();
+    }
+    store.add_records(&[record(1)]).unwrap();
+    let (mut count, mut before) = (0, None);
+    while let Some((last, _)) = store.records(before).unwrap().last() {
+        count += store.records(before).unwrap().len() as u64;
+        before = Some(*last);
+    }
+    // A server may forget what is too much with the next.
+    assert!((RECORDS..=RECORDS + 1).contains(&count), "{count}");
+}
+
 fn a_copy_is_a_store_of_its_own_and_never_overwrites(url: &str) {
     let directory = tempfile::tempdir().unwrap();
     let mut store = open(url);
@@ -237,12 +379,13 @@ fn write_until_killed() {
         number += 1;
         let rows = (0..ROWS).map(|row| Change::Put(instance(&format!("row{row}"), number)));
         store.commit(&rows.collect::<Vec<_>>()).unwrap();
+        store.add_records(&[record(number as u64)]).unwrap();
         println!("stored {number}");
     }
 }
 
 fn a_killed_process_leaves_all_of_a_transaction_or_nothing(url: &str) {
-    let mut before = 0;
+    let (mut before, mut ends) = (0, Vec::new());
     for round in 0..5 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "store::tests::write_until_killed", "--nocapture"])
@@ -271,6 +414,13 @@ fn a_killed_process_leaves_all_of_a_transaction_or_nothing(url: &str) {
         let values: Vec<usize> = rows.iter().map(value).collect();
         assert!(values.iter().all(|value| *value == values[0]), "torn: {values:?}");
         assert!(values[0] >= told, "{told} was acknowledged, {} is there", values[0]);
+        // What was under way is whole there or not there: it has no gaps but where one was killed after
+        // the rows, before the record that belongs to them.
+        ends.push(values[0] as u64);
+        let log = times(&open(url).records(None).unwrap());
+        assert!(log[0] >= told as u64, "{told} was acknowledged, {} is there", log[0]);
+        let lost = log.windows(2).flat_map(|two| two[1] + 1..two[0]).find(|n| !ends.contains(n));
+        assert!(lost.is_none() && log.is_sorted_by(|a, b| a >= b), "{ends:?} {log:?}");
         before = values[0];
     }
 }

@@ -118,9 +118,8 @@ impl Story<'_> {
         self.plane.ask(&[&["property", "set", "controller"][..], &OPTIONS].concat())?;
         let nodes: Vec<String> =
             NAMES.iter().map(|name| format!("{name}={}", self.plane.of(name))).collect();
-        let (data, link) = (self.plane.data(), self.plane.link().to_string());
-        let data = data.to_str().context("the folder's name is not UTF-8")?;
-        let mut create = vec!["node", "create", "--invite", &link, "--data-dir", data];
+        let link = self.plane.link().to_string();
+        let mut create = vec!["node", "create", "--invite", &link];
         create.extend(nodes.iter().map(String::as_str));
         let invited = self.plane.ask(&create)?;
         self.say("node create alpha=… bravo=… charlie=… --invite CONTROLLER");
