@@ -865,6 +865,7 @@ fn check_net(stored: &Stored, node: NodeId, net: &NetOptions) -> Done {
     net.check().map_err(|error| Stop::invalid(error.to_string()))?;
     check_verify_alg(stored, node, net)?;
     check_integrity_alg(net)?;
+    check_csums_alg(net)?;
     check_cram_hmac_alg(net)
 }
 
@@ -910,6 +911,17 @@ fn check_integrity_alg(net: &NetOptions) -> Done {
     }
     let detail = format!("`{name}` is unknown; give {}", Algorithm::NAMES);
     Err(Refusal::config(ConfigError::IntegrityAlg, detail).into())
+}
+
+/// The digest of a resync is one that chance does not make equal. Operators hear so before; this is for
+/// those who speak to the control socket themselves.
+fn check_csums_alg(net: &NetOptions) -> Done {
+    let name = &net.csums_alg;
+    if name.is_empty() || Algorithm::named(name).is_some_and(Algorithm::tells) {
+        return Ok(());
+    }
+    let detail = format!("`{name}` is unknown or too short; give {}", Algorithm::TELLING_NAMES);
+    Err(Refusal::config(ConfigError::CsumsAlg, detail).into())
 }
 
 /// The digest that peers prove themselves by is one that the core computes.

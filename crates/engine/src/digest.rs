@@ -1,9 +1,7 @@
-//! Digests by the names Linux gives them: those of `verify-alg` (wire §4.2), and those that
-//! `data-integrity-alg` puts in front of data on the wire (wire §5.2).
+//! Digests by the names Linux gives them: those of `verify-alg` (wire §4.2), of
+//! `csums-alg` (wire §7.4), and those that `data-integrity-alg` puts in front of data on the wire (wire §5.2).
 
-use std::ops::Deref;
-
-use codec::wire::MAX_DIGEST;
+use codec::wire::Digest;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
@@ -20,6 +18,9 @@ pub(crate) enum Algorithm {
 impl Algorithm {
     /// Names for messages.
     pub(crate) const NAMES: &'static str = "crc32c, md5, sha1, sha256 or sha512";
+
+    /// Those that tell blocks apart for sure.
+    pub(crate) const TELLING_NAMES: &'static str = "md5, sha1, sha256 or sha512";
 
     /// The digest of that name.
     pub(crate) fn named(name: &str) -> Option<Algorithm> {
@@ -55,46 +56,22 @@ impl Algorithm {
         }
     }
 
+    /// Chance does not make the digests of two blocks equal, not in all the resyncs that there will ever be.
+    pub(crate) const fn tells(self) -> bool {
+        self.len() >= 16
+    }
+
     /// The digest of `data`.
     pub(crate) fn of(self, data: &[u8]) -> Digest {
-        match self {
+        let digest = match self {
             // The kernel's crc32c stores its result little-endian.
             Algorithm::Crc32c => Digest::new(&crc32c::crc32c(data).to_le_bytes()),
             Algorithm::Md5 => Digest::new(&md5::Md5::digest(data)),
             Algorithm::Sha1 => Digest::new(&sha1::Sha1::digest(data)),
             Algorithm::Sha256 => Digest::new(&sha2::Sha256::digest(data)),
             Algorithm::Sha512 => Digest::new(&sha2::Sha512::digest(data)),
-        }
-    }
-}
-
-/// A digest of any algorithm. It is made for every block that is sent or received, and so holds
-/// its bytes itself.
-#[derive(Clone, Copy)]
-pub(crate) struct Digest {
-    len: usize,
-    bytes: [u8; MAX_DIGEST],
-}
-
-impl Digest {
-    /// Of no bytes.
-    pub(crate) const NONE: Digest = Digest { len: 0, bytes: [0; MAX_DIGEST] };
-
-    /// The digest with these bytes.
-    ///
-    /// # Panics
-    /// If there are more than of any algorithm.
-    pub(crate) fn new(bytes: &[u8]) -> Digest {
-        let mut digest = Digest { len: bytes.len(), ..Digest::NONE };
-        digest.bytes[..bytes.len()].copy_from_slice(bytes);
-        digest
-    }
-}
-
-impl Deref for Digest {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        };
+        digest.expect("no algorithm gives more bytes than a digest has")
     }
 }
 
@@ -124,6 +101,7 @@ mod tests {
             let algorithm = Algorithm::named(name).unwrap();
             assert_eq!(algorithm.name(), name);
             assert_eq!(algorithm.of(b"").len(), algorithm.len());
+            assert_eq!(algorithm.tells(), Algorithm::TELLING_NAMES.contains(name));
         }
     }
 }

@@ -415,7 +415,7 @@ impl Resource {
             form: SyncParamForm::V95,
             resync_rate: pd.resync_rate.0,
             verify_alg: net.verify_alg.as_bytes().to_vec(),
-            csums_alg: Vec::new(),
+            csums_alg: net.csums_alg.as_bytes().to_vec(),
             c_plan_ahead: tenths(pd.c_plan_ahead),
             c_delay_target: tenths(pd.c_delay_target),
             c_fill_target: u32::try_from(pd.c_fill_target.0).unwrap_or(u32::MAX),

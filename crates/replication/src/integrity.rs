@@ -19,7 +19,8 @@ impl Resource {
     pub(crate) fn set_net_options(&mut self, peer: PeerIx, options: NetOptions) {
         let reproved = self.changes_authentication(peer, &options);
         let p = &mut self.peers[peer];
-        let renamed = p.net.data_integrity_alg != options.data_integrity_alg;
+        let renamed = p.net.data_integrity_alg != options.data_integrity_alg
+            || p.net.csums_alg != options.csums_alg;
         let fences = p.net.fencing != options.fencing;
         p.net = options;
         if fences {

@@ -17,7 +17,7 @@
 //!   it in any number of outputs, and gives it back with exactly one [`Output::Free`]; the
 //!   driver keeps the bytes alive until then and until its own I/O on them has finished.
 
-use codec::wire::{CHALLENGE_LEN, Packet};
+use codec::wire::{CHALLENGE_LEN, Digest, Packet};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use vocab::{
     ConnState, HandlerEvent, HandlerSet, NodeId, NodeMask, Refusal, Role, SectorRange, Sectors,
@@ -210,7 +210,23 @@ pub enum DiskData {
         all_zero: bool,
     },
     /// A digest of the block.
-    Digest(Vec<u8>),
+    Digest(Digest),
+    /// A read with the digest of what was read.
+    ReadWithDigest {
+        /// The data; the core owns it from here.
+        buf: BufId,
+        /// Empty if no digest is configured any more.
+        digest: Digest,
+    },
+}
+
+/// Which option names a digest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DigestOf {
+    /// `verify-alg`: all connections that name one name the same.
+    Verify,
+    /// `csums-alg` of the connection to this peer.
+    Resync(NodeId),
 }
 
 /// A disk operation failed.
@@ -234,10 +250,19 @@ pub enum DiskOp {
         /// Report whether all bytes are zero (thin resync).
         detect_zeroes: bool,
     },
-    /// Read and give the digest named by verify-alg instead of the data.
+    /// Read and give a digest instead of the data.
     Digest {
         /// Where.
         range: SectorRange,
+        /// Which one.
+        of: DigestOf,
+    },
+    /// Read, and give the digest that the `csums-alg` of a connection names, too.
+    ReadWithDigest {
+        /// Where.
+        range: SectorRange,
+        /// The peer of that connection.
+        peer: NodeId,
     },
     /// Write.
     Write {

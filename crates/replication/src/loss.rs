@@ -642,9 +642,10 @@ impl Resource {
             | Op::ZeroLeft(v) => v == vol,
             Op::PeerRead(key) => self.peer_reads.get(key).is_some_and(|r| r.vol == vol),
             Op::Serve(key) => self.serves.get(key).is_some_and(|s| s.vol == vol),
-            Op::ResyncWrite(_, v, _) | Op::ResyncFlush(_, v) | Op::VerifyDigest(_, v, _) => {
-                v == vol
-            }
+            Op::ResyncWrite(_, v, _)
+            | Op::ResyncDigest(_, v, _)
+            | Op::ResyncFlush(_, v)
+            | Op::VerifyDigest(_, v, _) => v == vol,
             Op::Meta(_) => false,
         });
         writes || ops

@@ -17,6 +17,7 @@ impl Op {
             Op::EpochFlush(peer, _)
             | Op::ConfirmFlush(peer, _)
             | Op::ResyncWrite(peer, ..)
+            | Op::ResyncDigest(peer, ..)
             | Op::ResyncFlush(peer, _)
             | Op::VerifyDigest(peer, ..) => Some(peer),
             Op::Write(_)

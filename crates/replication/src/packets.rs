@@ -159,6 +159,8 @@ impl Resource {
                 self.peer_bitmap(peer, nr, BitmapChunk::Compressed(code))
             }
             Packet::RsDagtagReq(nr, req) => self.serve(peer, nr, req, ServeKind::Data),
+            Packet::RsCsumDagtagReq(nr, req, digest) => self.serve_by_digest(peer, nr, req, digest),
+            Packet::RsIsInSync(nr, ack) => self.resync_in_sync(peer, nr, ack),
             Packet::RsThinDagtagReq(nr, req) => self.serve(peer, nr, req, ServeKind::Thin),
             Packet::RsDataRequest(nr, req) => {
                 let dep = DagtagDep::default();
@@ -200,7 +202,8 @@ impl Resource {
         self.write_acked(peer, vol, ack, kind)
     }
 
-    /// P_SYNC_PARAM89: the digest of online verify must be the same for a verify to run.
+    /// P_SYNC_PARAM89: the digest of online verify must be the same for a verify to run, that of a
+    /// resync for a connection to be made.
     fn sync_param_arrived(
         &mut self,
         peer: PeerIx,
@@ -209,10 +212,8 @@ impl Resource {
     ) -> Result<(), &'static str> {
         let _ = nr;
         let alg = String::from_utf8_lossy(&param.verify_alg).into_owned();
-        if !param.csums_alg.is_empty() {
-            return Err("csums-alg differs between the nodes");
-        }
         self.peers[peer].peer_verify_alg = Some(alg);
+        self.peer_names_csums_alg(peer, &param.csums_alg);
         Ok(())
     }
 
@@ -433,6 +434,7 @@ impl Resource {
                     self.resync_written(peer, vol, id, plain);
                 }
             }
+            Op::ResyncDigest(peer, vol, id) => self.resync_digest(peer, vol, id, result),
             Op::ResyncFlush(peer, vol) => self.resync_flushed(peer, vol, plain),
             Op::ZeroLeft(vol) => self.left_zeroed(vol, plain),
             Op::VerifyDigest(peer, vol, id) => self.verify_digest(peer, vol, id, result),

@@ -320,6 +320,8 @@ pub(crate) struct Peer {
     pub fence: Fence,
     /// verify-alg of the peer, from its last parameters.
     pub peer_verify_alg: Option<String>,
+    /// Its csums-alg, likewise.
+    pub peer_csums_alg: Option<String>,
     /// It speaks protocol 8, on the connection that there is.
     #[serde(skip)]
     pub legacy: Option<Box<Dialect>>,
@@ -478,6 +480,8 @@ pub(crate) enum Op {
     Serve(usize),
     /// Write of a resync block received.
     ResyncWrite(PeerIx, VolIx, u64),
+    /// Digest of the own copy of a block that is to be asked for by it.
+    ResyncDigest(PeerIx, VolIx, u64),
     /// Flush before a demotion.
     DemotionFlush(VolIx),
     /// Zeroes where metadata was.
@@ -780,6 +784,7 @@ impl Resource {
             loss: None,
             fence: Fence::Idle,
             peer_verify_alg: None,
+            peer_csums_alg: None,
             legacy: None,
         });
         self.st.peers.push(PeerState {

@@ -5,6 +5,7 @@
 //! write stream that the answer must include, so that an answer never brings back older data.
 //! A range under resync is locked at both ends against overlapping writes.
 
+mod digests;
 mod end;
 mod exchange;
 mod source;
@@ -69,6 +70,10 @@ pub(crate) struct Resync {
     /// Sectors out of sync when it began.
     pub total: u64,
     pub failed: u64,
+    /// Target: blocks are asked for by their digests.
+    by_digest: bool,
+    /// Sectors that were found to be equal by their digests.
+    pub same_digest: u64,
     pub since: Instant,
     finishing: bool,
     /// The nodes whose answer the end waits for.
@@ -104,6 +109,8 @@ impl Resync {
             start: GenUuid::NONE,
             total: 0,
             failed: 0,
+            by_digest: false,
+            same_digest: 0,
             since: now,
             finishing: false,
             asked: NodeMask::EMPTY,
@@ -282,12 +289,15 @@ impl Resource {
         let (now, next) = (self.now, self.next_resync_request);
         let users_total = self.users_total(vol);
         let unstable = self.unstable_source(peer, vol, stable);
+        let by_digest = self.goes_by_digests(peer, vol);
         self.peers[peer].devs[vol].unstable = unstable;
         let resync = self.resync_mut(peer, vol);
         resync.start = started.start;
         resync.cursor = 0;
         resync.total = total;
         resync.failed = 0;
+        resync.by_digest = by_digest;
+        resync.same_digest = 0;
         resync.since = now;
         resync.last_turn = now;
         resync.may_write = false;

@@ -108,6 +108,7 @@ impl Resource {
                 rs_dt1_ms: ms,
                 rs_db1_sectors: done,
                 rs_failed: resync.failed,
+                rs_same_csum: resync.same_digest,
                 rate0: rate(done, ms),
                 rate1: rate(done, ms),
                 rate: rate(done, ms),

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use codec::wire::{BlockAck, BlockId, DagtagDep, OvResult, Packet, RsReq};
+use codec::wire::{BlockAck, BlockId, DagtagDep, Digest, OvResult, Packet, RsReq};
 use serde::{Deserialize, Serialize};
 use vocab::{
     ConfigError, DiskState, GenUuid, Refusal, ReplState, SectorRange, Sectors, StateError, VolumeNr,
@@ -12,7 +12,7 @@ use vocab::{
 
 use crate::generation::is_generation;
 use crate::intervals::Slot;
-use crate::io::{DiskData, DiskError, DiskOp, LogLevel, Output};
+use crate::io::{DigestOf, DiskData, DiskError, DiskOp, LogLevel, Output};
 use crate::resource::{IdKind, Op, Owner, Resource};
 use crate::state::{PeerIx, State, VolIx};
 
@@ -39,7 +39,7 @@ pub(crate) struct Verify {
 struct Request {
     range: SectorRange,
     key: Option<Slot>,
-    theirs: Option<Vec<u8>>,
+    theirs: Option<Digest>,
     /// The block was written since the request was sent: its digests can not be compared.
     written: bool,
 }
@@ -156,7 +156,7 @@ impl Resource {
         peer: PeerIx,
         nr: VolumeNr,
         reply: RsReq,
-        digest: Vec<u8>,
+        digest: Digest,
     ) -> Result<(), &'static str> {
         let vol = self.vol_ix(nr).ok_or("a verify reply names an unknown volume")?;
         if self.peers[peer].devs[vol].verify.is_none() {
@@ -190,7 +190,11 @@ impl Resource {
         request.key = Some(key);
         request.theirs = Some(digest);
         let op = self.op(Op::VerifyDigest(peer, vol, id));
-        self.out.push_back(Output::Disk { volume: nr, op, io: DiskOp::Digest { range } });
+        self.out.push_back(Output::Disk {
+            volume: nr,
+            op,
+            io: DiskOp::Digest { range, of: DigestOf::Verify },
+        });
         Ok(())
     }
 

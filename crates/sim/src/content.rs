@@ -5,6 +5,8 @@
 
 use std::rc::Rc;
 
+use codec::wire::Digest;
+
 /// What a sector holds: the id of the write it came from.
 pub type Tag = u64;
 
@@ -71,13 +73,13 @@ impl Data {
     }
 
     /// A digest of the content, equal exactly (but for collisions) if the content is.
-    pub fn digest(&self) -> Vec<u8> {
+    pub fn digest(&self) -> Digest {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         for i in 0..self.sectors() {
             hash = (hash ^ self.tag(i)).wrapping_mul(0x9fb2_1c65_1e98_df25);
             hash ^= hash >> 29;
         }
-        hash.to_be_bytes().to_vec()
+        Digest::new(&hash.to_be_bytes()).expect("8 bytes are not too many")
     }
 }
 

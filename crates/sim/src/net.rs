@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 
 use codec::wire::{
-    Agreed, CHALLENGE_LEN, Features, Packet, decode, decode_header, encode, feature,
+    Agreed, CHALLENGE_LEN, Digest, Features, Packet, decode, decode_header, encode, feature,
 };
 use replication::io::{Challenge, LinkLoss};
 
@@ -37,7 +37,7 @@ pub struct Parcel {
     /// The data behind it.
     pub data: Option<Data>,
     /// The digest that the sender has computed of them, if it is to.
-    digest: Option<Vec<u8>>,
+    digest: Option<Digest>,
 }
 
 impl Parcel {

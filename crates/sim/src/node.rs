@@ -83,6 +83,8 @@ pub enum OpKind {
     Read,
     /// A read for its digest.
     Digest,
+    /// A read into a buffer, with its digest.
+    ReadWithDigest,
     /// Anything without data.
     Plain,
     /// A metadata write.

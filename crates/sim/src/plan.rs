@@ -514,6 +514,10 @@ impl Plan {
         if self.fault_pause % 13 < 3 {
             self.faults.push((Fault::Swap, 20));
         }
+        if self.fault_pause.is_multiple_of(7) {
+            self.net.csums_alg = "sha256".to_owned();
+            self.net.csums_after_crash_only = self.fault_pause.is_multiple_of(21);
+        }
         if self.fault_pause.is_multiple_of(16) {
             self.net.cram_hmac_alg = "sha256".to_owned();
             self.net.shared_secret = Secret::from("between nodes");

@@ -97,7 +97,10 @@ impl Trace {
             Output::Disk { volume, op, io } => {
                 let io = match io {
                     DiskOp::Read { range, .. } => format!("read {}", at(*range)),
-                    DiskOp::Digest { range } => format!("digest {}", at(*range)),
+                    DiskOp::Digest { range, .. } => format!("digest {}", at(*range)),
+                    DiskOp::ReadWithDigest { range, .. } => {
+                        format!("read with digest {}", at(*range))
+                    }
                     DiskOp::Write { range, buf, fua } => {
                         format!("write {} {buf:?} fua {fua}", at(*range))
                     }

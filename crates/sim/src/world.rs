@@ -756,7 +756,10 @@ impl World {
     fn disk_output(&mut self, node: usize, volume: VolumeNr, op: OpId, io: DiskOp) {
         let (job, kind, origin) = match io {
             DiskOp::Read { range, .. } => (Job::Read(range), OpKind::Read, None),
-            DiskOp::Digest { range } => (Job::Read(range), OpKind::Digest, None),
+            DiskOp::Digest { range, .. } => (Job::Read(range), OpKind::Digest, None),
+            DiskOp::ReadWithDigest { range, .. } => {
+                (Job::Read(range), OpKind::ReadWithDigest, None)
+            }
             DiskOp::Discard { range } => (Job::Discard(range), OpKind::Plain, None),
             DiskOp::Flush => (Job::Flush, OpKind::Plain, None),
             DiskOp::Zeroes { range, .. } => {
@@ -851,6 +854,11 @@ impl World {
         let data = result?;
         Ok(match (kind, data) {
             (OpKind::Digest, Some(data)) => DiskData::Digest(data.digest()),
+            (OpKind::ReadWithDigest, Some(data)) => {
+                let digest = data.digest();
+                let buf = self.nodes[node].buffers.add(data, Origin::Read);
+                DiskData::ReadWithDigest { buf, digest }
+            }
             (_, Some(data)) => {
                 let all_zero = data.is_zero();
                 DiskData::Read { buf: self.nodes[node].buffers.add(data, Origin::Read), all_zero }

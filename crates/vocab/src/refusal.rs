@@ -100,6 +100,7 @@ codes! {
         NeedProtocolC = 139, "This needs protocol C";
         BitmapMemory = 140, "No memory for the bitmap";
         IntegrityAlg = 141, "The data-integrity-alg is unknown";
+        CsumsAlg = 144, "The csums-alg is unknown or not usable";
         VerifyAlg = 146, "The verify-alg is unknown, or differs between the nodes";
         CsumsInUse = 148, "No change of csums-alg while a resync runs";
         VerifyInUse = 149, "No change of verify-alg while a verify runs";

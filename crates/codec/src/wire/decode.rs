@@ -10,6 +10,7 @@ use vocab::{Dagtag, GenUuid, NodeMask, SECTOR_SIZE, SectorRange, Sectors, Volume
 use super::agreed::Agreed;
 use super::bitmap;
 use super::command::{Command, FIXED_BULK, MAX_SLOTS, NAME_FIELD};
+use super::digest::Digest;
 use super::error::{Rule, WireError};
 use super::header::Header;
 use super::packet::*;
@@ -83,10 +84,10 @@ impl Decoder<'_> {
             Command::BarrierAck => Packet::BarrierAck(self.u32()?, self.u32()?),
             Command::StateChgReply => Packet::StateChgReply(self.volume()?, self.i32()?),
             Command::OvRequest => Packet::OvRequest(self.volume()?, self.block_req()?),
-            Command::OvReply => Packet::OvReply(self.volume()?, self.block_req()?, self.all()),
+            Command::OvReply => Packet::OvReply(self.volume()?, self.block_req()?, self.digest()?),
             Command::OvResult => Packet::OvResult(self.volume()?, self.block_ack()?),
             Command::CsumRsRequest => {
-                Packet::CsumRsRequest(self.volume()?, self.block_req()?, self.all())
+                Packet::CsumRsRequest(self.volume()?, self.block_req()?, self.digest()?)
             }
             Command::RsIsInSync => Packet::RsIsInSync(self.volume()?, self.block_ack()?),
             Command::SyncParam89 => {
@@ -134,12 +135,12 @@ impl Decoder<'_> {
             Command::Disconnect => Packet::Disconnect,
             Command::RsDagtagReq => Packet::RsDagtagReq(self.volume()?, self.rs_req()?),
             Command::RsCsumDagtagReq => {
-                Packet::RsCsumDagtagReq(self.volume()?, self.rs_req()?, self.all())
+                Packet::RsCsumDagtagReq(self.volume()?, self.rs_req()?, self.digest()?)
             }
             Command::RsThinDagtagReq => Packet::RsThinDagtagReq(self.volume()?, self.rs_req()?),
             Command::OvDagtagReq => Packet::OvDagtagReq(self.volume()?, self.rs_req()?),
             Command::OvDagtagReply => {
-                Packet::OvDagtagReply(self.volume()?, self.rs_req()?, self.all())
+                Packet::OvDagtagReply(self.volume()?, self.rs_req()?, self.digest()?)
             }
             Command::WriteAckInSync => Packet::WriteAckInSync(self.volume()?, self.block_ack()?),
             Command::RsNegAck => Packet::RsNegAck(self.volume()?, self.block_ack()?),
@@ -475,16 +476,22 @@ impl Decoder<'_> {
         std::mem::take(&mut self.rest).to_vec()
     }
 
+    fn digest(&mut self) -> Decoded<Digest> {
+        Digest::new(std::mem::take(&mut self.rest)).ok_or_else(|| self.wrong_length())
+    }
+
+    fn wrong_length(&self) -> WireError {
+        let (command, len) = (self.header.command(), self.header.len());
+        WireError::Length { command, len, allowed: (len, len) }
+    }
+
     fn take<const N: usize>(&mut self) -> Decoded<[u8; N]> {
         match self.rest.split_first_chunk::<N>() {
             Some((field, rest)) => {
                 self.rest = rest;
                 Ok(*field)
             }
-            None => {
-                let (command, len) = (self.header.command(), self.header.len());
-                Err(WireError::Length { command, len, allowed: (len, len) })
-            }
+            None => Err(self.wrong_length()),
         }
     }
 

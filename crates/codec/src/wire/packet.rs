@@ -8,6 +8,8 @@
 use serde::{Deserialize, Serialize};
 use vocab::{Dagtag, GenUuid, NodeMask, SectorRange, Sectors, VolumeNr};
 
+use super::digest::Digest;
+
 /// Which of the two TCP streams of a connection a packet travels on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Stream {
@@ -530,9 +532,9 @@ pub enum Packet {
     StateChgReply(VolumeNr, i32),
     OvRequest(VolumeNr, BlockReq),
     /// With digest.
-    OvReply(VolumeNr, BlockReq, Vec<u8>),
+    OvReply(VolumeNr, BlockReq, Digest),
     OvResult(VolumeNr, BlockAck),
-    CsumRsRequest(VolumeNr, BlockReq, Vec<u8>),
+    CsumRsRequest(VolumeNr, BlockReq, Digest),
     RsIsInSync(VolumeNr, BlockAck),
     CompressedBitmap(VolumeNr, CompressedBitmap),
     DelayProbe([u8; 8]),
@@ -564,10 +566,10 @@ pub enum Packet {
     RsCancelAhead(VolumeNr, BlockAck),
     Disconnect,
     RsDagtagReq(VolumeNr, RsReq),
-    RsCsumDagtagReq(VolumeNr, RsReq, Vec<u8>),
+    RsCsumDagtagReq(VolumeNr, RsReq, Digest),
     RsThinDagtagReq(VolumeNr, RsReq),
     OvDagtagReq(VolumeNr, RsReq),
-    OvDagtagReply(VolumeNr, RsReq, Vec<u8>),
+    OvDagtagReply(VolumeNr, RsReq, Digest),
     WriteAckInSync(VolumeNr, BlockAck),
     RsNegAck(VolumeNr, BlockAck),
     OvResultId(VolumeNr, BlockAck, OvResult),

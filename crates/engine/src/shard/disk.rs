@@ -16,6 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use codec::disk::{BLOCK_SIZE, Layout, MdParams};
+use codec::wire::Digest;
 use crypt::xts::SectorCipher;
 use replication::io::{
     DiskData, DiskError, DiskLimits, DiskMeasure, DiskOp, MetaBlock, MetaPlace, MetaWrite,
@@ -162,6 +163,19 @@ enum Job {
     Attach(Box<AttachJob>),
 }
 
+/// What is made of what was read.
+#[derive(Clone, Copy)]
+enum Wants {
+    Data {
+        /// Say whether it is all zero.
+        zeroes: bool,
+    },
+    /// Empty if there is no algorithm any more.
+    Digest(Option<Algorithm>),
+    /// Data and digest.
+    Both(Option<Algorithm>),
+}
+
 enum DataJob {
     /// Waits for memory.
     Unstarted(Rc<Disk>, DiskOp, Option<Algorithm>),
@@ -169,8 +183,7 @@ enum DataJob {
         disk: Rc<Disk>,
         start: Sector,
         len: usize,
-        zeroes: bool,
-        digest: Option<Algorithm>,
+        wants: Wants,
     },
     Write(Rc<Disk>, DiskOp),
     /// Discard, zeroes, flush.
@@ -254,7 +267,7 @@ fn disk_error(errno: Errno, optional: bool) -> DiskError {
     }
 }
 
-/// Starts a data operation. `digest` is the algorithm of `DiskOp::Digest`.
+/// Starts a data operation. `digest` is the algorithm of those that give one.
 pub(crate) fn start(
     io: &mut Io,
     owner: Owner,
@@ -281,15 +294,20 @@ fn start_data(io: &mut Io, index: u32) {
     let (disk, op, digest) = (disk.clone(), *op, *digest);
     let (data, token) = (&disk.data, token::disk(index));
     let started = match op {
-        DiskOp::Read { range, .. } | DiskOp::Digest { range } => {
+        DiskOp::Read { range, .. }
+        | DiskOp::ReadWithDigest { range, .. }
+        | DiskOp::Digest { range, .. } => {
             let len = range.len.bytes().0 as usize;
             match io.pool.alloc(len) {
                 Ok(buf) => {
                     data.read(&mut io.ring, token, range.start, buf);
                     let zeroes = matches!(op, DiskOp::Read { detect_zeroes: true, .. });
-                    let wanted = matches!(op, DiskOp::Digest { .. });
-                    let digest = digest.filter(|_| wanted);
-                    DataJob::Read { disk: disk.clone(), start: range.start, len, zeroes, digest }
+                    let wants = match op {
+                        DiskOp::Digest { .. } => Wants::Digest(digest),
+                        DiskOp::ReadWithDigest { .. } => Wants::Both(digest),
+                        _ => Wants::Data { zeroes },
+                    };
+                    DataJob::Read { disk: disk.clone(), start: range.start, len, wants }
                 }
                 Err(AllocError::Exhausted) => {
                     io.jobs.starved.push_back(index);
@@ -420,7 +438,7 @@ fn data_result(io: &mut Io, job: DataJob, done: Completed) -> Result<DiskData, D
             Ok(_) => Ok(DiskData::None),
             Err(errno) => Err(disk_error(errno, false)),
         },
-        DataJob::Read { disk, start, len, zeroes, digest } => {
+        DataJob::Read { disk, start, len, wants } => {
             let read = done.result.map_err(|errno| disk_error(errno, false))?;
             let Payload::Buf(mut buf) = done.payload else {
                 panic!("a read gives its buffer back")
@@ -432,11 +450,20 @@ fn data_result(io: &mut Io, job: DataJob, done: Completed) -> Result<DiskData, D
                 let bytes = buf.as_mut_slice().expect("a buffer that was read into is unique");
                 crypt.decrypt(start.0, bytes);
             }
-            if let Some(algorithm) = digest {
-                return Ok(DiskData::Digest(algorithm.of(&buf).to_vec()));
-            }
-            let all_zero = zeroes && is_zero(&buf);
-            Ok(DiskData::Read { buf: io.bufs.insert(buf), all_zero })
+            let of = |algorithm: Option<Algorithm>| {
+                algorithm.map_or(Digest::NONE, |algorithm| algorithm.of(&buf))
+            };
+            Ok(match wants {
+                Wants::Digest(algorithm) => DiskData::Digest(of(algorithm)),
+                Wants::Both(algorithm) => {
+                    let digest = of(algorithm);
+                    DiskData::ReadWithDigest { buf: io.bufs.insert(buf), digest }
+                }
+                Wants::Data { zeroes } => {
+                    let all_zero = zeroes && is_zero(&buf);
+                    DiskData::Read { buf: io.bufs.insert(buf), all_zero }
+                }
+            })
         }
     }
 }

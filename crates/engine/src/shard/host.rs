@@ -16,7 +16,7 @@ use crypt::luks::Opened;
 use frontend::nbd::server::TargetKey;
 use replication::config::ResourceConfig;
 use replication::io::{
-    AdminCommand, BufId, DiskError, DiskOp, LinkLoss, LogLevel, Request, RequestOp,
+    AdminCommand, BufId, DigestOf, DiskError, DiskOp, LinkLoss, LogLevel, Request, RequestOp,
 };
 use replication::{Input, Output, Resource};
 use runtime::{Completed, Conn};
@@ -491,13 +491,18 @@ impl Host {
         self.volumes.iter().find(|v| v.nr == nr)?.disk.clone()
     }
 
-    /// The digest that `verify-alg` names. All connections of a resource that name one name the
+    /// The digest that is asked for. All connections of a resource that name a `verify-alg` name the
     /// same; that is checked when they are configured.
     fn digest(&self, op: &DiskOp) -> Option<Algorithm> {
-        if !matches!(op, DiskOp::Digest { .. }) {
-            return None;
+        let of_resync = |peer| Algorithm::named(&self.net.get(&peer)?.csums_alg);
+        match *op {
+            DiskOp::Digest { of: DigestOf::Verify, .. } => {
+                self.net.values().find_map(|net| Algorithm::named(&net.verify_alg))
+            }
+            DiskOp::Digest { of: DigestOf::Resync(peer), .. }
+            | DiskOp::ReadWithDigest { peer, .. } => of_resync(peer),
+            _ => None,
         }
-        self.net.values().find_map(|net| Algorithm::named(&net.verify_alg))
     }
 
     fn note(&mut self, now: Instant, level: Level, object: String, text: String) {

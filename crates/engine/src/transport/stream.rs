@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use codec::wire::{self, Agreed, Packet, Stream, WireError};
+use codec::wire::{self, Agreed, Digest, Packet, Stream, WireError};
 use runtime::net::PEEK_MAX;
 use runtime::{AllocError, Buf, Completed, Conn, Errno, Received, Ring, Token};
 use vocab::{Instant, NodeId};
 
 use super::integrity::Integrity;
 use super::tls::{RecordError, Session};
-use crate::digest::{Algorithm, Digest};
+use crate::digest::Algorithm;
 use crate::shard::token::{LinkToken, SocketOp};
 
 /// Names a link to the ring: resource on this shard and peer.
@@ -293,8 +293,10 @@ impl Socket {
         self.fetch(len)?;
         let Some(bytes) = self.peek(len) else { return Ok(None) };
         let packet = wire::decode(header, &bytes[header.size()..fixed], agreed)?;
-        let digest = (len > fixed).then(|| Digest::new(&bytes[fixed..]));
-        self.digest = digest.unwrap_or(self.digest);
+        if len > fixed {
+            let digest = Digest::new(&bytes[fixed..]);
+            self.digest = digest.expect("no algorithm gives more bytes than a digest has");
+        }
         self.consume(len);
         Ok(Some(packet))
     }

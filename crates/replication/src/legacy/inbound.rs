@@ -103,6 +103,9 @@ impl Resource {
             // Requests get ids, answers the ids of their requests.
             Packet::RsDataRequest(nr, req) => Packet::RsDagtagReq(nr, with_id(req)),
             Packet::RsThinReq(nr, req) => Packet::RsThinDagtagReq(nr, with_id(req)),
+            Packet::CsumRsRequest(nr, req, digest) => {
+                Packet::RsCsumDagtagReq(nr, with_id(req), digest)
+            }
             Packet::OvRequest(nr, req) => {
                 let size = self.vols[VOLUME].size.0;
                 let dialect = self.peers[peer].legacy.as_mut().expect("looked at above");
@@ -127,6 +130,10 @@ impl Resource {
             Packet::RsDeallocated(nr, range) => {
                 let block_id = dialect.take_request(range)?;
                 Packet::RsDeallocatedId(nr, BlockAck { range, block_id, seq: 0 })
+            }
+            Packet::RsIsInSync(nr, mut ack) => {
+                ack.block_id = dialect.take_request(ack.range)?;
+                Packet::RsIsInSync(nr, ack)
             }
             Packet::NegRsDreply(nr, mut ack) => {
                 ack.block_id = dialect.take_request(ack.range)?;

@@ -62,7 +62,9 @@ impl Resource {
                 self.put_on_wire(peer, Packet::BarrierAck(number, set_size), None);
                 return self.settle_barrier(peer, number);
             }
-            Packet::RsDagtagReq(..) | Packet::RsThinDagtagReq(..) if dialect.awaits_sync_uuid => {
+            Packet::RsDagtagReq(..) | Packet::RsThinDagtagReq(..) | Packet::RsCsumDagtagReq(..)
+                if dialect.awaits_sync_uuid =>
+            {
                 dialect.waiting_requests.push(packet);
                 return;
             }
@@ -73,6 +75,10 @@ impl Resource {
             Packet::RsThinDagtagReq(nr, req) => {
                 dialect.note_request(req.block_id, req.range);
                 Packet::RsThinReq(nr, without_id(req))
+            }
+            Packet::RsCsumDagtagReq(nr, req, digest) => {
+                dialect.note_request(req.block_id, req.range);
+                Packet::CsumRsRequest(nr, without_id(req), digest)
             }
             Packet::OvDagtagReq(nr, req) => {
                 dialect.note_request(req.block_id, req.range);
@@ -89,6 +95,7 @@ impl Resource {
             Packet::RsDeallocatedId(nr, ack) => Packet::RsDeallocated(nr, ack.range),
             Packet::RsWriteAck(nr, ack) => Packet::RsWriteAck(nr, of_syncer(ack)),
             Packet::RsNegAck(nr, ack) => Packet::NegAck(nr, of_syncer(ack)),
+            Packet::RsIsInSync(nr, ack) => Packet::RsIsInSync(nr, of_syncer(ack)),
             Packet::NegRsDreply(nr, ack) => Packet::NegRsDreply(nr, of_syncer(ack)),
             Packet::WriteAckInSync(nr, ack) => Packet::RsWriteAck(nr, ack),
             // It asks once. What can not be served now is served later.

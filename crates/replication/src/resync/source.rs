@@ -8,12 +8,12 @@
 
 use std::time::Duration;
 
-use codec::wire::{BlockAck, BlockId, DagtagDep, Data, DataFlags, Packet, RsReq};
+use codec::wire::{BlockAck, BlockId, DagtagDep, Data, DataFlags, Digest, Packet, RsReq};
 use serde::{Deserialize, Serialize};
 use vocab::{DiskState, Instant, NodeId, ReplState, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
-use crate::io::{DiskData, DiskError, DiskOp, Output};
+use crate::io::{BufId, DigestOf, DiskData, DiskError, DiskOp, Output};
 use crate::rate::Load;
 use crate::request::WaitingOn;
 use crate::resource::{Op, Owner, Resource};
@@ -32,8 +32,10 @@ pub(crate) struct Serve {
     pub peer: PeerIx,
     pub vol: VolIx,
     pub range: SectorRange,
-    block_id: BlockId,
+    pub(super) block_id: BlockId,
     kind: ServeKind,
+    /// Of the requester's copy.
+    pub(super) theirs: Option<Digest>,
     dep: DagtagDep,
     interval: Option<Slot>,
     /// Since when users' I/O has precedence.
@@ -49,6 +51,8 @@ pub(crate) struct Serve {
 pub(crate) enum ServeKind {
     Data,
     Thin,
+    /// Data, if they do not have the digest that came with the request.
+    Digest,
     Verify,
 }
 
@@ -60,6 +64,17 @@ impl Resource {
         nr: VolumeNr,
         req: RsReq,
         kind: ServeKind,
+    ) -> Result<(), &'static str> {
+        self.take_request(peer, nr, req, kind, None)
+    }
+
+    pub(super) fn take_request(
+        &mut self,
+        peer: PeerIx,
+        nr: VolumeNr,
+        req: RsReq,
+        kind: ServeKind,
+        theirs: Option<Digest>,
     ) -> Result<(), &'static str> {
         let vol = self.vol_ix(nr).ok_or("a resync request names an unknown volume")?;
         if !self.st.is_connected(peer) {
@@ -87,6 +102,7 @@ impl Resource {
             range: req.range,
             block_id: req.block_id,
             kind,
+            theirs,
             dep: req.dep,
             interval: None,
             held: None,
@@ -256,7 +272,8 @@ impl Resource {
         serve.reading = true;
         let op = self.op(Op::Serve(key));
         let io = match kind {
-            ServeKind::Verify => DiskOp::Digest { range },
+            ServeKind::Verify => DiskOp::Digest { range, of: DigestOf::Verify },
+            ServeKind::Digest => DiskOp::ReadWithDigest { range, peer: self.peers[peer].node },
             _ => DiskOp::Read { range, detect_zeroes: kind == ServeKind::Thin },
         };
         self.out.push_back(Output::Disk { volume: nr, op, io });
@@ -287,9 +304,7 @@ impl Resource {
     /// The block for a peer has been read.
     pub(crate) fn served(&mut self, key: usize, result: Result<DiskData, DiskError>) {
         let Some(serve) = self.serves.get_mut(key) else {
-            if let Ok(DiskData::Read { buf, .. }) = result {
-                self.free(Some(buf));
-            }
+            self.free(read_buf(&result));
             return;
         };
         serve.reading = false;
@@ -298,12 +313,16 @@ impl Resource {
         let nr = self.vols[vol].nr;
         match result {
             _ if dead => {
-                if let Ok(DiskData::Read { buf, .. }) = result {
-                    self.free(Some(buf));
-                }
+                self.free(read_buf(&result));
                 self.end_serve(key);
             }
-            Ok(DiskData::Read { buf, all_zero }) => {
+            Ok(DiskData::ReadWithDigest { buf, digest }) if self.is_equal(key, digest) => {
+                self.free(Some(buf));
+                self.answer_equal(key);
+            }
+            Ok(DiskData::Read { .. } | DiskData::ReadWithDigest { .. }) => {
+                let buf = read_buf(&result).expect("a read gives a buffer");
+                let all_zero = matches!(result, Ok(DiskData::Read { all_zero: true, .. }));
                 if kind == ServeKind::Thin && all_zero {
                     let ack = BlockAck { range, block_id, seq: 0 };
                     self.send(peer, Packet::RsDeallocatedId(nr, ack));
@@ -400,22 +419,27 @@ impl Resource {
         if let Some(throttle) = resync.and_then(|r| r.throttle.as_mut()) {
             throttle.answered(now, users_total);
         }
-        let node = self.peers[peer].node;
         if ok {
-            let mut news = false;
-            if let Some(backing) = self.vols[vol].backing.as_mut() {
-                if let Some(slot) = backing.slot_of(node) {
-                    news = backing.bitmap.test_any(slot, ack.range);
-                    backing.clear_range(slot, ack.range);
-                }
-            }
-            self.write_bitmap_lazily(vol);
-            self.became_in_sync(peer, vol, ack.range, news);
+            self.target_has(peer, vol, ack.range);
         } else if let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() {
             resync.failed += ack.range.len.0;
         }
         self.end_serve(key);
         Ok(())
+    }
+
+    /// The target's block is this disk's.
+    pub(super) fn target_has(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
+        let node = self.peers[peer].node;
+        let mut news = false;
+        if let Some(backing) = self.vols[vol].backing.as_mut() {
+            if let Some(slot) = backing.slot_of(node) {
+                news = backing.bitmap.test_any(slot, range);
+                backing.clear_range(slot, range);
+            }
+        }
+        self.write_bitmap_lazily(vol);
+        self.became_in_sync(peer, vol, range, news);
     }
 
     /// The connection to `peer` is lost: nobody is answered there, nor what waits for its writes.
@@ -439,5 +463,13 @@ impl Resource {
             self.send(to, Packet::RsCancel(nr, ack));
             self.drop_serve(key);
         }
+    }
+}
+
+/// The buffer that came with the end of an operation.
+fn read_buf(result: &Result<DiskData, DiskError>) -> Option<BufId> {
+    match result {
+        Ok(DiskData::Read { buf, .. } | DiskData::ReadWithDigest { buf, .. }) => Some(*buf),
+        _ => None,
     }
 }

@@ -23,19 +23,33 @@ const RETRY: Duration = Duration::from_millis(20);
 /// So many ranges are remembered until their bits are written.
 const MAX_TOLD: usize = 1024;
 
+/// How a block is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    Data,
+    /// "All zero" is an answer.
+    Thin,
+    /// "Equal" is one.
+    Digest,
+}
+
 /// A request of the target.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RsRequest {
-    range: SectorRange,
-    key: Slot,
-    since: Instant,
+    pub(super) range: SectorRange,
+    pub(super) key: Slot,
+    pub(super) since: Instant,
     #[serde(skip)]
     buf: Option<BufId>,
     /// The answer arrived.
-    answered: bool,
+    pub(super) answered: bool,
     /// A Primary has said meanwhile that this node misses a write to that range, and the source
     /// may have read it before: it is asked for again.
-    outdated: bool,
+    pub(super) outdated: bool,
+    /// It is asked for by the digest of what is here.
+    pub(super) by_digest: bool,
+    /// What the request will depend on, while that digest is computed.
+    pub(super) unsent: Option<DagtagDep>,
 }
 
 impl super::Resync {
@@ -119,7 +133,8 @@ impl Resource {
         let (now, next) = (self.now, self.next_resync_request);
         let users_total = self.users_total(vol);
         // What is resynced as discards is asked for as a whole.
-        let unit = Sectors(self.thin_bits(vol).unwrap_or(0) * BIT_SECTORS);
+        let thin_bits = self.thin_bits(vol).filter(|_| !self.asks_by_digest(peer, vol));
+        let unit = Sectors(thin_bits.unwrap_or(0) * BIT_SECTORS);
         let p = &mut self.peers[peer];
         let runs =
             |st: &PeerState| st.devs.iter().filter(|dev| dev.repl == ReplState::SyncTarget).count();
@@ -170,7 +185,9 @@ impl Resource {
     fn request_blocks(&mut self, peer: PeerIx, vol: VolIx, budget: u64, most: u64) -> u64 {
         let node = self.peers[peer].node;
         let most = most.clamp(1, MAX_REQUEST_BITS);
-        let thin_bits = self.thin_bits(vol).filter(|bits| *bits <= most);
+        // By its digest nothing is answered with "all zero".
+        let by_digest = self.asks_by_digest(peer, vol);
+        let thin_bits = self.thin_bits(vol).filter(|bits| *bits <= most && !by_digest);
         let most = thin_bits.unwrap_or(most);
         let mut requested = 0;
         let mut wrapped = false;
@@ -202,7 +219,12 @@ impl Resource {
             }
             let Ok(dep) = self.dagtag_dependency() else { break };
             let thin = thin_bits.is_some_and(|bits| range.len.0 == bits * BIT_SECTORS);
-            self.request_block(peer, vol, range, dep, thin);
+            let ask = match thin {
+                _ if by_digest => Ask::Digest,
+                true => Ask::Thin,
+                false => Ask::Data,
+            };
+            self.request_block(peer, vol, range, dep, ask);
             requested += range.len.0;
         }
         requested
@@ -268,7 +290,7 @@ impl Resource {
         vol: VolIx,
         range: SectorRange,
         dep: DagtagDep,
-        thin: bool,
+        ask: Ask,
     ) {
         let nr = self.vols[vol].nr;
         self.verify_sees_write(vol, range);
@@ -279,17 +301,24 @@ impl Resource {
         resync.in_flight += range.len.0;
         resync.requests.insert(
             id,
-            RsRequest { range, key, since, buf: None, answered: false, outdated: false },
+            RsRequest {
+                range,
+                key,
+                since,
+                buf: None,
+                answered: false,
+                outdated: false,
+                by_digest: ask == Ask::Digest,
+                unsent: (ask == Ask::Digest).then_some(dep),
+            },
         );
         let block_id = Resource::block_id(IdKind::Resync, id);
         let req = RsReq { range, block_id, dep };
-        self.send(
-            peer,
-            match thin {
-                true => Packet::RsThinDagtagReq(nr, req),
-                false => Packet::RsDagtagReq(nr, req),
-            },
-        );
+        match ask {
+            Ask::Data => self.send(peer, Packet::RsDagtagReq(nr, req)),
+            Ask::Thin => self.send(peer, Packet::RsThinDagtagReq(nr, req)),
+            Ask::Digest => self.compute_digest(peer, vol, id, range),
+        }
     }
 
     /// Nothing was to be fetched, or only zeroes came: one block is fetched all the same. What
@@ -299,7 +328,7 @@ impl Resource {
         let range = SectorRange::new(0, BIT_SECTORS.min(self.vols[vol].size.0));
         let busy = self.fetch_waits(peer, vol, range);
         match self.dagtag_dependency() {
-            Ok(dep) if !busy => self.request_block(peer, vol, range, dep, false),
+            Ok(dep) if !busy => self.request_block(peer, vol, range, dep, Ask::Data),
             _ => {
                 let at = self.now + RETRY;
                 self.resync_mut(peer, vol).next_turn = Some(at);
@@ -346,7 +375,7 @@ impl Resource {
             return Ok(None);
         }
         let request = resync.requests.get_mut(&id).ok_or(WRONG)?;
-        if request.range != range || request.answered {
+        if request.range != range || request.answered || request.unsent.is_some() {
             return Err(WRONG);
         }
         request.answered = true;
@@ -573,10 +602,13 @@ impl Resource {
     /// `peer` has said that this node misses a write to that range: what others were asked for
     /// before may lack it, too.
     pub(crate) fn resync_overtaken(&mut self, peer: PeerIx, vol: VolIx, range: SectorRange) {
-        for source in (0..self.peers.len()).filter(|p| *p != peer) {
+        for source in 0..self.peers.len() {
             if let Some(resync) = self.peers[source].devs[vol].resync.as_mut() {
                 for request in resync.requests.values_mut() {
-                    request.outdated |= request.range.overlaps(range);
+                    // That a block is equal comes on another stream, on which it may have been
+                    // overtaken by what the source has said later.
+                    let in_order = source == peer && !request.by_digest;
+                    request.outdated |= !in_order && request.range.overlaps(range);
                 }
             }
         }

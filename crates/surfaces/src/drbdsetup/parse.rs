@@ -236,6 +236,9 @@ impl Parsed {
     /// would say it.
     fn refused(&self, error: &OptionError) -> Stop {
         match error {
+            OptionError::NotHonoured { name: "csums-alg", .. } => {
+                self.refusal(ConfigError::CsumsAlg, error.to_string())
+            }
             OptionError::NotHonoured { .. } | OptionError::Conflict(_) => {
                 self.refusal(ConfigError::InvalidRequest, error.to_string())
             }

@@ -221,9 +221,9 @@ options! {
         /// Active extents that count as congestion.
         "congestion-extents" congestion_extents: u32 = "1237", num(67, 65_534, Unit::One), Honoured::DefaultOnly(NO_AHEAD);
         /// Digest that spares identical blocks during a resync.
-        "csums-alg" csums_alg: String = "", TEXT, Honoured::DefaultOnly("resync by digest is not implemented");
+        "csums-alg" csums_alg: String = "", TEXT, Honoured::Only(&["", "md5", "sha1", "sha256", "sha512"], "by crc32c one of 2^32 requests that differ would count as equal and leave stale blocks, and other digests are not known");
         /// Resync by digest only after a Primary crashed.
-        "csums-after-crash-only" csums_after_crash_only: bool = "no", YES_NO, Honoured::DefaultOnly("resync by digest is not implemented");
+        "csums-after-crash-only" csums_after_crash_only: bool = "no", YES_NO;
         /// Digest of the online verify.
         "verify-alg" verify_alg: String = "", TEXT;
         /// Compress the bitmap on the wire.

@@ -53,7 +53,7 @@ fn sample(command: Command, agreed: &Agreed) -> Packet {
     let req = BlockReq { range, block_id };
     let dagtag = Dagtag(0x1020_3040_5060_7080);
     let rs = RsReq { range, block_id, dep: DagtagDep { node_id: 3, dagtag } };
-    let digest = vec![1, 2, 3, 4];
+    let digest = Digest::new(&[1, 2, 3, 4]).unwrap();
     let nodes = NodeMask(0xf1f2_f3f4_f5f6_f7f8);
     let uuid = GenUuid(0x7172_7374_7576_7778);
     let word = StateWord(0x0081_32aa);

@@ -259,6 +259,9 @@ fn refusals_have_the_form_and_the_status_of_the_original() {
          `allow-two-primaries` can not be `yes` here: two Primaries are not implemented; remove it \
          or set `no`\n"
     );
+    let ran = drbdsetup("new-peer r0 3 --_name=c --csums-alg=crc32c", Some(up));
+    assert_eq!((ran.status, ran.orders.len()), (10, 0));
+    assert!(ran.err.starts_with("r0: Failure: (144) "), "{}", ran.err);
     fn refuses(request: &Request) -> (Outcome, Vec<Line>) {
         let state = |code| (Refusal::state(code, "volume 0").into(), Vec::new());
         match request {
