@@ -80,6 +80,12 @@ impl Resource {
         self.st.susp.fencing && self.awaits_fencing()
     }
 
+    /// No generation starts beside a peer that is not fenced. What fails after a forced demotion needs
+    /// none: the bits tell that the two may differ there.
+    pub(crate) fn fails_unfenced(&self) -> bool {
+        self.st.fail_io && self.has_to_fence()
+    }
+
     /// Nobody is promoted beside a peer that may be in use (semantics §1.9).
     pub(crate) fn check_fenced(&self, new: &State) -> Result<(), Refusal> {
         let unfenced = |p: &PeerIx| self.fences(*p) && self.has_unfenced(new, *p);

@@ -189,7 +189,7 @@ impl Resource {
                 .any(|w| w.vol == vol && (!w.completed || !self.part_is_done(w, peer)));
             let quorate = self.st.vols[vol].quorum;
             let can = self.st.role == Role::Primary && quorate && self.has_data(&self.st, vol);
-            if self.bump_blocks(vol) && owed && can {
+            if self.bump_blocks(vol) && owed && can && !self.fails_unfenced() {
                 self.start_bump(vol);
                 waits |= self.bump_blocks(vol);
             }

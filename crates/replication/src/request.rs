@@ -582,7 +582,8 @@ impl Resource {
             || write.local == Local::Failed)
             && self.st.vols[vol].quorum
             && self.has_data(&self.st, vol)
-            && self.bump_blocks(vol);
+            && self.bump_blocks(vol)
+            && !self.fails_unfenced();
         if missed || self.completion_held(write) || (frozen && !self.st.fail_io) {
             // Nothing is reported before it is known that it will last (invariant 6). One that fails
             // waits for no other volume.

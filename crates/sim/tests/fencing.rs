@@ -619,3 +619,47 @@ fn a_disk_that_fails_is_told_of_and_so_is_the_last_one() {
         w.settle();
     });
 }
+
+#[test]
+fn a_forced_demotion_ends_though_the_peer_can_not_be_fenced_case_43() {
+    scenario(stonith(), |w| {
+        w.form();
+        w.handler_exits(HandlerEvent::FencePeer, Some(1));
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        let write = w.start(0, WRITE, 8, 8);
+        w.wait_lost(0, 1);
+        w.run_seconds(5);
+        w.expect("it is held", |w| !w.is_answered(write) && suspended(w, 0));
+        w.granted(0, AdminCommand::Secondary { force: true });
+        w.expect("it has failed", |w| w.is_answered(write));
+        let failed = w.finish(write).is_err();
+        w.expect("nobody knows whether it will last", |_| failed);
+        w.close(0, opener);
+        w.heal(0, 1);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_peer_lost_after_a_forced_demotion_began_connects_again_though_it_is_not_fenced() {
+    scenario(stonith(), |w| {
+        w.form();
+        w.handler_exits(HandlerEvent::FencePeer, Some(1));
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut(0, 1);
+        let write = w.start(0, WRITE, 8, 8);
+        w.run_seconds(1);
+        w.admin(0, AdminCommand::Secondary { force: true });
+        w.wait_lost(0, 1);
+        w.run_seconds(5);
+        w.heal(0, 1);
+        w.wait_connected(0, 1);
+        let failed = w.finish(write).is_err();
+        w.expect("nobody knows whether it will last", |_| failed);
+        w.close(0, opener);
+        w.settle();
+    });
+}
