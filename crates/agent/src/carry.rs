@@ -35,6 +35,11 @@ pub use keys::Master;
 
 /// How long a step may take. What a pool's own program needs is added where one is run.
 const STEP: Duration = Duration::from_secs(120);
+/// So long it is waited for peers that have to be there before data go: connections come and go while
+/// resources change.
+const ON_THEIR_WAY: Duration = Duration::from_secs(3);
+/// How often it is looked for them.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// This node.
 pub struct Node {
@@ -156,7 +161,7 @@ impl Step<'_> {
         if guard.at_least == 0 {
             return Ok(());
         }
-        let status = self.status()?;
+        let mut status = self.status()?;
         let harmless = match &status {
             Some(status) => {
                 status.devices.iter().all(|device| engine::has_no_data(device.disk_state))
@@ -173,15 +178,25 @@ impl Step<'_> {
                 !any
             }
         };
-        let current: Vec<&str> = status.as_ref().map(engine::peers_up_to_date).unwrap_or_default();
-        let left = guard
-            .of
-            .iter()
-            .filter(|node| current.iter().any(|peer| peer.eq_ignore_ascii_case(node.as_str())));
-        let left = left.count();
-        if harmless || left >= guard.at_least {
+        if harmless {
             return Ok(());
         }
+        let deadline = Instant::now() + ON_THEIR_WAY;
+        let left = loop {
+            let current = status.as_ref().map(engine::peers_up_to_date).unwrap_or_default();
+            let is_current = |node: &&NodeName| {
+                current.iter().any(|peer| peer.eq_ignore_ascii_case(node.as_str()))
+            };
+            let left = guard.of.iter().filter(is_current).count();
+            if left >= guard.at_least {
+                return Ok(());
+            }
+            if status.is_none() || Instant::now() >= deadline {
+                break left;
+            }
+            std::thread::sleep(LOOK);
+            status = self.status()?;
+        };
         Err(Failed::new(
             format!(
                 "the data of {} stay on node {}: {} other nodes have to be connected and UpToDate, \

@@ -378,7 +378,7 @@ impl Node {
         false
     }
 
-    /// Sends a signal, such as SIGSTOP.
+    /// Sends a signal. One that stops it has stopped all its threads.
     pub fn signal(&self, signal: i32) {
         let status = Command::new("kill")
             .arg(format!("-{signal}"))
@@ -386,6 +386,16 @@ impl Node {
             .status()
             .unwrap();
         assert!(status.success());
+        let stopped = || {
+            let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+            tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok()).all(
+                // The state is behind the name, which is in brackets.
+                |stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")),
+            )
+        };
+        while signal == libc::SIGSTOP && !stopped() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn command(&self, args: &[&str]) -> Command {
