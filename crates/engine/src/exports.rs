@@ -20,8 +20,8 @@ use crate::shard::Shard;
 use crate::state::StoredExport;
 use crate::vhost::{Server, path_of};
 
-/// The shard that listens.
-const LISTENING: usize = 0;
+/// The shard that listens. Clients move to that of their export by themselves.
+pub(crate) const LISTENING: usize = 0;
 
 /// Exports and listeners in use.
 #[derive(Default)]

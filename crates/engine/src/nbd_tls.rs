@@ -30,6 +30,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use socket2::{Domain, Socket, TcpKeepalive, Type};
 
 use crate::engine::Engine;
+use crate::exports::LISTENING;
 use crate::log::{Level, log};
 
 /// Names of the files, as those of `qemu` and `nbdkit`.
@@ -46,9 +47,6 @@ const PIECE: usize = 128 << 10;
 const WAITING_MAX: usize = 512 << 10;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-
-/// The shard that takes clients: they move to that of their export by themselves.
-const LISTENING: usize = 0;
 
 /// A place where clients that use TLS come in; it ends with this value, its clients stay.
 pub(crate) struct TlsListener {
