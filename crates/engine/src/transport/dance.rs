@@ -10,8 +10,11 @@
 //! ```
 //!
 //! The side that connected says with an initial packet which socket it is. If both sides open
-//! the same one at the same time, each drops its own and keeps the accepted one; a coin decides
-//! who opens the missing one, so that they do not repeat that forever.
+//! the same one at the same time, a kernel drops its own and keeps the accepted one. Two that both
+//! do so are left with nothing, and a coin decides who waits for the other, so that they do not
+//! repeat that forever. It can take minutes: with a kernel 8.4, which opens the data socket first
+//! whatever its address, tries that began together meet again and again. So the side with the
+//! greater address keeps its own: one of the two stays. It opens the missing one, too.
 //!
 //! Both sockets go by one path. The first one settles it, whoever opened it; without any, one path
 //! is tried after the other. A node opens sockets by the path it is settled on, so a socket that
@@ -221,6 +224,14 @@ impl Dance {
         self.data.iter().chain(&self.control)
     }
 
+    #[cfg(test)]
+    pub(super) fn holds(&self, stream: Stream) -> bool {
+        match stream {
+            Stream::Data => self.data.is_some(),
+            Stream::Control => self.control.is_some(),
+        }
+    }
+
     /// One of the sockets is there, so the path is settled.
     fn is_settled(&self) -> bool {
         self.held().next().is_some()
@@ -231,6 +242,16 @@ impl Dance {
         let opened = self.held().any(|socket| !socket.accepted);
         let unheard = opened && io.now() < self.settled + net.ping_timeout * GREETING;
         unheard && rank(self.paths[self.path]) < rank(self.paths[other])
+    }
+
+    /// The peer has opened a socket that this node had opened before, and drops it when it finds
+    /// that. If it has not found it after all this time, it knows nothing of this node's: it has
+    /// restarted.
+    fn keeps_own(&mut self, stream: Stream, io: &Io, net: &NetOptions) -> bool {
+        let PathConfig { local, remote } = self.paths[self.path];
+        let patience = net.connect_int + net.ping_timeout * GREETING;
+        let opened = self.place(stream).as_ref().is_some_and(|socket| !socket.accepted);
+        opened && is_greater(local, remote) && io.now() < self.settled + patience
     }
 
     /// Puts a socket of the path in its place. True if there was one.
@@ -266,13 +287,14 @@ impl Dance {
             log!(Level::Debug, label, "the peer comes by {local} to {remote}");
             (self.data, self.control, self.path) = (None, None, path);
         }
-        let crossed = self.hold(io, stream, socket);
+        let own = self.keeps_own(stream, io, net);
+        let crossed = own || self.hold(io, stream, socket);
         if crossed {
             log!(Level::Debug, label, "both nodes opened the {stream} socket");
         }
         if self.is_complete() {
             self.check(io, net);
-        } else if crossed && io.random.coin() {
+        } else if crossed && !own && io.random.coin() {
             self.listen(io, net, label);
         } else {
             self.attempt(io, net, label);

@@ -7,8 +7,9 @@ mod handover;
 mod paths;
 
 use std::collections::VecDeque;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ use vocab::{NodeId, SectorRange, VolumeNr};
 use super::*;
 use crate::digest::Algorithm;
 use crate::shard::token::{self, Purpose};
+
+/// The initial packet of a data socket (wire §1.1).
+const INITIAL_DATA: [u8; 8] = [0x83, 0x74, 0x02, 0x67, 0xff, 0xf2, 0, 0];
 
 /// One end, with what it was told.
 struct End {
@@ -86,6 +90,14 @@ impl World {
         self.connect(0);
         self.connect(1);
         self.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
+    }
+
+    /// A try to connect, and the wait after it, are as long as with DRBD's defaults.
+    fn patient(&mut self) {
+        let net = NetOptions { connect_int: Duration::from_secs(10), ..net() };
+        for end in &mut self.ends {
+            _ = end.link.set_net(&mut self.io, net.clone());
+        }
     }
 
     fn connect(&mut self, end: usize) {
@@ -208,12 +220,7 @@ fn two_that_start_together_have_one_tie_break_between_them() {
 fn one_that_comes_later_is_not_kept_waiting() {
     for (first, second) in [(0, 1), (1, 0)] {
         let (mut world, _) = World::new();
-        for end in &mut world.ends {
-            _ = end.link.set_net(
-                &mut world.io,
-                NetOptions { connect_int: Duration::from_secs(10), ..net() },
-            );
-        }
+        world.patient();
         world.connect(first);
         let start = runtime::clock::now();
         world.run("the first has tried", |_| {
@@ -393,24 +400,60 @@ fn bytes_that_are_no_packet_end_the_connection() {
     assert_eq!(world.ends[1].events[1], Event::Down(LinkLoss::Garbage));
 }
 
+/// A socket from an address, as somebody else than a link opens one.
+fn call(from: IpAddr, to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::new(from, 0).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    TcpStream::from(OwnedFd::from(socket))
+}
+
+/// The peer's part is a kernel 8.4's: it opens the data socket first though its address is the lesser
+/// one, and drops it when it finds that it has been given one meanwhile.
+#[test]
+fn a_kernel_that_opened_the_same_socket_finds_its_peers_alive() {
+    for _ in 0..5 {
+        let (mut world, [kernel, engine]) = World::new();
+        world.patient();
+        let listener = TcpListener::bind(kernel).unwrap();
+        world.connect(1);
+        world.run("it has opened the data socket", |w| match &w.ends[1].link.state {
+            State::Dancing(dance) => dance.holds(Stream::Data),
+            _ => false,
+        });
+        let mut own = call(kernel.ip(), engine);
+        own.write_all(&INITIAL_DATA).unwrap();
+        let (mut data, _) = listener.accept().unwrap();
+        data.set_nonblocking(true).unwrap();
+        let mut initial = [0; 8];
+        world.run("it has said so", |_| data.peek(&mut initial).is_ok_and(|n| n == 8));
+        data.read_exact(&mut initial).unwrap();
+        assert_eq!(initial, INITIAL_DATA);
+        // Its coin says that it waits for the other one.
+        drop(own);
+        listener.set_nonblocking(true).unwrap();
+        let mut control = None;
+        world.run("it opens the control socket", |_| {
+            control = control.take().or_else(|| listener.accept().ok());
+            control.is_some()
+        });
+        world.run("it is up", |w| !w.ends[1].events.is_empty());
+        let end = data.read(&mut [0; 8]).map_err(|error| error.kind());
+        assert_eq!(end, Err(ErrorKind::WouldBlock), "the data socket is in use");
+    }
+}
+
 #[test]
 fn strangers_and_silent_callers_do_not_disturb() {
     let (mut world, addresses) = World::new();
     world.connect(0);
     // Somebody from the peer's address, who is no DRBD; one who says nothing; one from elsewhere.
-    let from = |ip: Ipv4Addr| {
-        use std::os::fd::OwnedFd;
-        let socket =
-            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        socket.bind(&SocketAddr::new(ip.into(), 0).into()).unwrap();
-        socket.connect(&addresses[0].into()).unwrap();
-        TcpStream::from(OwnedFd::from(socket))
-    };
-    let SocketAddr::V4(peer) = addresses[1] else { panic!("an IPv4 address") };
-    let mut browser = from(*peer.ip());
+    let from = |ip| call(ip, addresses[0]);
+    let peer = addresses[1].ip();
+    let mut browser = from(peer);
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let _silent = from(*peer.ip());
-    let mut stranger = from(Ipv4Addr::new(127, 0, 0, 1));
+    let _silent = from(peer);
+    let mut stranger = from(Ipv4Addr::new(127, 0, 0, 1).into());
     let start = runtime::clock::now();
     world.run("they are sent away", |_| {
         runtime::clock::now().since(start) > Duration::from_millis(300)

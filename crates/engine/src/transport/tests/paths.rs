@@ -65,13 +65,6 @@ impl World {
         self.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
     }
 
-    fn patient(&mut self) {
-        let net = NetOptions { connect_int: Duration::from_secs(10), ..net() };
-        for end in &mut self.ends {
-            _ = end.link.set_net(&mut self.io, net.clone());
-        }
-    }
-
     /// Both ends ask for a sign of life, get none, and give the connection up.
     fn fall_silent(&mut self) {
         for end in [0, 1] {
