@@ -95,7 +95,10 @@ impl<'a> Rig<'a> {
     /// # Errors
     /// If it has it.
     pub fn stand_in(&self, nr: u8) -> Result<()> {
-        self.change_address("add", nr)
+        self.change_address("add", nr)?;
+        // Guests that know where the address was send there until they are told: the next question for
+        // one of them says where it is now.
+        ip(&["-n", &self.namespace, "neighbour", "flush", "dev", BRIDGE])
     }
 
     /// And gives it back.
