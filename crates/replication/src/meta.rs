@@ -626,7 +626,7 @@ impl Resource {
                 for slot in 0..backing.bitmap.slots() {
                     backing.set_range(slot, range);
                 }
-                self.write_missed(vol, range);
+                self.write_missed(vol, range, NodeMask::ALL);
                 let text = format!(
                     "{}/{}: {what} at {range}; the disk stays attached as Inconsistent \
                      (on-io-error pass_on)",

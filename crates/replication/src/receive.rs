@@ -444,7 +444,7 @@ impl Resource {
             self.resync_progress(peer, vol);
         } else if !both {
             backing.set_range(slot, range);
-            self.write_missed(vol, range);
+            self.write_missed(vol, range, node.mask());
         }
     }
 

@@ -1,12 +1,15 @@
 //! Disks that fail, are slow, or are lost at a bad moment.
 
+use std::time::Duration;
+
+use codec::wire::Packet;
 use replication::io::AdminCommand;
 use sim::disk::Behaviour;
 use sim::net::Pace;
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnNoDataAccessible, OnNoQuorum, Protocol};
+use vocab::options::{OnIoError, OnNoDataAccessible, OnNoQuorum, Protocol};
 use vocab::{DiskState, VolumeNr};
 
 const V0: VolumeNr = VolumeNr(0);
@@ -894,6 +897,74 @@ fn a_disk_is_given_up_only_once_the_other_has_its_generation() {
         w.kill(1);
         w.release_disk(1);
         (0..3).for_each(|n| w.start_node(n));
+        w.settle();
+    });
+}
+
+/// The peer-ack of a write says that a block is the same on both disks. It comes after a newer write there
+/// that one of them has not.
+fn with_late_peer_acks() -> Plan {
+    let mut plan = Plan::quiet(2, 0);
+    plan.resource.peer_ack_delay = Duration::from_secs(2);
+    plan
+}
+
+fn is_peer_ack(packet: &Packet) -> bool {
+    matches!(packet, Packet::PeerAck(_))
+}
+
+#[test]
+fn a_failed_write_stays_missing_when_an_older_one_is_everywhere() {
+    let mut plan = with_late_peer_acks();
+    plan.disk.on_io_error = OnIoError::PassOn;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        let peer_acks = w.tap(0, 1, is_peer_ack);
+        w.write(0, EXTENT);
+        behave(w, 1, Behaviour { write_errors: 100, ..Behaviour::default() });
+        // Of one sector: a disk may have written what it says it has not, but not a part of it.
+        let id = w.start(0, WRITE, EXTENT, 1);
+        w.wait_sent(1, 0, "that it has not", |p| matches!(p, Packet::NegAck(..)));
+        behave(w, 1, Behaviour::default());
+        w.expect("the first has no peer-ack yet", |w| w.tapped(peer_acks) == 0);
+        w.finish(id).expect("n0 has it");
+        w.run_seconds(3);
+        w.expect("both have", |w| w.tapped(peer_acks) > 0);
+        w.expect("n1 misses the second", |w| {
+            let resource = w.nodes[1].resource.as_ref().expect("it runs");
+            w.disk(1) == DiskState::Inconsistent && resource.out_of_sync_at(V0, node_id(0), EXTENT)
+        });
+        // Whether the disk is any good an operator has to know.
+        w.cut(0, 1);
+        w.wait_lost(0, 1);
+        w.heal(0, 1);
+        w.wait("it is repaired", |w| w.connected(0, 1) && w.disk(1) == DiskState::UpToDate);
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_write_without_the_own_disk_stays_missing_when_an_older_one_is_everywhere() {
+    scenario(with_late_peer_acks(), |w| {
+        w.form();
+        let opener = w.open(0);
+        let peer_acks = w.tap(0, 1, is_peer_ack);
+        w.write(0, EXTENT);
+        w.detach(0);
+        w.expect("the first has no peer-ack yet", |w| w.tapped(peer_acks) == 0);
+        w.write(0, EXTENT);
+        w.run_seconds(3);
+        w.expect("both have", |w| w.tapped(peer_acks) > 0);
+        w.expect("n0 misses the second", |w| {
+            let resource = w.nodes[1].resource.as_ref().expect("it runs");
+            resource.out_of_sync_at(V0, node_id(0), EXTENT)
+        });
+        w.attach_again(0);
+        w.wait_disk(0, DiskState::UpToDate);
+        w.read(0, EXTENT);
+        w.close(0, opener);
         w.settle();
     });
 }

@@ -18,7 +18,7 @@
 //! digests have the same length, so blocks count as different.
 
 use codec::wire::{BlockAck, Digest, Packet, RsReq, UuidFlags};
-use vocab::{DiskState, SectorRange, Sectors, VolumeNr};
+use vocab::{DiskState, NodeMask, SectorRange, Sectors, VolumeNr};
 
 use crate::handshake::Phase;
 use crate::io::{DigestOf, DiskData, DiskError, DiskOp, Output};
@@ -136,9 +136,10 @@ impl Resource {
         may_say_so && !ours.is_empty() && serve.theirs == Some(ours)
     }
 
-    /// Target: the disk failed to write to this range, and the bits say so. That the block was equal before
-    /// means nothing.
-    pub(crate) fn write_missed(&mut self, vol: VolIx, range: SectorRange) {
+    /// A write has not reached every disk, and the bits towards these nodes say so. That they had what was
+    /// written there earlier means nothing any more, nor that a resync's block was equal before.
+    pub(crate) fn write_missed(&mut self, vol: VolIx, range: SectorRange, nodes: NodeMask) {
+        self.outrun_unacked(vol, range, nodes);
         for peer in &mut self.peers {
             let Some(resync) = peer.devs[vol].resync.as_mut() else { continue };
             for request in resync.requests.values_mut() {
