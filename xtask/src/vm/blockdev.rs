@@ -3,7 +3,7 @@
 //! One engine in an emulated guest, which has ublk, and one on the host's side of the network, with a
 //! replica each. What is used of the device: file systems, checksums, discards, partitions, LVM,
 //! dm-crypt; what happens to it: a peer that dies and comes back under load, a refused and a granted
-//! unmap, an engine that is killed. In the end the replicas are compared byte for byte.
+//! unmap, an engine that is killed, another node that writes meanwhile. In the end the replicas are compared byte for byte.
 //!
 //! - `nodes`: the two engines. `bench`: what the device costs. This file: the steps.
 
@@ -119,7 +119,18 @@ pub fn main() -> Result<()> {
     let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &modules)?;
     println!("guest: Linux {}", guest.run("uname -r", PATIENCE)?.trim());
     let mut nodes = Nodes::start(&rig, &guest)?;
-    for test in [maps, limits, peer_dies, refusals, engine_dies, read_only, kernel_nbd] {
+    let tests: [fn(&mut Nodes<'_>) -> Result<()>; 9] = [
+        maps,
+        limits,
+        peer_dies,
+        refusals,
+        engine_dies,
+        engine_is_replaced,
+        written_elsewhere,
+        read_only,
+        kernel_nbd,
+    ];
+    for test in tests {
         test(&mut nodes)?;
     }
     let begun = Instant::now();
@@ -215,20 +226,81 @@ fn refusals(nodes: &mut Nodes<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The engine is killed under a mounted file system. The device goes away, and comes back with the
-/// next engine, with everything that was synced.
+/// The engine is killed under a mounted file system and load. The device waits for the next engine, and
+/// goes on without an error.
 fn engine_dies(nodes: &mut Nodes<'_>) -> Result<()> {
     let begun = Instant::now();
     nodes.on_device("cp /bin/busybox /mnt/synced && sync")?;
-    nodes.kill_engine()?;
-    nodes.guest.run("umount -l /mnt; sleep 1", PATIENCE)?;
-    nodes.start_engine()?;
+    for _ in 0..2 {
+        // One that is being resynced can not tell whether its data are what they were.
+        nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
+        let mut fio = nodes.load(
+            "--name=load --directory=/mnt --rw=randrw --bs=4k --size=16m --iodepth=8 --direct=1 \
+             --fsync=64 --rate_iops=200",
+        )?;
+        std::thread::sleep(Duration::from_secs(4));
+        let killed = Instant::now();
+        nodes.kill_engine()?;
+        nodes.start_engine()?;
+        nodes.on_device("dd if=$dev of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null")?;
+        println!("killed, started, read: {:.1} s", killed.elapsed().as_secs_f64());
+        ensure!(fio.runs()?, "the load ended before the engine was killed");
+        nodes.wait_load(fio)?;
+    }
     nodes.wait_mapped()?;
     nodes.on_device(
-        "fsck.ext4 -p $dev >/dev/null; mount -t ext4 $dev /mnt && cmp /bin/busybox /mnt/synced && \
-         umount /mnt",
+        "! dmesg | grep -i 'i/o error' && cmp /bin/busybox /mnt/synced && umount /mnt && \
+         fsck.ext4 -f -n $dev >/dev/null",
     )?;
-    done("the engine is killed, and its device comes back", begun);
+    let log = nodes.guest.run("grep -c 'ublkb.* goes on' /tmp/log", PATIENCE)?;
+    ensure!(log.trim() == "2", "the device went on {log} times");
+    done("the engine is killed twice, and the device goes on without an error", begun);
+    Ok(())
+}
+
+/// Another engine takes over under a mounted file system and load.
+fn engine_is_replaced(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
+    nodes.on_device("mount -t ext4 $dev /mnt && rm -f /mnt/load*")?;
+    let mut fio = nodes.load(
+        "--name=load --directory=/mnt --rw=randrw --bs=4k --size=16m --iodepth=8 --direct=1 \
+         --fsync=64 --rate_iops=200",
+    )?;
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_secs(2));
+        println!("{}", nodes.replace_engine()?);
+        nodes.on_device("dd if=$dev of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null")?;
+    }
+    ensure!(fio.runs()?, "the load ended before the engine was replaced");
+    nodes.wait_load(fio)?;
+    ensure!(Nodes::is_in_sync(&nodes.status()?), "something was resynced");
+    nodes.on_device(
+        "! dmesg | grep -i 'i/o error' && umount /mnt && fsck.ext4 -f -n $dev >/dev/null",
+    )?;
+    done("the engine is replaced three times, and the device goes on without an error", begun);
+    Ok(())
+}
+
+/// While the engine is away another node writes: what the device's users remember is no more.
+fn written_elsewhere(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    nodes.wait("the peer is UpToDate", Nodes::is_in_sync)?;
+    nodes.on_device("mount -t ext4 $dev /mnt")?;
+    nodes.kill_engine()?;
+    nodes.write_at_peer()?;
+    nodes.start_engine()?;
+    nodes.wait_mapped()?;
+    // What was mounted gets errors, and a new device has what was written.
+    nodes.on_device(
+        "! cat /mnt/synced > /dev/null 2>&1 || ! sync -f /mnt 2>/dev/null; umount -l /mnt; \
+         [ \"$(dd if=$dev bs=1M skip=300 count=1 2>/dev/null | tr -d 'Z' | wc -c)\" = 0 ] && \
+         fsck.ext4 -p $dev >/dev/null; mount -t ext4 $dev /mnt && cmp /bin/busybox /mnt/synced && \
+         umount /mnt && dmesg | grep -q -i 'i/o error'",
+    )?;
+    let log = nodes.guest.run("grep 'goes away under its users' /tmp/log", PATIENCE)?;
+    ensure!(log.contains("are not what they were"), "it went away for another reason: {log}");
+    done("another node has written meanwhile; the device goes away, and a new one comes", begun);
     Ok(())
 }
 

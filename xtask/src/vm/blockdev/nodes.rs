@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{DISK_MIB, PATIENCE, install};
 use crate::process::{self, Daemon};
+use crate::torture::nbd::Client;
 use crate::vm::guest::Guest;
 use crate::vm::rig::{Rig, address};
 
@@ -104,6 +105,13 @@ impl<'a> Nodes<'a> {
         self.guest_ashlar("info --wait-engine 60").map(drop)
     }
 
+    /// Has another process take over; gives what was answered.
+    pub fn replace_engine(&self) -> Result<String> {
+        let script = "said=$(ashlar upgrade) && echo \"$said\" && \
+                      echo \"$said\" | sed -n 's/^process \\([0-9]*\\) .*/\\1/p' > /tmp/pid";
+        Ok(self.guest.run(script, PATIENCE)?.trim().to_owned())
+    }
+
     /// Kills it, and waits until it is gone.
     pub fn kill_engine(&self) -> Result<()> {
         let script =
@@ -134,6 +142,19 @@ impl<'a> Nodes<'a> {
         ensure!(device.starts_with("/dev/ublkb"), "that is no device: {device:?}");
         self.device = device;
         Ok(self.device.clone())
+    }
+
+    /// Writes a MiB of the letter Z at the peer, which is Primary for as long, where the file system has nothing.
+    pub fn write_at_peer(&self) -> Result<()> {
+        let socket = self.rig.file("bravo-nbd.sock");
+        let listen = socket.display().to_string();
+        self.peer_ashlar(&["export", "r0/0", "--listen", &listen])?;
+        let mut client = Client::open(&socket, "r0/0", PATIENCE)?;
+        for at in 0..16 {
+            client.write((300 << 20) + at * (64 << 10), &[b'Z'; 64 << 10])?;
+        }
+        client.close();
+        self.peer_ashlar(&["unexport", "r0/0"]).map(drop)
     }
 
     /// Waits until the volume is mapped again, by itself.
@@ -183,7 +204,7 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    fn status(&self) -> Result<Value> {
+    pub(super) fn status(&self) -> Result<Value> {
         serde_json::from_str(&self.guest_ashlar("status --json")?).context("the status is not JSON")
     }
 
