@@ -32,6 +32,23 @@ fn define(cluster: &mut Cluster, name: &str, size: u64) {
     cluster.command(Command::CreateVolumeDefinition { name: rd(name), volume });
 }
 
+/// An engine that has taken over, and ends with its scope.
+struct Heir(String);
+
+impl Heir {
+    /// By what `ashlar upgrade` has answered.
+    fn of(answer: &str) -> Heir {
+        let pid = answer.split(' ').nth(1).filter(|pid| pid.parse::<u32>().is_ok());
+        Heir(pid.expect("it names the process").to_owned())
+    }
+}
+
+impl Drop for Heir {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("kill").args(["-9", &self.0]).status();
+    }
+}
+
 fn tell(cluster: &Cluster, name: &str) {
     let key = cluster.observed.master.as_ref().unwrap().to_secret();
     cluster.send(&node(name), Order::Master { key });
@@ -157,6 +174,19 @@ fn an_encrypted_volume_is_noise_on_disk_and_needs_its_key_after_each_start() {
             && disk_state(c, "charlie") == "UpToDate"
     });
     cluster.wait_settled("web");
+
+    // An engine that takes over is told the key by the one before.
+    let heir = Heir::of(&cluster.node("alpha").ok(&["upgrade"]));
+    client.write(28 * MIB, &first).unwrap();
+    assert!(client.read(24 * MIB, MIB as usize).unwrap() == second);
+    client.close();
+    for name in NODES {
+        let path = image(&cluster, "web", name);
+        assert!(decrypted(&path, &passphrase, 28 * MIB, MIB as usize) == first, "{name}");
+    }
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    assert!(client.read(28 * MIB, MIB as usize).unwrap() == first);
     client.close();
 
     // It grows, and what is new is the same everywhere.
@@ -192,6 +222,7 @@ fn an_encrypted_volume_is_noise_on_disk_and_needs_its_key_after_each_start() {
     for name in NODES {
         assert_eq!(cluster.pools.files(name), Vec::<String>::new(), "left on {name}");
     }
+    drop(heir);
 }
 
 #[test]

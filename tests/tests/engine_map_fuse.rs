@@ -297,6 +297,40 @@ fn an_engine_that_is_killed_is_no_error_of_its_device() {
 }
 
 #[test]
+fn an_engine_that_hands_over_is_no_error_of_its_device() {
+    let Some(mut rig) = Rig::of_two() else { return };
+    let device = map(rig.alpha(), &[]);
+    ok("mkfs.ext4", &["-qF", &device]);
+    let place = rig.alpha().directory.join("mounted");
+    let mounted = Mount::new(&device, "ext4", &place);
+    let mut load = fio(&["--name=load", &format!("--directory={}", place.display())])
+        .args(["--rw=randrw", "--bs=4k", "--size=192m", "--iodepth=16", "--fsync=64"])
+        .arg("--rate_iops=1500")
+        .spawn()
+        .unwrap();
+    let all = maps(rig.alpha());
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(700));
+        println!("{}", rig.cluster.nodes[0].upgrade().trim());
+        assert!(load.try_wait().unwrap().is_none(), "the load ended before the engine handed over");
+        assert_eq!(maps(rig.alpha()), all, "it is mapped all the time");
+        assert!(rig.cluster.all_up_to_date(), "nothing is resynced");
+    }
+    // The last one is an engine like any other: what it is killed with goes on, too.
+    rig.cluster.nodes[0].kill();
+    rig.cluster.nodes[0].start();
+    rig.cluster.wait("the device goes on", |c| maps(&c.nodes[0])[0]["device"] == device.as_str());
+    let (_, refused) = rig.alpha().fails(&["unmap", "r0/0"]);
+    assert!(refused.contains("mounted at"), "{refused}");
+    ended_well(load);
+    drop(mounted);
+    rig.cluster.nodes[0].upgrade();
+    ok("fsck.ext4", &["-fn", &device]);
+    rig.alpha().ok(&["unmap", "r0/0"]);
+    rig.finish();
+}
+
+#[test]
 fn a_device_does_not_go_on_where_somebody_else_has_written() {
     let Some(mut rig) = Rig::of_two() else { return };
     let device = map(rig.alpha(), &[]);

@@ -89,6 +89,35 @@ fn writes_resyncs_and_remote_reads_are_encrypted() {
 }
 
 #[test]
+fn engines_hand_encrypted_connections_over() {
+    let authority = Authority::new();
+    authority.sign(&["alpha", "bravo"]);
+    let mut cluster = Cluster::up(&two_nodes(authority.section()));
+    let socket = cluster.nodes[0].export();
+    let mut client = Client::open(&socket, "r0/0").unwrap();
+    let mut last = Vec::new();
+    for round in 0..6 {
+        last = pattern(round, 1 << 20);
+        client.write(0, &last).unwrap();
+        // Each of the two, also twice in a row.
+        cluster.nodes[[0, 1, 1][round as usize % 3]].upgrade();
+        assert_eq!(client.read(0, last.len()).unwrap(), last);
+    }
+    client.write(1 << 20, &last).unwrap();
+    client.close();
+    for node in &cluster.nodes {
+        assert!(!node.log().contains(" lost"), "{}", node.log());
+        assert_eq!(node.status()["connections"][0]["tls"], true);
+    }
+    assert_eq!(cluster.content(1, 0, last.len() as u64), last);
+    cluster.assert_equal(0, &[0, 1]);
+    // New connections have keys of their own again.
+    cluster.nodes[1].kill();
+    cluster.nodes[1].start();
+    cluster.wait_connected();
+}
+
+#[test]
 fn nobody_between_the_nodes_sees_the_data() {
     for encrypted in [true, false] {
         let authority = Authority::new();

@@ -19,6 +19,7 @@ mod text;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use vocab::options::Secret;
 use zeroize::Zeroizing;
 
@@ -93,8 +94,9 @@ impl std::error::Error for Error {}
 /// Reads so many bytes of the device from a position on.
 pub type Read<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), String>;
 
-/// A disk whose key is known.
-#[derive(Clone)]
+/// A disk whose key is known. It can be written down for another process of the same owner, and for nobody else:
+/// the key is in it.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Opened {
     key: Zeroizing<Vec<u8>>,
     segment: Segment,

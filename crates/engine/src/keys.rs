@@ -1,5 +1,5 @@
 //! Keys of encrypted disks. They come over the control socket, are in memory only, and are needed anew after
-//! each start: nothing that is kept has them.
+//! each start: nothing that is kept has them. An engine that takes over is told them by the one before.
 //!
 //! A key is known by the path of its disk, and counts for as long as the header there is the one that it was got
 //! from. That is looked at each time before the disk is used.
@@ -25,6 +25,16 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
+    /// All of them, for the next process.
+    pub(crate) fn all(&self) -> BTreeMap<String, Opened> {
+        lock(&self.opened).clone()
+    }
+
+    /// Takes over those of the process before.
+    pub(crate) fn inherit(&self, keys: BTreeMap<String, Opened>) {
+        *lock(&self.opened) = keys;
+    }
+
     pub(crate) fn forget(&self, disk: &str) {
         lock(&self.opened).remove(disk);
     }

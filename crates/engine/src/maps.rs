@@ -2,13 +2,14 @@
 //!
 //! - `ublk`: a device of the kernel's ublk driver, from its making to its end.
 //! - `fuse`: the same of a loop device on a file of FUSE, whose process outlives the engine.
-//! - `users`: who has a device open. `links`: its names.
+//! - `handover`: devices that another process goes on with. `users`: who has a device open. `links`: its names.
 //!
 //! A mapped volume is open for as long as its device exists, because the driver does not tell who
 //! opens and closes it: the node is Primary then (if the device can be written), and no other node can
 //! write what this one's page cache holds.
 
 mod fuse;
+mod handover;
 mod links;
 mod ublk;
 mod users;
@@ -29,8 +30,9 @@ use crate::state::StoredMap;
 use links::Links;
 pub(crate) use ublk::refused;
 
-/// How long a start tries to bring devices back: their volumes need peers, and peers need time.
-const RESTORE: Duration = Duration::from_secs(60);
+/// How long a start tries to bring devices back: their volumes need peers, and peers need time. As long as
+/// I/O of a loop device waits for an engine.
+const RESTORE: Duration = Duration::from_secs(120);
 /// How often it tries: I/O waits for it.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -52,6 +54,30 @@ enum Kind {
     /// The driver's number.
     Ublk(u32),
     Fuse(fuse::Process),
+}
+
+/// What an earlier engine has left of a volume.
+enum Leftover {
+    Ublk(ublk::Leftover),
+    Fuse(fuse::Leftover),
+}
+
+impl Leftover {
+    /// The device.
+    fn path(&self) -> &str {
+        match self {
+            Leftover::Ublk(left) => &left.path,
+            Leftover::Fuse(left) => &left.path,
+        }
+    }
+
+    /// Takes it away, whoever uses it.
+    fn remove(self) {
+        match self {
+            Leftover::Ublk(left) => left.remove(),
+            Leftover::Fuse(left) => left.remove(),
+        }
+    }
 }
 
 impl Mapped {
@@ -92,6 +118,10 @@ impl Map {
             State::Mapped(mapped) => (self.options, Some(mapped.clone())),
             State::Failed(_) => (self.options, None),
         }
+    }
+
+    fn is_there(&self) -> bool {
+        matches!(self.state, State::Mapped(_))
     }
 }
 
@@ -179,8 +209,8 @@ impl Engine {
                 Kind::Fuse(process) => self.end_fuse(&mapped, process, Some(hold))?,
             }
             log!(Level::Info, entry.name, "volume {nr} is not mapped any more");
-        } else if let Some(left) = self.fuse_leftover(&entry, nr)? {
-            drop(hold(&left.path)?);
+        } else if let Some(left) = self.leftover(&entry, nr)? {
+            drop(hold(left.path())?);
             left.remove();
         }
         let mut maps = lock(&self.maps);
@@ -229,7 +259,7 @@ impl Engine {
             // One that waits for this engine would go on with whatever the volume is by then.
             let path = match mapped {
                 Some(mapped) => Some(mapped.path.clone()),
-                None => self.fuse_leftover(&entry, VolumeNr(nr))?.map(|left| left.path),
+                None => self.leftover(&entry, VolumeNr(nr))?.map(|left| left.path().to_owned()),
             };
             found = path.map(|path| (nr, path)).or(found);
         }
@@ -238,6 +268,13 @@ impl Engine {
             "{resource}/{nr} is mapped as {path}; `ashlar unmap {resource}/{nr}` takes the device away"
         );
         Err(Refusal::state(StateError::DeviceInUse, detail).into())
+    }
+
+    fn leftover(&self, entry: &Entry, nr: VolumeNr) -> Done<Option<Leftover>> {
+        if let Some(left) = self.ublk_leftover(entry, nr) {
+            return Ok(Some(Leftover::Ublk(left)));
+        }
+        Ok(self.fuse_leftover(entry, nr)?.map(Leftover::Fuse))
     }
 
     /// Takes devices away at the engine's end, whoever uses them. What is kept stays.
@@ -285,6 +322,7 @@ impl Engine {
                 std::thread::sleep(RETRY);
             }
             for StoredMap { resource, volume, .. } in missing {
+                engine.end_wait(&resource, VolumeNr(volume));
                 log!(
                     Level::Error,
                     resource,
@@ -295,6 +333,20 @@ impl Engine {
         };
         let thread = std::thread::Builder::new().name("maps".to_owned()).spawn(run);
         thread.map(drop).map_err(|e| format!("no thread to map volumes: {e}"))
+    }
+
+    /// Nobody hangs for ever on a device whose I/O waits for a volume: it is taken away. That of a loop
+    /// device fails by itself.
+    fn end_wait(&self, resource: &str, nr: VolumeNr) {
+        let Ok(entry) = self.entry(resource) else { return };
+        let _pass = entry.pass();
+        if lock(&self.maps).by_volume.get(&(resource.to_owned(), nr.0)).is_none_or(Map::is_there) {
+            return;
+        }
+        if let Some(left) = self.ublk_leftover(&entry, nr) {
+            log!(Level::Error, resource, "{} goes away under its users", left.path);
+            left.remove();
+        }
     }
 
     /// True if there is nothing left to do for a volume that was mapped.

@@ -25,6 +25,8 @@ use codec::config::ResourceConfig;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::engine::while_claimed;
+
 /// Version of the files.
 const VERSION: u32 = 1;
 /// Mode of the files.
@@ -110,7 +112,8 @@ impl StateDir {
         context(fs::create_dir_all(&resources), &resources, "create")?;
         let lock_path = path.join("lock");
         let lock = context(File::create(&lock_path), &lock_path, "open")?;
-        match lock.try_lock() {
+        // One that was killed holds it until its last thread has ended.
+        match while_claimed(|e| matches!(e, TryLockError::WouldBlock), || lock.try_lock()) {
             Ok(()) => Ok(StateDir { path: path.to_owned(), lock }),
             Err(TryLockError::WouldBlock) => Err(format!(
                 "{}: another engine uses this directory; stop it, or give this one its own \

@@ -11,6 +11,7 @@ mod heir;
 mod passing;
 mod supervisor;
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,10 @@ use std::sync::{Arc, PoisonError, RwLockWriteGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use codec::admin::{FailureKind, UpgradeReport};
+use crypt::luks::Opened;
 use serde::{Deserialize, Serialize};
 use vocab::{Refusal, StateError};
+use zeroize::Zeroizing;
 
 use crate::engine::{Done, Engine, Stop, lock};
 use crate::log::{Level, log};
@@ -56,6 +59,10 @@ struct Handover {
     /// As they are kept, and who listens for them.
     exports: String,
     listeners: String,
+    /// Volumes that are mapped.
+    maps: String,
+    /// Of encrypted disks, by their paths.
+    keys: BTreeMap<String, Opened>,
 }
 
 impl Handover {
@@ -117,13 +124,7 @@ impl Engine {
     /// What can not be handed over is refused before anybody waits for anything.
     fn check_upgrade(&self) -> Done {
         supervisor::check().map_err(Stop::invalid)?;
-        if let Some(map) = self.map_list().first() {
-            return Err(Stop::invalid(format!(
-                "{}/{} is mapped as a block device, which can not be handed over yet; unmap it, or \
-                 restart the engine instead",
-                map.resource, map.volume
-            )));
-        }
+        self.check_maps_handover()?;
         if let Some((export, _)) = lock(&self.exports).vhost().next() {
             return Err(Stop::invalid(format!(
                 "{}/{} is exported over vhost-user, which can not be handed over yet; restart the \
@@ -200,7 +201,7 @@ impl Engine {
     }
 
     /// Lets everything come to rest, first what clients have asked for, and freezes it.
-    fn freeze(&self, begin: Instant) -> Done<(Vec<u8>, Vec<OwnedFd>)> {
+    fn freeze(&self, begin: Instant) -> Done<(Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
         let mut left = Err("it was not looked at".to_owned());
         while left.is_err() {
             left = self.rest_clients()?;
@@ -232,11 +233,13 @@ impl Engine {
         };
         let resources = self.entries(None).iter().map(kept).collect::<Done<Vec<_>>>()?;
         let (exports, listeners) = lock_exports(self)?;
-        let handover = Handover { shards, resources, exports, listeners };
+        let maps = self.freeze_maps().map_err(failed)?;
+        let keys = self.keys.all();
+        let handover = Handover { shards, resources, exports, listeners, maps, keys };
         debug_assert_eq!(handover.descriptors(), descriptors.len());
         let state =
             codec::frozen::to_bytes(VERSION, &handover).map_err(|e| failed(e.to_string()))?;
-        Ok((state, descriptors))
+        Ok((Zeroizing::new(state), descriptors))
     }
 
     /// One look at all shards: what of clients is under way.

@@ -37,4 +37,4 @@ mod tests;
 pub mod uapi;
 
 pub use control::Control;
-pub use server::{DeviceKey, Devices};
+pub use server::{DeviceKey, Devices, FrozenDevices};

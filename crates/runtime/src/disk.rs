@@ -135,13 +135,14 @@ impl DiskFile {
         open(path, options).map_err(|cause| OpenError { path: path.to_owned(), cause })
     }
 
-    /// Goes on with a disk that another process has opened at `path`, from its beginning, and shares:
-    /// its claim on the disk stays as it is.
+    /// Goes on with a disk that another process has opened at `path`, and shares: its claim on the disk
+    /// stays as it is. Of `options` what is said of the disk counts, such as where it begins, and has to be
+    /// what it was opened with there; how it is open is what it is.
     ///
     /// # Errors
     /// [`OpenError`]
-    pub fn adopt(path: &Path, fd: OwnedFd) -> Result<DiskFile, OpenError> {
-        adopt(path, fd).map_err(|cause| OpenError { path: path.to_owned(), cause })
+    pub fn adopt(path: &Path, fd: OwnedFd, options: DiskOptions) -> Result<DiskFile, OpenError> {
+        adopt(path, fd, options).map_err(|cause| OpenError { path: path.to_owned(), cause })
     }
 
     /// Another descriptor of the same open disk, for [`DiskFile::adopt`].
@@ -328,7 +329,7 @@ fn open(path: &Path, options: DiskOptions) -> Result<DiskFile, OpenCause> {
     examine(path, file, DiskOptions { direct, ..options })
 }
 
-fn adopt(path: &Path, fd: OwnedFd) -> Result<DiskFile, OpenCause> {
+fn adopt(path: &Path, fd: OwnedFd, options: DiskOptions) -> Result<DiskFile, OpenCause> {
     // SAFETY: getting the status flags of an open descriptor involves no memory.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
     if flags < 0 {
@@ -336,7 +337,7 @@ fn adopt(path: &Path, fd: OwnedFd) -> Result<DiskFile, OpenCause> {
     }
     let write = flags & libc::O_ACCMODE == libc::O_RDWR;
     let direct = flags & libc::O_DIRECT != 0;
-    examine(path, File::from(fd), DiskOptions { write, direct, ..DiskOptions::default() })
+    examine(path, File::from(fd), DiskOptions { write, direct, ..options })
 }
 
 /// An open disk with its properties.

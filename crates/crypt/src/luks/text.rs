@@ -24,7 +24,7 @@ pub struct Text {
 }
 
 /// The sectors.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Segment {
     /// Where they begin, in bytes.
     pub offset: u64,

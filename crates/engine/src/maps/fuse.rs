@@ -212,11 +212,7 @@ impl Engine {
                 "{what} has no size yet; attach a disk, or connect"
             )));
         }
-        let process = Process {
-            place: Place { directory: self.face_directory(minor), client: format!("map {what}") },
-            child: Mutex::new(None),
-            watch: self.hub.subscribe(Some(entry.name.clone())),
-        };
+        let process = self.adopt_process(entry, nr, minor);
         let made = self.device(entry, nr, &options, &process).and_then(|path| {
             let linked = links.make(&path);
             linked.map_err(|e| failed(&what, e, "see to /dev, then repeat it")).map(|()| path)
@@ -233,6 +229,16 @@ impl Engine {
                 self.end_process(&process, shard, key)?;
                 Err(stop)
             }
+        }
+    }
+
+    /// The process of a volume, which this engine has not started yet, or never will.
+    pub(super) fn adopt_process(&self, entry: &Entry, nr: VolumeNr, minor: Minor) -> Process {
+        let client = format!("map {}/{nr}", entry.name);
+        Process {
+            place: Place { directory: self.face_directory(minor), client },
+            child: Mutex::new(None),
+            watch: self.hub.subscribe(Some(entry.name.clone())),
         }
     }
 
@@ -462,7 +468,7 @@ impl Engine {
     }
 
     /// Announces it whenever the volume has another size.
-    fn watch_size(
+    pub(super) fn watch_size(
         self: &Arc<Self>,
         entry: &Entry,
         nr: VolumeNr,

@@ -3,10 +3,15 @@
 //! Commands to the driver come from the thread of the operator's command, requests are served by
 //! the volume's shard (`frontend::ublk`). A device has the volume's minor for its number where that
 //! is free.
+//!
+//! A device outlives an engine that is killed, and its I/O waits (`UBLK_F_USER_RECOVERY`). The next one knows
+//! it by a signature, and goes on with it if the volume is as it was, as with a loop device (`super::fuse`);
+//! what the kernel had asked of the engine before is asked again. Otherwise the device is taken away under its
+//! users, and a new one is made.
 
-use std::fs::OpenOptions;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::fs::{self, OpenOptions};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -14,10 +19,12 @@ use std::time::{Duration, Instant};
 use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
 use frontend::ublk::control::ControlError;
 use frontend::ublk::uapi::{
-    ControlOp, DeviceInfo, DeviceState, F_CMD_IOCTL_ENCODE, F_USER_COPY, Params, feature_names,
+    ControlOp, DeviceInfo, DeviceState, F_CMD_IOCTL_ENCODE, F_USER_COPY, F_USER_RECOVERY,
+    F_USER_RECOVERY_REISSUE, Params, feature_names,
 };
 use frontend::ublk::{Control, DeviceKey};
 use runtime::{Errno, Intent, TargetInfo};
+use sha2::{Digest, Sha256};
 use vocab::{ConfigError, Minor, Refusal, VolumeNr};
 
 use super::links::Links;
@@ -38,10 +45,18 @@ const OPEN: Duration = Duration::from_secs(45);
 const NODE: Duration = Duration::from_secs(5);
 /// How long the kernel may take to give slots back.
 const BACK: Duration = Duration::from_secs(10);
+/// How long the kernel may take to be done with an engine that was killed.
+const DONE: Duration = Duration::from_secs(10);
 /// How long the number of a device that nobody serves any more may take to be free.
 const FREED: Duration = Duration::from_secs(2);
+/// What to look at where a device's node is missing.
+const DEVTMPFS: &str = "is /dev a devtmpfs, or does udev run?";
 /// How often is looked.
 const TICK: Duration = Duration::from_millis(5);
+/// Has an entry `ublkcN` for each device.
+const DEVICES: &str = "/sys/class/ublk-char";
+/// What a device can do for its users when its engine is killed.
+const RECOVERY: u64 = F_USER_RECOVERY | F_USER_RECOVERY_REISSUE;
 /// Beyond this number the kernel has no devices; it chooses one itself then.
 const NUMBERS: u32 = 1 << 20;
 
@@ -60,6 +75,47 @@ pub(super) fn status() -> FaceStatus {
             let problem = Some(error.to_string());
             FaceStatus { name, usable: false, problem, features: Vec::new() }
         }
+    }
+}
+
+/// What an earlier engine has left of a volume.
+pub(super) struct Leftover {
+    /// The block device, whose I/O waits.
+    pub(super) path: String,
+    info: DeviceInfo,
+}
+
+impl Leftover {
+    /// Takes it away, whoever uses it.
+    pub(super) fn remove(self) {
+        let number = self.info.id;
+        let removed = Control::open(PATIENCE).and_then(|mut control| {
+            control.stop(number)?;
+            delete(&mut control, number, false)
+        });
+        if let Err(error) = removed {
+            log!(Level::Warn, "engine", "{} stays: {error}", self.path);
+        }
+    }
+
+    /// Something the kernel tells of it, in `/sys/block`.
+    fn attribute(&self, name: &str) -> Result<u64, String> {
+        let path = format!("/sys/block/ublkb{}/{name}", self.info.id);
+        let text = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+        text.trim().parse().map_err(|e| format!("{path}: {e}"))
+    }
+
+    /// Why the volume is too little for it. One that has grown is not: the device keeps its size.
+    fn misfit(&self, params: &Params) -> Result<(), String> {
+        let (size, block) = (self.attribute("size")?, self.attribute("queue/logical_block_size")?);
+        let TargetInfo { block_size_min, max_transfer, .. } = params.target;
+        if size > params.sectors() {
+            return Err("the volume is smaller than it was".to_owned());
+        }
+        if block < u64::from(block_size_min) || self.info.max_io > max_transfer {
+            return Err("the volume takes no such requests any more".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -93,7 +149,7 @@ pub(crate) fn refused(what: &str, resource: &str, errno: Errno) -> Stop {
 }
 
 impl Engine {
-    /// Opens the volume and makes its device.
+    /// Opens the volume and makes its device, or goes on with the one that is there.
     pub(super) fn make_ublk(
         &self,
         entry: &Entry,
@@ -105,13 +161,40 @@ impl Engine {
         let what = format!("{}/{nr}", entry.name);
         let mut control = Control::open(PATIENCE).map_err(|e| failed(&what, e))?;
         control.features().map_err(|e| failed(&what, e))?;
+        let left = self.ublk_leftover(entry, nr);
+        if left.is_some() {
+            self.wait_for_peers(entry)?;
+        }
         let (key, target) = self.open_volume(entry, nr, options.read_only)?;
         let shard = entry.shard;
         let close = || self.on(shard, move |shard| close(shard, key));
         let params = Params { target, read_only: options.read_only };
+        let links = match left {
+            None => links,
+            Some(left) => {
+                let (path, kind) = (left.path.clone(), Kind::Ublk(left.info.id));
+                let mapped = Mapped { path, links, shard, key, kind };
+                let fits = left.misfit(&params).and_then(|()| self.is_unchanged(entry, nr));
+                match fits.and_then(|()| self.go_on_with(&mut control, entry, nr, &left, &mapped)) {
+                    Ok(()) => return Ok(mapped),
+                    Err(why) => {
+                        log!(
+                            Level::Error,
+                            entry.name,
+                            "{} goes away under its users: {why}",
+                            left.path
+                        );
+                        left.remove();
+                    }
+                }
+                mapped.links
+            }
+        };
         let added = match params.sectors() {
             0 => Err(Stop::invalid(format!("{what} has no size yet; attach a disk, or connect"))),
-            _ => self.add(&mut control, minor, &params, options).map_err(|e| failed(&what, e)),
+            _ => self
+                .add(&mut control, (entry, nr), minor, &params, options)
+                .map_err(|e| failed(&what, e)),
         };
         let info = match added {
             Ok(info) => info,
@@ -133,6 +216,79 @@ impl Engine {
                 Err(stop)
             }
         }
+    }
+
+    /// The device that an earlier engine has left of a volume.
+    pub(super) fn ublk_leftover(&self, entry: &Entry, nr: VolumeNr) -> Option<Leftover> {
+        let signature = self.signature(&entry.name, nr);
+        let mut control = None;
+        for device in fs::read_dir(DEVICES).ok()?.flatten() {
+            let name = device.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix("ublkc")?.parse().ok());
+            let Some(number) = number else { continue };
+            let control = match &mut control {
+                Some(control) => control,
+                none => none.insert(Control::open(FEATURES).ok()?),
+            };
+            let Ok(info) = control.info(number) else { continue };
+            // One that has just been killed may look alive. Of two engines one does not get the state.
+            let is_left = matches!(info.state, DeviceState::Live | DeviceState::Quiesced)
+                && info.flags & RECOVERY == RECOVERY
+                && u32::try_from(info.pid) != Ok(std::process::id());
+            if is_left && info.signature == signature {
+                return Some(Leftover { path: format!("/dev/ublkb{number}"), info });
+            }
+        }
+        None
+    }
+
+    /// Nobody else has written, nor can from here on: the volume is open.
+    fn is_unchanged(&self, entry: &Entry, nr: VolumeNr) -> Result<(), String> {
+        match self.is_as_it_was(entry, nr).map_err(|stop| text(&stop))? {
+            true => Ok(()),
+            false => Err(format!(
+                "the data of volume {nr} are not what they were when the last engine was killed"
+            )),
+        }
+    }
+
+    /// Serves a device whose engine is gone and whose volume has been open all the time.
+    pub(super) fn go_on_with_ublk(
+        &self,
+        entry: &Entry,
+        nr: VolumeNr,
+        mapped: &Mapped,
+        number: u32,
+    ) -> Result<(), String> {
+        let left = self.ublk_leftover(entry, nr).filter(|left| left.info.id == number);
+        let left = left.ok_or("it is gone")?;
+        let mut control = Control::open(PATIENCE).map_err(|e| e.to_string())?;
+        self.go_on_with(&mut control, entry, nr, &left, mapped)
+    }
+
+    /// Serves a device that is there.
+    fn go_on_with(
+        &self,
+        control: &mut Control,
+        entry: &Entry,
+        nr: VolumeNr,
+        left: &Leftover,
+        mapped: &Mapped,
+    ) -> Result<(), String> {
+        let end = Instant::now() + DONE;
+        loop {
+            match control.start_recovery(left.info.id) {
+                Err(ControlError::Refused(_, Errno::EBUSY)) if Instant::now() < end => {
+                    std::thread::sleep(TICK);
+                }
+                result => break result.map_err(|e| e.to_string())?,
+            }
+        }
+        self.serve_device(mapped, &left.info).map_err(|stop| text(&stop))?;
+        control.end_recovery(left.info.id).map_err(|e| e.to_string())?;
+        mapped.links.make(&mapped.path)?;
+        log!(Level::Info, entry.name, "volume {nr}: {} goes on", left.path);
+        Ok(())
     }
 
     /// Opens the volume on its shard, to stay open.
@@ -169,10 +325,12 @@ impl Engine {
     fn add(
         &self,
         control: &mut Control,
+        (entry, nr): (&Entry, VolumeNr),
         minor: Minor,
         params: &Params,
         options: MapOptions,
     ) -> Result<DeviceInfo, ControlError> {
+        let signature = self.signature(&entry.name, nr);
         let mut wish = DeviceInfo {
             queues: options.queues,
             depth: options.depth,
@@ -180,12 +338,12 @@ impl Engine {
             max_io: params.target.max_transfer,
             id: if minor.0 < NUMBERS { minor.0 } else { u32::MAX },
             pid: -1,
-            flags: F_CMD_IOCTL_ENCODE | F_USER_COPY,
-            signature: self.signature(),
+            flags: F_CMD_IOCTL_ENCODE | F_USER_COPY | RECOVERY,
+            signature,
         };
         let taken = ControlError::Refused(ControlOp::Add, Errno::EEXIST);
         let mut added = control.add(&wish);
-        if added == Err(taken) && self.is_leftover(control, wish.id) {
+        if added == Err(taken) && is_dead(control, wish.id, signature) {
             // It keeps its number for as long as somebody has it open.
             delete(control, wish.id, false)?;
             let end = Instant::now() + FREED;
@@ -209,18 +367,16 @@ impl Engine {
         }
     }
 
-    /// By this devices are known to be of an engine with the same state: of an earlier run.
-    fn signature(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        ("ashlar", self.state.path()).hash(&mut hasher);
-        hasher.finish()
-    }
-
-    /// True if the device is what an engine that was killed has left.
-    fn is_leftover(&self, control: &mut Control, number: u32) -> bool {
-        control
-            .info(number)
-            .is_ok_and(|info| info.state == DeviceState::Dead && info.signature == self.signature())
+    /// By this a volume's devices are known to be of an engine with the same state, whatever its version.
+    fn signature(&self, resource: &str, nr: VolumeNr) -> u64 {
+        let mut digest = Sha256::new();
+        for part in [b"ashlar", self.state.path().as_os_str().as_bytes(), resource.as_bytes()] {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+        digest.update(nr.0.to_le_bytes());
+        let digest = digest.finalize();
+        u64::from_le_bytes(*digest.first_chunk().expect("it has 32 bytes"))
     }
 
     /// From the character device to the block device and its names.
@@ -232,23 +388,29 @@ impl Engine {
         params: &Params,
     ) -> Done {
         debug_assert!(params.sectors() > 0, "an empty device can not be started");
+        self.serve_device(mapped, info)?;
+        control.start(info.id).map_err(|e| failed(&mapped.path, e))?;
+        if !appears(&mapped.path) {
+            let text = format!("{} does not appear", mapped.path);
+            return Err(Stop::failed(FailureKind::Io, text, DEVTMPFS));
+        }
+        let linked = mapped.links.make(&mapped.path);
+        linked.map_err(|e| Stop::failed(FailureKind::Io, e, "see to /dev, then repeat it"))
+    }
+
+    /// Has the volume's shard take what the kernel asks of a device.
+    fn serve_device(&self, mapped: &Mapped, info: &DeviceInfo) -> Done {
         let node = format!("/dev/ublkc{}", info.id);
         let no_node = |e: String| {
             let text = format!("{node} can not be opened: {e}");
-            Stop::failed(FailureKind::Io, text, "is /dev a devtmpfs, or does udev run?")
+            Stop::failed(FailureKind::Io, text, DEVTMPFS)
         };
         let file = open_node(&node).map_err(|e| no_node(e.to_string()))?;
         let (key, queues, depth) = (mapped.key, info.queues, info.depth);
         let started = self.on(mapped.shard, move |shard| {
             shard.ublk.start(&mut shard.io.ring, key, file, queues, depth)
         })?;
-        started.map_err(|errno| no_node(errno.to_string()))?;
-        control.start(info.id).map_err(|e| failed(&mapped.path, e))?;
-        if !appears(&mapped.path) {
-            return Err(no_node(format!("{} does not appear", mapped.path)));
-        }
-        let linked = mapped.links.make(&mapped.path);
-        linked.map_err(|e| Stop::failed(FailureKind::Io, e, "see to /dev, then repeat it"))
+        started.map_err(|errno| no_node(errno.to_string()))
     }
 
     /// Removes the block device, waits until the kernel has given all slots back, and closes the
@@ -279,6 +441,12 @@ impl Engine {
             log!(Level::Warn, "engine", "{}: {error}", mapped.path);
         }
     }
+}
+
+/// True if the device is what an engine has left that was killed while it took the device away.
+fn is_dead(control: &mut Control, number: u32, signature: u64) -> bool {
+    let info = control.info(number);
+    info.is_ok_and(|info| info.state == DeviceState::Dead && info.signature == signature)
 }
 
 /// Removes a stopped device: now, or without `wait` once nobody has it open any more.

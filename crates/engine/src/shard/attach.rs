@@ -38,6 +38,7 @@ pub(crate) struct AttachJob {
     meta: Option<DiskFile>,
     /// Everything on `data` is encrypted; there is no `meta` then.
     crypt: Option<SectorCipher>,
+    key: Option<Opened>,
     /// As soon as the superblock is known.
     layout: Option<Layout>,
     me: NodeId,
@@ -147,7 +148,8 @@ impl AttachJob {
             placement,
             data: Some(data),
             meta,
-            crypt: key.map(|key| key.cipher()),
+            crypt: key.as_ref().map(Opened::cipher),
+            key,
             layout: None,
             me,
             stage: Stage::Superblock,
@@ -329,8 +331,8 @@ impl AttachJob {
             boot: boot(),
         };
         let (layout, next_layout) = (Cell::new(layout), Cell::new(None));
-        let (meta, crypt) = (self.meta, self.crypt);
-        Ok((Rc::new(Disk { data, meta, crypt, layout, next_layout, params, limits }), image))
+        let (meta, crypt, key) = (self.meta, self.crypt, self.key);
+        Ok((Rc::new(Disk { data, meta, crypt, key, layout, next_layout, params, limits }), image))
     }
 }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use codec::disk::{BLOCK_SIZE, Layout, MdParams};
 use codec::wire::Digest;
+use crypt::luks::Opened;
 use crypt::xts::SectorCipher;
 use replication::io::{
     DiskData, DiskError, DiskLimits, DiskMeasure, DiskOp, MetaBlock, MetaPlace, MetaWrite,
@@ -48,6 +49,8 @@ pub(crate) struct Disk {
     pub(crate) meta: Option<DiskFile>,
     /// Everything on it is encrypted; its metadata are on it then, too.
     pub(crate) crypt: Option<SectorCipher>,
+    /// What that was made of.
+    pub(crate) key: Option<Opened>,
     pub(crate) layout: Cell<Layout>,
     /// Where the metadata goes once the core says so.
     pub(crate) next_layout: Cell<Option<Layout>>,

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use frontend::nbd::server::{FrozenServer, TargetKey};
+use frontend::ublk::FrozenDevices;
 use serde::{Deserialize, Serialize};
 
 use super::host::{FrozenHost, Host};
@@ -19,6 +20,7 @@ use crate::handlers::Programs;
 pub(crate) struct FrozenShard {
     hosts: Vec<FrozenHost>,
     nbd: FrozenServer,
+    mapped: FrozenDevices,
 }
 
 impl FrozenShard {
@@ -39,6 +41,7 @@ impl Shard {
     /// again: clients that have just come to rest are paused then.
     pub(crate) fn pause_clients(&mut self) -> Option<String> {
         self.nbd.pause(&mut self.io.ring);
+        self.ublk.pause();
         if let Some(unfrozen) = self.nbd.unfrozen() {
             return Some(unfrozen.0);
         }
@@ -71,13 +74,15 @@ impl Shard {
         }
         let (nbd, files) = self.nbd.freeze().map_err(|e| format!("NBD clients: {e}"))?;
         descriptors.extend(files);
+        let mapped = self.ublk.freeze();
         self.frozen = true;
-        Ok((FrozenShard { hosts: frozen, nbd }, descriptors))
+        Ok((FrozenShard { hosts: frozen, nbd, mapped }, descriptors))
     }
 
     /// Goes on: nobody has taken over, or this is who has.
     pub(crate) fn resume(&mut self) {
         self.frozen = false;
+        self.ublk.resume();
         for done in std::mem::take(&mut self.kept) {
             self.completed(done);
         }
@@ -123,6 +128,7 @@ impl Shard {
         let target = |opener: runtime::OpenerId| opened.get(&opener.0).copied();
         let now = self.io.now();
         self.nbd.thaw(frozen.nbd, descriptors.collect(), now, target)?;
+        self.ublk.thaw(&frozen.mapped, target)?;
         Ok(names)
     }
 

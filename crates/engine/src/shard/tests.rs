@@ -39,7 +39,7 @@ fn encrypted_disk(folder: &tempfile::TempDir, begin: u64, crypt: Option<SectorCi
     };
     let data = DiskFile::open(&path, DiskOptions { begin, ..DiskOptions::default() }).unwrap();
     let (layout, next_layout) = (Cell::new(layout), Cell::new(None));
-    Rc::new(Disk { data, meta: None, crypt, layout, next_layout, params, limits })
+    Rc::new(Disk { data, meta: None, crypt, key: None, layout, next_layout, params, limits })
 }
 
 /// Carries an operation out.

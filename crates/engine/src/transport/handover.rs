@@ -3,6 +3,9 @@
 //! A paused link reads nothing more, and what it has to send leaves. What has arrived and was not
 //! handed to the core goes along as bytes. Sockets of a connection that is only being made are not
 //! handed over: the other process begins anew.
+//!
+//! An encrypted connection goes on with its present keys. What makes new ones stays behind, so if one is due some
+//! day, after 128 GiB in one direction, the connection is made anew.
 
 use std::os::fd::OwnedFd;
 
@@ -13,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use vocab::options::NetOptions;
 
 use super::stream::Socket;
+use super::tls::{FrozenSession, Session};
 use super::{Integrity, Link, PingTime, State, Up};
 use crate::digest::Algorithm;
 use crate::shard::io::Io;
@@ -50,12 +54,13 @@ struct FrozenUp {
 struct FrozenSocket {
     accepted: bool,
     unread: Vec<u8>,
+    tls: Option<FrozenSession>,
 }
 
 impl FrozenSocket {
     fn of(socket: &Socket, up: &Up) -> FrozenSocket {
-        let unread = socket.unread(&up.agreed, up.integrity);
-        FrozenSocket { accepted: socket.accepted, unread }
+        let (unread, tls) = socket.unread(&up.agreed, up.integrity);
+        FrozenSocket { accepted: socket.accepted, unread, tls }
     }
 }
 
@@ -74,11 +79,6 @@ impl Link {
         self.paused = false;
     }
 
-    /// The connection is encrypted, and can not be handed over at all.
-    pub(crate) fn is_secured(&self) -> bool {
-        matches!(&self.state, State::Up(up) if up.data.is_secured() || up.control.is_secured())
-    }
-
     /// What a paused link still waits for.
     pub(crate) fn unfrozen(&self) -> Option<String> {
         let why = match &self.state {
@@ -86,6 +86,9 @@ impl Link {
             State::Up(up) if up.ended.is_some() => "is being lost",
             State::Up(up) if !up.data.is_sent() || !up.control.is_sent() => {
                 "has data that the peer does not take"
+            }
+            State::Up(up) if up.data.is_changing_keys() || up.control.is_changing_keys() => {
+                "is about to change its TLS key"
             }
             State::Up(up) if up.data.conn.rx.is_armed() || up.control.conn.rx.is_armed() => {
                 "is being read"
@@ -101,7 +104,7 @@ impl Link {
     /// There are no descriptors left.
     ///
     /// # Panics
-    /// If it is not at rest, see [`Link::unfrozen`], or encrypted.
+    /// If it is not at rest, see [`Link::unfrozen`].
     pub(crate) fn freeze(&self) -> Result<(FrozenLink, Vec<OwnedFd>), Errno> {
         let (peer, net, paths) = (self.peer.clone(), self.net.clone(), self.paths.clone());
         let State::Up(up) = &self.state else {
@@ -141,7 +144,16 @@ impl Link {
         let mut socket = |fd: OwnedFd, frozen: FrozenSocket| {
             let mut conn = Conn::new(fd, &io.pool)?;
             conn.rx.preload(&frozen.unread);
-            Ok::<Socket, Errno>(Socket::new(id, io.serial(), conn, frozen.accepted))
+            let mut socket = Socket::new(id, io.serial(), conn, frozen.accepted);
+            match frozen.tls.map(|tls| Session::thaw(tls, io.pool.clone())).transpose() {
+                Ok(Some(session)) => socket.secure(session),
+                Ok(None) => {}
+                Err(_) => {
+                    std::mem::forget(socket);
+                    return Err(Errno::EINVAL);
+                }
+            }
+            Ok::<Socket, Errno>(socket)
         };
         let data = socket(data, frozen.data)?;
         let control = match socket(control, frozen.control) {

@@ -8,7 +8,7 @@ use runtime::{AllocError, Buf, Completed, Conn, Errno, Received, Ring, Token};
 use vocab::{Instant, NodeId};
 
 use super::integrity::Integrity;
-use super::tls::{RecordError, Session};
+use super::tls::{FrozenSession, RecordError, Session};
 use crate::digest::Algorithm;
 use crate::shard::token::{LinkToken, SocketOp};
 
@@ -129,18 +129,21 @@ impl Socket {
         self.tls = Some(Box::new(session));
     }
 
-    /// Traffic is encrypted.
-    pub(super) fn is_secured(&self) -> bool {
-        self.tls.is_some()
+    /// The next packet needs another key.
+    pub(super) fn is_changing_keys(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.is_changing_keys())
     }
 
     /// What has arrived and was not handed on, as it came: a packet whose data is incomplete is
-    /// encoded again.
+    /// encoded again. If the socket is encrypted, what was opened is in the session.
     ///
     /// # Panics
-    /// If a receive is in flight, or the socket is encrypted.
-    pub(super) fn unread(&self, agreed: &Agreed, integrity: Integrity) -> Vec<u8> {
-        assert!(self.tls.is_none(), "what is read of a record can not be unread");
+    /// If a receive is in flight.
+    pub(super) fn unread(
+        &self,
+        agreed: &Agreed,
+        integrity: Integrity,
+    ) -> (Vec<u8>, Option<FrozenSession>) {
         let mut bytes = Vec::new();
         if let Some(packet) = &self.partial {
             // As its sender did, whose own digest is the peer's here.
@@ -150,8 +153,11 @@ impl Socket {
                 bytes.extend_from_slice(&self.digest);
             }
         }
-        bytes.extend(self.conn.rx.unread());
-        bytes
+        let unread = self.conn.rx.unread();
+        match &self.tls {
+            Some(tls) => (unread, Some(tls.freeze(&bytes))),
+            None => ([bytes, unread].concat(), None),
+        }
     }
 
     /// Receives more, unless that is being done or the stream has ended.

@@ -18,7 +18,7 @@ mod tests;
 pub(crate) use credentials::Credentials;
 pub(super) use handshake::{Failure, Handshake};
 pub(super) use record::RecordError;
-pub(super) use session::Session;
+pub(super) use session::{FrozenSession, Session};
 
 use record::content;
 

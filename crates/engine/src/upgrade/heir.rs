@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 use super::passing::{Kind, receive, receive_descriptors, send};
 use super::{Handover, VERSION};
 use crate::engine::{Engine, Entry, lock};
@@ -42,6 +44,8 @@ pub(crate) fn take_over(state_dir: &std::path::Path) -> Result<(Legacy, StateDir
     send(&line, Kind::Ready, &[]).map_err(no_line)?;
     match receive(&line) {
         Ok(Some((Kind::State, state))) => {
+            // There may be keys in it.
+            let state = Zeroizing::new(state);
             let read = || -> Taken<_> {
                 let handover: Handover =
                     codec::frozen::from_bytes(VERSION, &state).map_err(|e| e.to_string())?;
@@ -110,7 +114,7 @@ impl Legacy {
 }
 
 fn thaw(engine: &Arc<Engine>, handover: Handover, descriptors: Vec<OwnedFd>) -> Taken {
-    let Handover { shards, resources, exports, listeners } = handover;
+    let Handover { shards, resources, exports, listeners, maps, keys } = handover;
     if shards.len() != engine.shards.len() {
         return Err(format!(
             "this engine has {} threads, and the other one has {}; start it with --threads",
@@ -155,13 +159,17 @@ fn thaw(engine: &Arc<Engine>, handover: Handover, descriptors: Vec<OwnedFd>) -> 
     if let Some(name) = ids.keys().next() {
         return Err(format!("resource {name} is not configured"));
     }
+    engine.keys.inherit(keys);
+    engine.inherit_maps(&maps)?;
     engine.inherit_exports(&exports, &listeners).map_err(|stop| text(&stop))
 }
 
 /// Waits until the other engine is gone, and then goes on with what only one process can do.
-pub(crate) fn follow(engine: &Engine, mut line: UnixStream) {
+pub(crate) fn follow(engine: &Arc<Engine>, mut line: UnixStream) {
     let _ = line.set_read_timeout(None);
     let _ = line.read_to_end(&mut Vec::new());
+    // Somebody waits for these.
+    engine.go_on_with_maps();
     for shard in 0..engine.shards.len() {
         let _ = engine.on(shard, |shard| shard.connect_wanted());
     }

@@ -13,13 +13,16 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use runtime::Errno;
 
 use super::uapi::{
-    CONTROL, ControlOp, DEVICE_INFO_LEN, DeviceInfo, F_CMD_IOCTL_ENCODE, F_USER_COPY, Params,
+    CONTROL, ControlOp, DEVICE_INFO_LEN, DeviceInfo, F_CMD_IOCTL_ENCODE, F_USER_COPY,
+    F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, Params,
 };
 
 /// A command that is never asked about one queue has this number (`-1`).
 const NO_QUEUE: u16 = u16::MAX;
 /// A command that is not about a device.
 const NO_DEVICE: u32 = u32::MAX;
+/// What the driver has to offer: all of it since Linux 6.5.
+const NEEDED: u64 = F_CMD_IOCTL_ENCODE | F_USER_COPY | F_USER_RECOVERY | F_USER_RECOVERY_REISSUE;
 
 /// Why a command to the driver failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,8 +95,7 @@ impl Control {
             answer => answer?,
         };
         let features = bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
-        let needed = F_CMD_IOCTL_ENCODE | F_USER_COPY;
-        if features & needed == needed { Ok(features) } else { Err(ControlError::TooOld) }
+        if features & NEEDED == NEEDED { Ok(features) } else { Err(ControlError::TooOld) }
     }
 
     /// Makes a device, and returns it as the driver made it.
@@ -130,6 +132,24 @@ impl Control {
     pub fn start(&mut self, device: u32) -> Result<(), ControlError> {
         let pid = u64::from(std::process::id());
         self.command(ControlOp::Start, device, pid, Vec::new()).map(drop)
+    }
+
+    /// Begins to serve a device whose server is gone, and lets its character device be opened again.
+    ///
+    /// # Errors
+    /// `EBUSY` while the kernel is not done with the server before, or if there is one.
+    pub fn start_recovery(&mut self, device: u32) -> Result<(), ControlError> {
+        self.command(ControlOp::StartRecovery, device, 0, Vec::new()).map(drop)
+    }
+
+    /// Goes on with the block device of a device whose slots are all fetched by this process: what
+    /// waits comes first, and so does what the server before had not answered.
+    ///
+    /// # Errors
+    /// [`ControlError`]
+    pub fn end_recovery(&mut self, device: u32) -> Result<(), ControlError> {
+        let pid = u64::from(std::process::id());
+        self.command(ControlOp::EndRecovery, device, pid, Vec::new()).map(drop)
     }
 
     /// Removes the block device, after what its page cache has yet to write was written. Whoever

@@ -3,7 +3,7 @@
 //! ```text
 //!            fetch                 request                  answer
 //!   (start) ──────► Offered ─────────────────► Serving ─────────────► Offered (commit)
-//!                      │        └► Waiting ──────┘  no buffer yet
+//!                      │        └► Waiting ──────┘  no buffer yet, or a pause
 //!                      └► Back: the device has ended, the kernel wants nothing any more
 //! ```
 
@@ -18,7 +18,7 @@ use super::uapi::{Descriptor, RequestKind};
 enum Slot {
     /// The kernel, until it has a request.
     Offered,
-    /// This device, which lacks a buffer for the request.
+    /// This device, which lacks a buffer for the request, or takes none now.
     Waiting,
     /// The target; this many bytes are to be reported.
     Serving { read: bool, bytes: u32 },
@@ -78,7 +78,7 @@ impl<C: Channel> Device<C> {
         self.out == 0
     }
 
-    /// Some requests lack buffers.
+    /// Some requests lack buffers, or came in a pause.
     pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -113,13 +113,15 @@ impl<C: Channel> Device<C> {
         ring: &mut Ring,
         target: Option<&mut dyn Target>,
         pool: &BufPool,
-        token: Token,
+        (token, paused): (Token, bool),
         result: Result<u32, Errno>,
     ) {
         let slot = slot_of(token.0);
         let was = std::mem::replace(self.slot_mut(slot), Slot::Waiting);
         assert_eq!(was, Slot::Offered, "a slot completes once for each time it is offered");
         match result {
+            // Served when the pause ends; if another process goes on, the kernel asks that one.
+            Ok(0) if paused => self.waiting.push(slot),
             Ok(0) => self.serve(ring, target, pool, slot),
             // The driver asks for an address only of those who said that they give one.
             Ok(_) => self.refuse(ring, slot, Errno::EIO),

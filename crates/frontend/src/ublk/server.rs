@@ -21,19 +21,33 @@
 //!                      in use
 //!                  control: stop ──► wait_back() ──► close() ──► control: delete
 //! ```
+//!
+//! Another process takes devices over by [`Devices::freeze`] and [`Devices::thaw`]: the open targets go with it,
+//! and once this one has ended it starts each device anew, by the kernel's recovery. Nothing may be in flight then;
+//! what the kernel has asked meanwhile, it asks the other one again.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 
 use runtime::{BufPool, Completed, Completion, Errno, Intent, OpenerId, Ring, TargetInfo, Token};
 
+use serde::{Deserialize, Serialize};
+
 use super::channel::Kernel;
 use super::device::Device;
 use crate::nbd::server::{TargetKey, Targets};
 
 /// Names a device among those of its thread. Never used again.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct DeviceKey(u32);
+
+/// Devices on their way to another process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FrozenDevices {
+    /// How many there have been.
+    made: u32,
+    open: Vec<DeviceKey>,
+}
 
 /// Answers to an open: the target's limits.
 pub type OpenReply = mpsc::Sender<Result<TargetInfo, Errno>>;
@@ -48,6 +62,8 @@ pub struct Devices {
     places: Vec<Option<Place>>,
     /// Devices that may have to wait for buffers.
     waiting: Vec<u32>,
+    /// No requests are taken.
+    paused: bool,
 }
 
 struct Place {
@@ -67,7 +83,7 @@ impl Devices {
     /// Devices whose tokens and openers have `space` in their highest eight bits. Buffers come from
     /// `pool`.
     pub fn new(space: u8, pool: BufPool) -> Devices {
-        Devices { space, pool, places: Vec::new(), waiting: Vec::new() }
+        Devices { space, pool, places: Vec::new(), waiting: Vec::new(), paused: false }
     }
 
     /// True if a completion with that token is for [`Devices::on_completed`].
@@ -147,6 +163,49 @@ impl Devices {
         }
     }
 
+    /// Takes no more requests, until [`Devices::resume`].
+    pub fn pause(&mut self) {
+        self.paused = true;
+    }
+
+    /// Goes on; what was asked meanwhile is served at the end of the turn.
+    pub fn resume(&mut self) {
+        self.paused = false;
+    }
+
+    /// The devices, for [`Devices::thaw`] in another process. Those whose target is being opened stay.
+    pub fn freeze(&self) -> FrozenDevices {
+        let is_open = |place: &Place| matches!(place.state, State::Open | State::Serving(_));
+        let open = self.places.iter().zip(0..).filter_map(|(place, index)| {
+            place.as_ref().filter(|place| is_open(place)).map(|_| DeviceKey(index))
+        });
+        FrozenDevices { made: self.places.len() as u32, open: open.collect() }
+    }
+
+    /// Takes over the devices of another process, none of which is started. `target` says what an opener has
+    /// open.
+    ///
+    /// # Errors
+    /// If an opener has nothing.
+    ///
+    /// # Panics
+    /// If there have been devices already.
+    pub fn thaw(
+        &mut self,
+        frozen: &FrozenDevices,
+        target: impl Fn(OpenerId) -> Option<TargetKey>,
+    ) -> Result<(), String> {
+        assert!(self.places.is_empty(), "new devices are thawed");
+        self.places.resize_with(frozen.made as usize, || None);
+        for key in &frozen.open {
+            let opener = OpenerId(self.bits(key.0));
+            let found = target(opener).zip(self.places.get_mut(key.0 as usize));
+            let (target, place) = found.ok_or_else(|| format!("device {} has no target", key.0))?;
+            *place = Some(Place { target, state: State::Open, back: None });
+        }
+        Ok(())
+    }
+
     /// Requests of a device that its target has.
     pub fn in_flight(&self, key: DeviceKey) -> usize {
         match self.places.get(key.0 as usize) {
@@ -178,7 +237,7 @@ impl Devices {
         let Some(Some(place)) = self.places.get_mut(index) else { return None };
         let State::Serving(device) = &mut place.state else { return None };
         let target = targets.target(place.target);
-        device.on_completed(ring, target, &self.pool, done.token, done.result);
+        device.on_completed(ring, target, &self.pool, (done.token, self.paused), done.result);
         if device.is_waiting() {
             self.waiting.push(index as u32);
         }
@@ -220,7 +279,7 @@ impl Devices {
 
     /// Goes on with requests that lacked buffers. True if some still do: call it again soon.
     pub fn turn_end(&mut self, ring: &mut Ring, targets: &mut dyn Targets) -> bool {
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() || self.paused {
             return false;
         }
         let mut waiting = std::mem::take(&mut self.waiting);

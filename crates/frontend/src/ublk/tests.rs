@@ -75,6 +75,7 @@ struct Bed<T> {
     ring: Ring,
     pool: BufPool,
     target: T,
+    paused: bool,
 }
 
 impl<T: Target> Bed<T> {
@@ -88,7 +89,7 @@ impl<T: Target> Bed<T> {
         let (kernel, mut ring) = (FakeKernel::default(), Ring::new().unwrap());
         let device = Device::start(kernel.clone(), &mut ring, (QUEUES, DEPTH), Token(BASE), OPENER);
         assert_eq!(kernel.0.borrow().offered.len(), usize::from(DEPTH * QUEUES));
-        Bed { kernel, device, ring, pool, target }
+        Bed { kernel, device, ring, pool, target, paused: false }
     }
 
     /// The kernel has a request for a slot it was offered.
@@ -106,6 +107,7 @@ impl<T: Target> Bed<T> {
     fn completed(&mut self, slot: UblkSlot, result: Result<u32, Errno>) {
         let token = Token(BASE | u64::from(slot.queue) << 16 | u64::from(slot.tag));
         let (target, pool) = (&mut self.target, &self.pool);
+        let token = (token, self.paused);
         self.device.on_completed(&mut self.ring, Some(target), pool, token, result);
     }
 
@@ -221,6 +223,17 @@ fn requests_wait_for_buffers_in_the_order_of_their_arrival() {
 }
 
 #[test]
+fn the_target_gets_what_comes_in_a_pause_when_that_ends() {
+    let mut bed = bed();
+    bed.paused = true;
+    bed.request(slot(1, 0), descriptor(WRITE, 0, 8), &[1; 4096]);
+    assert_eq!((bed.device.in_flight(), bed.device.is_waiting()), (0, true));
+    bed.paused = false;
+    bed.device.resume(&mut bed.ring, Some(&mut bed.target), &bed.pool);
+    assert_eq!(bed.answer(), (slot(1, 0), 4096));
+}
+
+#[test]
 fn errors_of_the_target_reach_the_kernel_and_the_slot_goes_on() {
     let pool = BufPool::new(8 << 20).unwrap();
     let target = MemoryTarget::new(Bytes(1 << 20));
@@ -313,15 +326,22 @@ fn a_device_is_told_about_as_it_was_made() {
         max_io: 1 << 20,
         id: 7,
         pid: -1,
-        flags: F_CMD_IOCTL_ENCODE | F_USER_COPY,
+        flags: F_CMD_IOCTL_ENCODE | F_USER_COPY | F_USER_RECOVERY | F_USER_RECOVERY_REISSUE,
         signature: 0x0102_0304_0506_0708,
     };
+    for state in [DeviceState::Dead, DeviceState::Quiesced, DeviceState::Other(3)] {
+        let info = DeviceInfo { state, ..info };
+        assert_eq!(DeviceInfo::decode(&info.encode()), Some(info));
+    }
     let bytes = info.encode();
     assert_eq!(bytes.len(), DEVICE_INFO_LEN);
     assert_eq!(DeviceInfo::decode(&bytes), Some(info));
+    // `dev_state` follows the two halves of queues and slots.
+    assert_eq!(words(&bytes)[1], 1);
     assert_eq!(words(&bytes)[2..5], [1 << 20, 7, u32::MAX]);
     assert_eq!(DeviceInfo::decode(&bytes[1..]), None);
-    assert_eq!(feature_names(info.flags).collect::<Vec<_>>(), ["user-copy"]);
+    let names: Vec<_> = feature_names(info.flags).collect();
+    assert_eq!(names, ["user-recovery", "user-recovery-reissue", "user-copy"]);
     // UBLKSRV_IO_BUF_OFFSET, UBLK_TAG_OFF, UBLK_QID_OFF.
     assert_eq!(data_offset(0, 1), 0x8200_0000);
     assert_eq!(data_offset(1, 0), 0x200_8000_0000);

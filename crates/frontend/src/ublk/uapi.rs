@@ -36,6 +36,10 @@ pub enum ControlOp {
     GetFeatures = 0x8020_7513,
     /// Removes a device without waiting (Linux 6.9).
     DeleteAsync = 0x8020_7514,
+    /// Lets another process open the character device of one that is without a server.
+    StartRecovery = 0xc020_7510,
+    /// Goes on with the block device, once all slots are fetched anew.
+    EndRecovery = 0xc020_7511,
 }
 
 impl fmt::Display for ControlOp {
@@ -48,10 +52,16 @@ impl fmt::Display for ControlOp {
             ControlOp::SetParams => "set the limits of the device",
             ControlOp::GetInfo => "look at the device",
             ControlOp::GetFeatures => "tell its features",
+            ControlOp::StartRecovery => "give the device another server",
+            ControlOp::EndRecovery => "go on with the device",
         })
     }
 }
 
+/// `UBLK_F_USER_RECOVERY`: the block device outlives its server; its I/O waits for the next one.
+pub const F_USER_RECOVERY: u64 = 1 << 3;
+/// `UBLK_F_USER_RECOVERY_REISSUE`: so does what the server had not answered, which is asked again.
+pub const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
 /// `UBLK_F_CMD_IOCTL_ENCODE`: commands have the numbers above.
 pub const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 /// `UBLK_F_USER_COPY`: data are copied by reading and writing the character device.
@@ -89,6 +99,8 @@ pub enum DeviceState {
     Dead,
     /// Started.
     Live,
+    /// Started, and its server is gone: I/O waits.
+    Quiesced,
     /// Some other that a newer driver may have.
     Other(u16),
 }
@@ -123,6 +135,7 @@ impl DeviceInfo {
         let state: u16 = match self.state {
             DeviceState::Dead => 0,
             DeviceState::Live => 1,
+            DeviceState::Quiesced => 2,
             DeviceState::Other(n) => n,
         };
         let mut bytes = Vec::with_capacity(DEVICE_INFO_LEN);
@@ -150,6 +163,7 @@ impl DeviceInfo {
             state: match half(4) {
                 0 => DeviceState::Dead,
                 1 => DeviceState::Live,
+                2 => DeviceState::Quiesced,
                 n => DeviceState::Other(n),
             },
             max_io: word(8),

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use codec::disk::{Layout, MdParams};
+use crypt::luks::Opened;
 use replication::Resource;
 use replication::io::DiskLimits;
 use runtime::{DiskFile, Errno};
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use vocab::{NodeId, Sectors, VolumeNr};
 
 use super::{Disk, Host, Io, Programs, Stream, TargetKey, Volumes};
+use crate::keys::behind_header;
 use crate::transport::FrozenLink;
 
 /// A resource at rest. Its descriptors travel beside it: the disks', then the connections', in order.
@@ -47,6 +49,8 @@ struct FrozenDisk {
     next_layout: Option<Layout>,
     params: MdParams,
     limits: DiskLimits,
+    /// Of an encrypted disk.
+    key: Option<Opened>,
 }
 
 impl FrozenDisk {
@@ -64,6 +68,7 @@ impl FrozenDisk {
             next_layout: disk.next_layout.get(),
             params: disk.params,
             limits: disk.limits,
+            key: disk.key.clone(),
         };
         let files = std::iter::once(&disk.data).chain(&disk.meta);
         Ok((frozen, files.map(share).collect::<Result<_, _>>()?))
@@ -71,13 +76,15 @@ impl FrozenDisk {
 
     fn thaw(self, next: &mut dyn FnMut() -> Result<OwnedFd, String>) -> Result<Disk, String> {
         let mut adopt = |path: &str| {
-            DiskFile::adopt(Path::new(path), next()?).map_err(|error| error.to_string())
+            let behind = behind_header(self.key.as_ref());
+            DiskFile::adopt(Path::new(path), next()?, behind).map_err(|error| error.to_string())
         };
         let data = adopt(&self.data)?;
         let meta = self.meta.as_deref().map(adopt).transpose()?;
-        let FrozenDisk { layout, next_layout, params, limits, .. } = self;
+        let FrozenDisk { layout, next_layout, params, limits, key, .. } = self;
         let (layout, next_layout) = (Cell::new(layout), Cell::new(next_layout));
-        Ok(Disk { data, meta, crypt: None, layout, next_layout, params, limits })
+        let crypt = key.as_ref().map(Opened::cipher);
+        Ok(Disk { data, meta, crypt, key, layout, next_layout, params, limits })
     }
 }
 
@@ -97,22 +104,6 @@ impl FrozenHost {
 impl Host {
     /// Why the resource can not be handed over, whatever is waited for.
     pub(crate) fn never_frozen(&self) -> Option<String> {
-        let secured = self.links.iter().find(|(_, link)| link.is_secured());
-        if let Some((node, _)) = secured {
-            return Some(format!(
-                "{}: the connection to node {node} is encrypted, and the state of TLS can not be \
-                 handed over",
-                self.name
-            ));
-        }
-        let encrypted =
-            |volume: &&super::HostVolume| volume.disk.as_ref().is_some_and(|d| d.crypt.is_some());
-        if let Some(volume) = self.volumes.iter().find(encrypted) {
-            return Some(format!(
-                "{}/{}: its disk is encrypted, and keys are not handed over",
-                self.name, volume.nr
-            ));
-        }
         if let Some(why) = self.suspended() {
             return Some(why);
         }

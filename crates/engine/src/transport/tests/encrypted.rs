@@ -63,6 +63,15 @@ fn packets_pass_both_ways_and_the_tie_break_is_the_same() {
 }
 
 #[test]
+fn encrypted_packets_arrive_in_order_while_both_ends_are_swapped() {
+    let authority = Authority::new();
+    let (mut world, _folder) =
+        world_of(|folder| ["end0", "end1"].map(|name| authority.equip(folder, name)));
+    world.meet();
+    handover::swapped_back_and_forth(&mut world);
+}
+
+#[test]
 fn digests_are_checked_beneath_encryption_too() {
     let authority = Authority::new();
     let (mut world, _folder) =

@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     /// Freezes an end's link, sends it through bytes, and goes on with what comes out.
-    fn swap(&mut self, end: usize) {
+    pub(super) fn swap(&mut self, end: usize) {
         self.ends[end].link.pause(&mut self.io);
         self.run("it is at rest", |w| w.ends[end].link.unfrozen().is_none());
         let (frozen, descriptors) = self.ends[end].link.freeze().unwrap();
@@ -40,6 +40,10 @@ impl World {
 #[test]
 fn packets_arrive_in_order_while_both_ends_are_swapped() {
     let mut world = World::connected();
+    swapped_back_and_forth(&mut world);
+}
+
+pub(super) fn swapped_back_and_forth(world: &mut World) {
     world.agree();
     for round in 0..20u64 {
         let mut expected = Vec::new();

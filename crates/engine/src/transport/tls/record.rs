@@ -11,6 +11,8 @@ use std::fmt;
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use rustls::ConnectionTrafficSecrets;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 5;
@@ -42,6 +44,8 @@ pub(crate) enum RecordError {
     Alert(u8),
     /// No new key can be made.
     Key,
+    /// Nor can it for a connection that came from another process: what that takes is rustls's.
+    Inherited,
 }
 
 impl fmt::Display for RecordError {
@@ -60,6 +64,10 @@ impl fmt::Display for RecordError {
             }
             RecordError::Alert(alert) => write!(f, "the peer ends it with TLS alert {alert}"),
             RecordError::Key => f.write_str("the next TLS key can not be made"),
+            RecordError::Inherited => f.write_str(
+                "a connection that an upgrade has handed over gets no new TLS key, and one is due; it is \
+                 made anew",
+            ),
         }
     }
 }
@@ -79,9 +87,24 @@ pub(super) fn record_len(header: [u8; HEADER]) -> Result<usize, RecordError> {
 /// The key of one direction.
 pub(super) struct Key {
     key: LessSafeKey,
+    made_of: FrozenKey,
+}
+
+/// What a key is made of, for another process. Only one of the two may go on with it: no number of a record
+/// may be used twice.
+#[derive(Clone, Serialize, Deserialize)]
+pub(in super::super) struct FrozenKey {
+    /// As many bytes as AES has.
+    secret: Zeroizing<Vec<u8>>,
     iv: [u8; 12],
     /// Number of the next record.
     next: u64,
+}
+
+impl fmt::Debug for FrozenKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FrozenKey(record {})", self.next)
+    }
 }
 
 impl Key {
@@ -90,28 +113,45 @@ impl Key {
     pub(super) fn new(
         (next, secrets): (u64, ConnectionTrafficSecrets),
     ) -> Result<Key, RecordError> {
-        let (algorithm, key, iv) = match &secrets {
-            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
-            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+        let (ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }) = &secrets
+        else {
+            return Err(RecordError::Key);
+        };
+        let iv = iv.as_ref().try_into().map_err(|_| RecordError::Key)?;
+        Key::thaw(FrozenKey { secret: Zeroizing::new(key.as_ref().to_vec()), iv, next })
+    }
+
+    /// For another process.
+    pub(super) fn freeze(&self) -> FrozenKey {
+        self.made_of.clone()
+    }
+
+    /// # Errors
+    /// If no cipher has such a key.
+    pub(super) fn thaw(made_of: FrozenKey) -> Result<Key, RecordError> {
+        let algorithm = match made_of.secret.len() {
+            16 => &AES_128_GCM,
+            32 => &AES_256_GCM,
             _ => return Err(RecordError::Key),
         };
-        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| RecordError::Key)?;
-        let iv = iv.as_ref().try_into().map_err(|_| RecordError::Key)?;
-        Ok(Key { key: LessSafeKey::new(key), iv, next })
+        let key = UnboundKey::new(algorithm, &made_of.secret).map_err(|_| RecordError::Key)?;
+        Ok(Key { key: LessSafeKey::new(key), made_of })
     }
 
     /// Records sealed or opened with it.
     pub(super) const fn used(&self) -> u64 {
-        self.next
+        self.made_of.next
     }
 
     /// The nonce of the next record: never given twice for one key.
     fn nonce(&mut self) -> Nonce {
-        let mut nonce = self.iv;
-        for (byte, number) in nonce[4..].iter_mut().zip(self.next.to_be_bytes()) {
+        let FrozenKey { iv, next, .. } = &mut self.made_of;
+        let mut nonce = *iv;
+        for (byte, number) in nonce[4..].iter_mut().zip(next.to_be_bytes()) {
             *byte ^= number;
         }
-        self.next += 1;
+        *next += 1;
         Nonce::assume_unique_for_key(nonce)
     }
 

@@ -12,7 +12,9 @@ use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
 use rustls::{ConnectionTrafficSecrets, ExtractedSecrets};
 
-use super::record::{DATA_MAX, HEADER, Key, RecordError, content, record_len};
+use serde::{Deserialize, Serialize};
+
+use super::record::{DATA_MAX, FrozenKey, HEADER, Key, RecordError, content, record_len};
 
 /// Bytes that are sealed ahead of the socket.
 const SEALED_MAX: usize = 256 << 10;
@@ -29,6 +31,8 @@ const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 pub(super) enum Keys {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
+    /// The connection came from another process, where what makes keys has stayed.
+    Inherited,
 }
 
 type Secrets = Result<(u64, ConnectionTrafficSecrets), rustls::Error>;
@@ -38,6 +42,7 @@ impl Keys {
         Keys::key(match self {
             Keys::Client(keys) => keys.update_tx_secret(),
             Keys::Server(keys) => keys.update_tx_secret(),
+            Keys::Inherited => return Err(RecordError::Inherited),
         })
     }
 
@@ -45,11 +50,30 @@ impl Keys {
         Keys::key(match self {
             Keys::Client(keys) => keys.update_rx_secret(),
             Keys::Server(keys) => keys.update_rx_secret(),
+            Keys::Inherited => return Err(RecordError::Inherited),
         })
     }
 
     fn key(secrets: Secrets) -> Result<Key, RecordError> {
         Key::new(secrets.map_err(|_| RecordError::Key)?)
+    }
+}
+
+/// A socket's traffic at rest, for another process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in super::super) struct FrozenSession {
+    sending: FrozenKey,
+    receiving: FrozenKey,
+    records_per_key: u64,
+    /// Opened and not read: `before`, and what the session had.
+    plain: Vec<u8>,
+}
+
+#[cfg(test)]
+impl FrozenSession {
+    pub(super) fn new(sending: FrozenKey, receiving: FrozenKey) -> FrozenSession {
+        let (records_per_key, plain) = (RECORDS_PER_KEY, Vec::new());
+        FrozenSession { sending, receiving, records_per_key, plain }
     }
 }
 
@@ -88,8 +112,45 @@ impl Session {
         })
     }
 
+    /// The next thing to be sent needs another key, which only this process can make.
+    pub(in super::super) fn is_changing_keys(&self) -> bool {
+        self.key_is_due || self.sending.used() >= self.records_per_key
+    }
+
+    /// For [`Session::thaw`] in another process; nothing waits to be sent. `before` was read already, and
+    /// is to be read again.
+    pub(in super::super) fn freeze(&self, before: &[u8]) -> FrozenSession {
+        let taken = self.incoming.payload.as_ref().map_or(&[][..], |(buf, filled)| &buf[..*filled]);
+        FrozenSession {
+            sending: self.sending.freeze(),
+            receiving: self.receiving.freeze(),
+            records_per_key: self.records_per_key,
+            plain: [before, taken, self.incoming.unread()].concat(),
+        }
+    }
+
+    /// # Errors
+    /// [`RecordError::Key`].
+    pub(in super::super) fn thaw(
+        frozen: FrozenSession,
+        pool: BufPool,
+    ) -> Result<Session, RecordError> {
+        let FrozenSession { sending, receiving, records_per_key, plain } = frozen;
+        let end = plain.len();
+        Ok(Session {
+            keys: Keys::Inherited,
+            sending: Key::thaw(sending)?,
+            receiving: Key::thaw(receiving)?,
+            records_per_key,
+            key_is_due: false,
+            outgoing: Outgoing::default(),
+            ends: false,
+            incoming: Incoming { pool, bytes: plain, begin: 0, end, payload: None },
+        })
+    }
+
     #[cfg(test)]
-    pub(super) fn set_records_per_key(&mut self, records: u64) {
+    pub(in super::super) fn set_records_per_key(&mut self, records: u64) {
         self.records_per_key = records;
     }
 

@@ -10,7 +10,7 @@ use rustls::crypto::cipher::{AeadKey, Iv};
 use rustls::{ClientConnection, ConnectionTrafficSecrets, ServerConnection, StreamOwned};
 
 use super::authority::Authority;
-use super::record::{DATA_MAX, Key};
+use super::record::{DATA_MAX, FrozenKey, Key};
 use super::*;
 
 fn key(next: u64) -> Key {
@@ -184,6 +184,75 @@ fn rustls_understands_our_records_and_new_keys_and_we_its_own() {
         assert_eq!(session.peek(81).unwrap(), [head, bytes].concat());
         peer.join().unwrap();
     }
+}
+
+/// A session that came from another process, with what it has to read.
+fn inherited(receiving: FrozenKey, unread: &[u8], pool: &BufPool) -> (Session, Conn) {
+    let frozen = FrozenSession::new(key(0).freeze(), receiving);
+    let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(far);
+    let mut conn = Conn::new(near.into(), pool).unwrap();
+    conn.rx.preload(unread);
+    (Session::thaw(frozen, pool.clone()).unwrap(), conn)
+}
+
+#[test]
+fn a_session_is_handed_over_between_any_two_bytes() {
+    let pool = BufPool::new(8 << 20).unwrap();
+    let messages = [message(300), message(41)];
+    let plain = messages.iter().flat_map(|(head, bytes)| [head.clone(), bytes.clone()]).flatten();
+    let plain: Vec<u8> = plain.collect();
+    let mut sending = key(0);
+    // Messages are not records, and records not messages.
+    let stream: Vec<u8> = plain.chunks(100).flat_map(|part| sealed(&mut sending, part)).collect();
+    for cut in 0..=stream.len() {
+        let (mut session, mut conn) = inherited(key(0).freeze(), &stream[..cut], &pool);
+        let (mut got, mut head) = (Vec::new(), None::<Vec<u8>>);
+        for heir in [false, true] {
+            if heir {
+                let before = head.take().unwrap_or_default();
+                let frozen = session.freeze(&before);
+                let bytes = codec::frozen::to_bytes(1, &frozen).unwrap();
+                let unread = [conn.rx.unread(), stream[cut..].to_vec()].concat();
+                (_, conn) = inherited(key(0).freeze(), &unread, &pool);
+                let frozen = codec::frozen::from_bytes(1, &bytes).unwrap();
+                session = Session::thaw(frozen, pool.clone()).unwrap();
+            }
+            loop {
+                if head.is_none() {
+                    if session.fetch(&mut conn.rx, 4).unwrap() < 4 {
+                        break;
+                    }
+                    head = session.peek(4).map(<[u8]>::to_vec);
+                    session.consume(4);
+                }
+                let len = u32::from_be_bytes(head.clone().unwrap().try_into().unwrap()) as usize;
+                let taken = session.take_payload(&mut conn.rx, len).unwrap().unwrap();
+                let Some(bytes) = taken else { break };
+                got.push((head.take().unwrap(), bytes.to_vec()));
+            }
+        }
+        assert!(got == messages, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_session_that_was_handed_over_gets_no_new_key() {
+    let pool = BufPool::new(8 << 20).unwrap();
+    let mut update = Vec::new();
+    key(0).seal(content::HANDSHAKE, &mut update, |out| out.extend_from_slice(&[24, 0, 0, 1, 0]));
+    let (mut session, mut conn) = inherited(key(0).freeze(), &update, &pool);
+    assert_eq!(session.fetch(&mut conn.rx, 1), Err(RecordError::Inherited));
+    let (mut session, mut conn) = inherited(key(0).freeze(), &[], &pool);
+    session.set_records_per_key(2);
+    for _ in 0..2 {
+        assert!(!session.is_changing_keys());
+        session.queue(|out| out.push(1), None);
+        session.seal(&mut conn.tx).unwrap();
+    }
+    assert!(session.is_changing_keys(), "it is not to be handed over in that state");
+    session.queue(|out| out.push(1), None);
+    assert_eq!(session.seal(&mut conn.tx), Err(RecordError::Inherited));
 }
 
 /// Sends back whatever comes, each time with a new key, until it is told that nothing follows.

@@ -1,0 +1,135 @@
+//! Mapped volumes on their way to another process, which goes on with their devices.
+//!
+//! The volume stays open all the time, so nobody else can have written. A loop device is served by a process that
+//! keeps its connection. A device of ublk is the kernel's to hand on, once the engine before is gone.
+
+use std::sync::Arc;
+
+use codec::admin::MapOptions;
+use frontend::ublk::DeviceKey;
+use serde::{Deserialize, Serialize};
+use vocab::VolumeNr;
+
+use super::links::Links;
+use super::{Kind, Map, Mapped, State};
+use crate::engine::{Done, Engine, Entry, Stop, lock};
+use crate::log::{Level, log};
+use crate::restore::text;
+
+/// A mapped volume.
+#[derive(Serialize, Deserialize)]
+struct FrozenMap {
+    resource: String,
+    volume: u16,
+    options: MapOptions,
+    path: String,
+    shard: usize,
+    key: DeviceKey,
+    /// The driver's number, if it is a device of ublk.
+    ublk: Option<u32>,
+}
+
+impl Engine {
+    /// Refuses while a device has yet to be brought back: this engine is at it.
+    pub(crate) fn check_maps_handover(&self) -> Done {
+        let maps = lock(&self.maps);
+        let missing = maps.by_volume.iter().find(|(_, map)| !map.is_there());
+        let Some(((resource, nr), _)) = missing else { return Ok(()) };
+        Err(Stop::invalid(format!(
+            "{resource}/{nr} is to be mapped, and is not yet (`ashlar maps` says why); wait for that, or \
+             `ashlar unmap {resource}/{nr}` first"
+        )))
+    }
+
+    /// All mapped volumes, for [`Engine::inherit_maps`].
+    ///
+    /// # Errors
+    /// If that can not be put into words.
+    pub(crate) fn freeze_maps(&self) -> Result<String, String> {
+        let maps = lock(&self.maps);
+        let frozen = maps.by_volume.iter().filter_map(|((resource, volume), map)| {
+            let (options, mapped) = map.there();
+            let mapped = mapped?;
+            Some(FrozenMap {
+                resource: resource.clone(),
+                volume: *volume,
+                options,
+                path: mapped.path.clone(),
+                shard: mapped.shard,
+                key: mapped.key,
+                ublk: match mapped.kind {
+                    Kind::Ublk(number) => Some(number),
+                    Kind::Fuse(_) => None,
+                },
+            })
+        });
+        serde_json::to_string(&frozen.collect::<Vec<_>>()).map_err(|e| e.to_string())
+    }
+
+    /// Takes over what another process had mapped; the devices wait for [`Engine::go_on_with_maps`].
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    pub(crate) fn inherit_maps(&self, maps: &str) -> Result<(), String> {
+        let maps: Vec<FrozenMap> = serde_json::from_str(maps).map_err(|e| e.to_string())?;
+        for map in maps {
+            let FrozenMap { resource, volume, options, path, shard, key, ublk } = map;
+            let nr = VolumeNr(volume);
+            let entry = self.entry(&resource).map_err(|stop| text(&stop))?;
+            let minor = self.minor_of(&entry, nr).map_err(|stop| text(&stop))?;
+            let links = Links::new(&resource, nr, options.drbd_names.then_some(minor))?;
+            let kind = match ublk {
+                Some(number) => Kind::Ublk(number),
+                None => Kind::Fuse(self.adopt_process(&entry, nr, minor)),
+            };
+            let state = State::Mapped(Arc::new(Mapped { path, links, shard, key, kind }));
+            lock(&self.maps).by_volume.insert((resource, volume), Map { options, state });
+        }
+        Ok(())
+    }
+
+    /// Goes on with all devices of an engine that is gone.
+    pub(crate) fn go_on_with_maps(self: &Arc<Self>) {
+        let all: Vec<(String, u16)> = lock(&self.maps).by_volume.keys().cloned().collect();
+        for (resource, volume) in all {
+            let Ok(entry) = self.entry(&resource) else { continue };
+            let _pass = entry.pass();
+            let found = lock(&self.maps).by_volume.get(&(resource.clone(), volume)).map(Map::there);
+            // Somebody may have unmapped it meanwhile.
+            let Some((options, Some(mapped))) = found else { continue };
+            let nr = VolumeNr(volume);
+            match &mapped.kind {
+                Kind::Fuse(process) => {
+                    self.watch_size(&entry, nr, &options, process, &mapped.path);
+                }
+                Kind::Ublk(number) => {
+                    if let Err(why) = self.go_on_with_ublk(&entry, nr, &mapped, *number) {
+                        self.give_up(&entry, nr, options, &mapped, *number, &why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The device goes away under its users, and is made anew.
+    fn give_up(
+        self: &Arc<Self>,
+        entry: &Entry,
+        nr: VolumeNr,
+        options: MapOptions,
+        mapped: &Mapped,
+        number: u32,
+        why: &str,
+    ) {
+        log!(Level::Error, entry.name, "{} goes away under its users: {why}", mapped.path);
+        if let Err(stop) = self.stop_ublk(mapped, number) {
+            return log!(Level::Error, entry.name, "{} stays: {}", mapped.path, text(&stop));
+        }
+        self.delete_ublk(mapped, number, false);
+        let (key, state) = ((entry.name.clone(), nr.0), State::Failed(why.to_owned()));
+        lock(&self.maps).by_volume.insert(key, Map { options, state });
+        if let Err(stop) = self.map_entry(entry, nr, options) {
+            log!(Level::Error, entry.name, "volume {nr} is not mapped: {}", text(&stop));
+        }
+    }
+}
