@@ -91,6 +91,9 @@ impl Runner for System {
         let mut child = Command::new(program)
             .args(arguments)
             .env("LC_ALL", "C")
+            // LVM complains on standard error of descriptors that it inherits, whoever left them
+            // open: what it has to say would drown in that.
+            .env("LVM_SUPPRESS_FD_WARNINGS", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -166,6 +169,12 @@ mod tests {
     #[test]
     fn what_a_command_writes_is_returned() {
         assert_eq!(run(&["printf", "%s-%s", "a b", "c"]).unwrap(), "a b-c");
+    }
+
+    #[test]
+    fn messages_are_in_english_and_lvm_does_not_speak_of_descriptors() {
+        let script = "echo $LC_ALL $LVM_SUPPRESS_FD_WARNINGS";
+        assert_eq!(run(&["sh", "-c", script]).unwrap(), "C 1\n");
     }
 
     #[test]
