@@ -33,7 +33,10 @@ calls there are is in COMPAT.md. A node becomes a member by `ashlar node create 
 `ashlar node join` with what that prints, there.
 
 The first start makes a token for the administrator, in the file admin.token of the directory; with
-that, or without any from this host, `ashlar controller token create` makes others.";
+that, or without any from this host, `ashlar controller token create` makes others.
+
+Back up what the store is. A file: all of the directory, while the controller is stopped. PostgreSQL, at
+any time: `pg_dump --table 'ashlar_*'`. etcd, at any time: `etcdctl snapshot save`.";
 
 /// Arguments of `ashlar controller`.
 #[derive(clap::Args, Debug)]

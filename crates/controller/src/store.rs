@@ -190,8 +190,9 @@ impl fmt::Display for Error {
             Error::Newer { file, found, known } => write!(
                 f,
                 "the store {} has tables of version {found}, and this program knows {known}: \
-                 start the version that wrote it, or restore a backup of an older one",
-                file.display()
+                 start the version that wrote it, or {}",
+                file.display(),
+                restore(file)
             ),
             Error::Foreign { file } => write!(
                 f,
@@ -205,8 +206,9 @@ impl fmt::Display for Error {
             ),
             Error::Row { file, key, cause } => write!(
                 f,
-                "row {key} of the store {} can not be read: {cause}; restore a backup",
-                file.display()
+                "row {key} of the store {} can not be read: {cause}; {}",
+                file.display(),
+                restore(file)
             ),
             Error::Exists { file } => {
                 write!(f, "{} exists: name a file that does not", file.display())
@@ -228,3 +230,17 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// How an older state of a store comes back: each has copies of its own.
+fn restore(store: &Path) -> &'static str {
+    let name = store.to_string_lossy();
+    match name.split_once("://").map(|(scheme, _)| scheme) {
+        Some("postgresql" | "postgres") => {
+            "stop all controllers and restore a dump of its tables (`pg_dump --table 'ashlar_*'`)"
+        }
+        Some("etcd") => {
+            "stop all controllers and restore a snapshot of etcd (`etcdctl snapshot save`)"
+        }
+        _ => "put a copy of the file in its place and remove the one that ends in -wal",
+    }
+}

@@ -111,7 +111,7 @@ fn postgresql_is_a_store_that_controllers_share() {
             client.batch_execute(sql).await.unwrap();
         });
     };
-    other_versions_are_brought_up_or_refused(&url, |version| {
+    other_versions_are_brought_up_or_refused(&url, "pg_dump", |version| {
         if version == 1 {
             execute("DROP TABLE ashlar_audit");
         }
@@ -136,7 +136,7 @@ fn etcd_is_a_store_that_controllers_share() {
     suite(&mut place);
     let url = place();
     let etcd = super::etcd::Etcd::new(&url).unwrap();
-    other_versions_are_brought_up_or_refused(&url, |version| {
+    other_versions_are_brought_up_or_refused(&url, "etcdctl snapshot", |version| {
         super::shared::runtime().block_on(etcd.set_version(version)).unwrap();
     });
     assert_eq!(super::shared::runtime().block_on(etcd.open()).unwrap(), VERSION);
@@ -198,6 +198,7 @@ fn a_newer_file_a_foreign_file_and_one_in_use_are_refused_and_stay_as_they_are()
     let error = Sqlite::open(&file).unwrap_err();
     assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
     assert!(error.to_string().contains("version 99"));
+    assert!(error.to_string().contains("a copy of the file"), "{error}");
 
     let text = directory.path().join("text");
     std::fs::write(&text, "this is somebody's file, and it is longer than a header of SQLite")
@@ -212,8 +213,8 @@ fn a_newer_file_a_foreign_file_and_one_in_use_are_refused_and_stay_as_they_are()
     assert!(matches!(Sqlite::open(&other).unwrap_err(), Error::Foreign { .. }));
 }
 
-/// What is on a server is of another version, which `set` says.
-fn other_versions_are_brought_up_or_refused(url: &str, set: impl Fn(i64)) {
+/// What is on a server is of another version, which `set` says. `copies` are what it is restored from.
+fn other_versions_are_brought_up_or_refused(url: &str, copies: &str, set: impl Fn(i64)) {
     let mut waiting = electorate(url);
     {
         let (mut store, term) = leads(&mut *waiting);
@@ -226,6 +227,7 @@ fn other_versions_are_brought_up_or_refused(url: &str, set: impl Fn(i64)) {
         let Err(error) = candidate.stand("http://here", TERM) else { panic!("it leads") };
         assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
         assert!(error.to_string().contains("version 99"));
+        assert!(error.to_string().contains(copies), "{error}");
     }
     set(1);
     {
@@ -279,6 +281,19 @@ fn a_file_of_version_1_is_copied_and_brought_up() {
     let raw = rusqlite::Connection::open(path("controller.db.v1")).unwrap();
     let kept: i64 = raw.query_row("SELECT count(*) FROM rows", [], |row| row.get(0)).unwrap();
     assert_eq!(kept.unsigned_abs(), rows as u64);
+}
+
+#[test]
+fn what_can_not_be_read_is_restored_as_its_store_is_copied() {
+    for (store, advice) in [
+        ("/var/lib/ashlar/controller/controller.db", "a copy of the file"),
+        ("postgresql://ashlar@db.example/ashlar", "`pg_dump"),
+        ("postgres://ashlar@db.example/ashlar", "`pg_dump"),
+        ("etcd://db.example:2379/ashlar", "`etcdctl snapshot"),
+    ] {
+        let error = super::row::object(store, "key".to_owned(), "nonsense").unwrap_err();
+        assert!(error.to_string().contains(advice), "{error}");
+    }
 }
 
 fn record(time: u64) -> Record {
