@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sha2::{Digest, Sha256};
-use vocab::GenUuid;
+use vocab::{GenUuid, VolumeNr};
 
 use crate::change::{Change, Key, Object};
 use crate::model::Model;
@@ -37,6 +37,19 @@ pub struct Applied {
     pub notes: Vec<Note>,
     /// Where replicas were placed, and why; of a command that places many the first ones.
     pub placed: Vec<Placed>,
+    /// What is there now and was not before: names and numbers may have been chosen here.
+    pub made: Vec<Made>,
+}
+
+/// Something that a command has made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Made {
+    /// An object with a row of its own.
+    Object(Key),
+    /// A volume of a resource definition that there was.
+    Volume(ResourceName, VolumeNr),
+    /// A volume group of a resource group that there was.
+    VolumeGroup(GroupName, VolumeNr),
 }
 
 /// Placements of one command that are told. Nobody reads more, and each has every pool in it.
@@ -116,7 +129,29 @@ impl<'a> Edit<'a> {
             Some(object) => Change::Put(object),
             None => Change::Remove(key),
         });
-        Applied { changes: changes.collect(), notes: self.notes, placed: self.placed }
+        let changes: Vec<Change> = changes.collect();
+        let made = changes.iter().flat_map(|change| self.made(change)).collect();
+        Applied { changes, notes: self.notes, placed: self.placed, made }
+    }
+
+    /// What was not there before a change.
+    fn made(&self, change: &Change) -> Vec<Made> {
+        let Change::Put(object) = change else { return Vec::new() };
+        let key = object.key();
+        let old = self.before.get(&key).and_then(Option::as_ref);
+        match (old, object) {
+            (None, _) => vec![Made::Object(key)],
+            (Some(Object::Definition(old)), Object::Definition(new)) => {
+                let added = new.volumes.keys().filter(|number| !old.volumes.contains_key(number));
+                added.map(|number| Made::Volume(new.name.clone(), *number)).collect()
+            }
+            (Some(Object::Group(old)), Object::Group(new)) => {
+                let had = |number| old.volume_groups.contains_key(number);
+                let added = new.volume_groups.keys().filter(|number| !had(number));
+                added.map(|number| Made::VolumeGroup(new.name.clone(), *number)).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The rows that are not what they were.

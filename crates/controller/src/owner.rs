@@ -341,7 +341,8 @@ impl Owner {
         for (applied, to) in self.apply(commands)?.into_iter().zip(answers) {
             let answer = applied.map(|applied| {
                 let followed = self.wait(&applied);
-                Done { notes: applied.notes, followed }
+                let Applied { notes, made, placed, .. } = applied;
+                Done { notes, made, placed, followed }
             });
             // Who has gone away does not want to know.
             let _ = to.send(answer);

@@ -113,6 +113,8 @@ refused(lin.snapshot_rollback("small", "never"), 313, "rollback to nothing")
 wait(lambda: current("small") <= {"UpToDate", "Diskless", "TieBreaker"}, "rolled back")
 started = lin.resource_dfn_clone("small", "clone", property_dict={"Aux/who": "you"})
 assert (started.source_name, started.clone_name) == ("small", "clone"), started
+refused(lin.resource_dfn_clone("small", "clone").messages, 501, "clone again")
+refused(lin.resource_dfn_clone("never", "clone2").messages, 301, "clone of nothing")
 ok(started.messages, "clone")
 assert lin.resource_dfn_clone_wait_complete("small", "clone", timeout=60)
 assert len([r for r in resources("clone") if "DISKLESS" not in r.flags]) == 2

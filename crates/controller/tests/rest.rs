@@ -6,7 +6,7 @@
 mod served;
 mod simulated;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use served::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -91,9 +91,6 @@ async fn what_is_not_there_says_so() {
             assert!(!entry[part].as_str().unwrap().is_empty(), "{method} {path}: {entry}");
         }
     }
-    // Clients that are refused a clone look for an array, those that get one for an object.
-    let answer = server.call("POST", "/v1/resource-definitions/aa/clone", r#"{"name":"bb"}"#).await;
-    assert_eq!((answer.status, answer.first()), (404, (301, true)));
     let answer = server.call("GET", "/v1/resource-definitions/aa/clone/bb", "").await;
     assert_eq!((answer.status, answer.first()), (404, (301, true)));
     let health = server.call("GET", "/health", "").await;
@@ -105,6 +102,90 @@ async fn what_is_not_there_says_so() {
     assert!(answer.json()[0]["cause"].is_string());
     let report = server.call("GET", "/v1/space-report", "").await.json();
     assert!(report["reportText"].as_str().unwrap().starts_with("node "));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_is_answered_as_an_object_whether_it_was_begun_or_refused() {
+    let server = Server::with_volume().await;
+    let clone = async |source: &str, body: &str| {
+        let path = format!("/v1/resource-definitions/{source}/clone");
+        let answer = server.call("POST", &path, body).await;
+        (answer.status, answer.json())
+    };
+    for (source, body, status, number) in [
+        ("never", r#"{"name":"copy"}"#, 404, 301),
+        ("vol", r#"{"name":"vol"}"#, 500, 501),
+        ("vol", r#"{"name":"copy","use_zfs_clone":true}"#, 500, 234),
+        ("vol", r#"{"name":"copy","resource_group":"never"}"#, 404, 317),
+        ("vol", "{}", 500, 202),
+    ] {
+        let (found, answer) = clone(source, body).await;
+        assert_eq!(found, status, "{source} {body}: {answer}");
+        let first = &answer["messages"][0];
+        let code = first["ret_code"].as_i64().unwrap();
+        assert!(code < 0 && code & 0x7fff == number, "{source} {body}: {answer}");
+        assert!(!first["correction"].as_str().unwrap().is_empty(), "{answer}");
+        let asked = ["copy", "vol"].into_iter().find(|name| body.contains(name)).unwrap_or("");
+        assert_eq!(
+            (&answer["source_name"], &answer["clone_name"]),
+            (&json!(source), &json!(asked))
+        );
+        let location = format!("/v1/resource-definitions/{source}/clone/{asked}");
+        assert_eq!(answer["location"], location);
+    }
+    assert_eq!(server.call("GET", "/v1/resource-definitions/copy", "").await.status, 404);
+    let (status, answer) = clone("vol", r#"{"name":"copy"}"#).await;
+    assert_eq!((status, &answer["clone_name"]), (201, &json!("copy")), "{answer}");
+    assert_eq!(answer["messages"][0]["obj_refs"], json!({ "RscDfn": "copy" }));
+    // A dry run is one, too.
+    let path = "/v1/resource-definitions/vol/clone?dry_run=true";
+    let answer = server.call("POST", path, r#"{"name":"third"}"#).await;
+    assert_eq!((answer.status, &answer.json()["clone_name"]), (200, &json!("third")));
+    let steps = answer.json()["messages"][0]["dry_run"]["steps"].clone();
+    assert!(steps.as_array().is_some_and(|steps| !steps.is_empty()), "{steps}");
+    assert_eq!(server.call("GET", "/v1/resource-definitions/third", "").await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_name_what_was_made_where_the_controller_has_chosen() {
+    let server = Server::with_volume().await;
+    let refs = async |path: &str, body: &str| {
+        let answer = server.call("POST", path, body).await;
+        assert!(answer.status < 300, "{path}: {}", String::from_utf8_lossy(&answer.body));
+        answer.json()[0]["obj_refs"].clone()
+    };
+    // Names that are derived from others.
+    let body = r#"{"resource_definition":{"external_name":"an outer name"}}"#;
+    let made = refs("/v1/resource-definitions", body).await;
+    let name = made["RscDfn"].as_str().unwrap();
+    let path = format!("/v1/resource-definitions/{name}");
+    let shown = server.call("GET", &path, "").await.json();
+    assert_eq!(shown["external_name"], "an outer name", "{made}");
+    let body = r#"{"resource_definition_external_name":"another/name","volume_sizes":["1048576"]}"#;
+    let made = refs("/v1/resource-groups/DfltRscGrp/spawn", body).await;
+    let spawned = format!("/v1/resource-definitions/{}", made["RscDfn"].as_str().unwrap());
+    let shown = server.call("GET", &spawned, "").await.json();
+    assert_eq!(shown["external_name"], "another/name", "{made}");
+    assert_eq!(made["StoragePool/0/0"], "pool,FILE_THIN");
+    // Numbers.
+    let body = r#"{"volume_definition":{"size_kib":1048576}}"#;
+    let volumes = format!("{path}/volume-definitions");
+    assert_eq!(refs(&volumes, body).await["VlmNr"], "0");
+    assert_eq!(refs(&volumes, body).await["VlmNr"], "1");
+    let groups = "/v1/resource-groups/DfltRscGrp/volume-groups";
+    assert_eq!(refs(groups, "{}").await, json!({ "RscGrp": "DfltRscGrp", "VlmNr": "0" }));
+    // Places, of the replicas and not of the tie-breaker.
+    let body = r#"{"select_filter":{"place_count":2}}"#;
+    let made = refs(&format!("{path}/autoplace"), body).await;
+    let resources = server.call("GET", &format!("{path}/resources"), "").await.json();
+    let with_disk = |resource: &&Value| !resource["flags"].to_string().contains("DISKLESS");
+    let nodes = resources.as_array().unwrap().iter().filter(with_disk);
+    let nodes: Vec<&Value> = nodes.map(|resource| &resource["node_name"]).collect();
+    let mut named = vec![&made["Node/0"], &made["Node/1"]];
+    named.sort_by_key(|name| name.to_string());
+    assert_eq!(named, nodes, "{made}");
+    assert_eq!(made["StoragePool/1/0"], "pool,FILE_THIN");
+    assert_eq!(made.get("Node/2"), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -345,9 +426,6 @@ async fn any_change_can_be_foretold_and_nothing_is_changed_by_that() {
 async fn clones_are_there_at_once_and_say_how_far_they_are() {
     let server = Server::with_volume().await;
     let path = "/v1/resource-definitions/vol/clone";
-    let body = r#"{"name":"copy","use_zfs_clone":true}"#;
-    assert_eq!(server.call("POST", path, body).await.first(), (234, true));
-    assert_eq!(server.call("POST", path, "{}").await.first(), (202, true));
     let body = r#"{"name":"copy","override_props":{"Aux/of":"vol"}}"#;
     let answer = server.call("POST", path, body).await;
     assert_eq!(answer.status, 201);

@@ -8,14 +8,16 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use cluster::change::Key;
 use cluster::command::Command;
+use cluster::edit::Made;
+use cluster::place::{Placed, Verdict};
 use cluster::refusal::{Note, NoteCode, Refusal};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use vocab::Utc;
 
 use crate::code::{self, Kind, Operation, Severity, code, number};
-use crate::controller::{Controller, Failure, Followed, Problem};
+use crate::controller::{Controller, Failure, Followed, Problem, State};
 use crate::foretell;
 
 /// How long a call waits for the agents before it is answered; they go on afterwards.
@@ -184,14 +186,27 @@ pub struct Told {
     pub objects: BTreeMap<String, String>,
 }
 
-impl IntoResponse for Answer {
-    fn into_response(self) -> Response {
-        let mut response = json(self.status(), &self.entries);
+impl Answer {
+    /// The answer as an object that has the entries inside.
+    pub fn inside(self, mut object: Value) -> Response {
+        object["messages"] = json!(self.entries);
+        let response = json(self.status(), &object);
+        self.noted_on(response)
+    }
+
+    fn noted_on(self, mut response: Response) -> Response {
         let codes = self.entries.iter().map(|entry| entry.ret_code).collect();
         let objects = self.entries.into_iter().next().map(|first| first.obj_refs);
         let told = Told { codes, objects: objects.unwrap_or_default() };
         response.extensions_mut().insert(told);
         response
+    }
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        let response = json(self.status(), &self.entries);
+        self.noted_on(response)
     }
 }
 
@@ -341,10 +356,13 @@ impl Call {
 
     async fn carry_out(self, controller: &dyn Controller, commands: Vec<Command>) -> Vec<Entry> {
         let (mut notes, mut following, mut failed) = (Vec::new(), Vec::new(), None);
+        let (mut made, mut placed) = (Vec::new(), Vec::new());
         for command in commands {
             match controller.carry_out(command).await {
                 Ok(done) => {
                     notes.extend(done.notes);
+                    made.extend(done.made);
+                    placed.extend(done.placed);
                     following.push(done.followed);
                 }
                 Err(failure) => {
@@ -356,7 +374,10 @@ impl Call {
         let absent = notes.iter().any(|note| note.code == NoteCode::NotFound);
         let mut entries = Vec::new();
         if failed.is_none() && !absent {
-            entries.push(self.succeeded());
+            let mut done = self.succeeded();
+            name_made(&mut done.obj_refs, &made);
+            name_places(&mut done.obj_refs, &controller.state(), &placed);
+            entries.push(done);
         }
         entries.extend(notes.iter().map(|note| Entry::noted(self.operation, note)));
         entries.extend(failed);
@@ -399,6 +420,37 @@ impl Call {
         };
         let code = code(Severity::Error, self.operation, self.kind, number);
         Entry::new(code, "nothing was changed").because(failure.to_string(), "try again later")
+    }
+}
+
+/// Names what was made: names are derived from other names, and numbers are chosen.
+fn name_made(refs: &mut BTreeMap<String, String>, made: &[Made]) {
+    for made in made {
+        match made {
+            Made::Object(Key::Definition(name)) => {
+                refs.insert("RscDfn".to_owned(), name.to_string());
+            }
+            // Of several the first.
+            Made::Volume(_, number) | Made::VolumeGroup(_, number) => {
+                refs.entry("VlmNr".to_owned()).or_insert_with(|| number.0.to_string());
+            }
+            Made::Object(_) => {}
+        }
+    }
+}
+
+/// Names the nodes and pools that were chosen for one resource definition (control plane §2.3).
+fn name_places(refs: &mut BTreeMap<String, String>, state: &State, placed: &[Placed]) {
+    let Some(first) = placed.first() else { return };
+    if placed.iter().any(|other| other.name != first.name) {
+        return;
+    }
+    let candidates = placed.iter().flat_map(|placed| &placed.candidates);
+    let chosen = candidates.filter(|candidate| candidate.verdict == Verdict::Chosen);
+    let pools = chosen.filter_map(|candidate| state.model.pool(&candidate.node, &candidate.pool));
+    for (index, pool) in pools.filter(|pool| pool.provider.has_device()).enumerate() {
+        refs.insert(format!("Node/{index}"), pool.node.to_string());
+        refs.insert(format!("StoragePool/{index}/0"), format!("{},{}", pool.name, pool.provider));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::http::{Method, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use cluster::command::{Command, NewDefinition};
 use cluster::name::{GroupName, ResourceName};
 use cluster::objects::DefinitionFlag;
@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::answer::{Answer, Call, Found, Read, json as answer_json};
+use crate::answer::{Call, Changed, Found, Read};
 use crate::ask::{App, Body, Modify, Path, layers, unsupported};
 use crate::code::{Kind, Operation};
 use crate::definitions::find;
@@ -21,8 +21,6 @@ pub fn routes() -> Routes {
     Routes::new()
         .user(Method::POST, CLONE, clone)
         .says(Says::Json)
-        // What it answers is about the clone that was begun.
-        .at_once()
         .get(&format!("{CLONE}/{{clone}}"), status)
 }
 
@@ -38,48 +36,46 @@ struct Clone {
     props: Modify,
 }
 
-/// Begins a clone. It is answered when the data are safe in a snapshot, or it was refused: clients
-/// look for an array then.
+/// Begins a clone. It is answered when the data are safe in a snapshot, or it was refused: both times
+/// with an object, in which clients look for what was said.
 async fn clone(
     State(app): State<App>,
     Path(source): Path<String>,
     Body(body): Body<Clone>,
-) -> Result<Response, Answer> {
+) -> Response {
+    let asked = body.name.clone().unwrap_or_default();
+    let answer = begin(&app, &source, body).await.unwrap_or_else(|refused| refused);
+    // A name may have been derived from an external one.
+    let made = answer.entries.first().filter(|_| answer.status() == StatusCode::CREATED);
+    let clone = made.and_then(|first| first.obj_refs.get("RscDfn").cloned()).unwrap_or(asked);
+    answer.inside(json!({
+        "location": format!("/v1/resource-definitions/{source}/clone/{clone}"),
+        "source_name": source,
+        "clone_name": clone,
+    }))
+}
+
+async fn begin(app: &App, source: &str, body: Clone) -> Changed {
     let passphrases = body.volume_passphrases.is_some_and(|list| !list.is_empty());
     unsupported(&[
         ("use_zfs_clone", body.use_zfs_clone == Some(true), "clones depend on nothing"),
         ("volume_passphrases", passphrases, "a clone is opened by the passphrases of its source"),
     ])?;
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
-    let name = ResourceName::new(&source)?;
+    let name = ResourceName::new(source)?;
     let external_name = given(body.external_name);
     let new = given(body.name).filter(|_| external_name.is_none());
     let group = given(body.resource_group).map(|group| GroupName::new(&group)).transpose()?;
     let to = NewDefinition {
         name: new.map(|new| ResourceName::new(&new)).transpose()?,
-        external_name: external_name.clone(),
+        external_name,
         group,
         layers: layers(body.layer_list)?,
         ..NewDefinition::default()
     };
-    let wanted = to.name.clone();
-    let said = format!("{name} is being cloned");
-    let call = Call::new(Operation::Create, Kind::Definition, said).about("RscDfn", &name);
-    let command = Command::CloneDefinition { name: name.clone(), to, props: body.props.into() };
-    let answer = call.run(&app, command).await;
-    if answer.status() != answer.success {
-        return Ok(answer.into_response());
-    }
-    let state = app.state();
-    let derived = external_name.and_then(|name| state.model.by_external_name(&name).cloned());
-    let clone = wanted.or(derived).map(|name| name.to_string()).unwrap_or_default();
-    let started = json!({
-        "location": format!("/v1/resource-definitions/{name}/clone/{clone}"),
-        "source_name": name.as_str(),
-        "clone_name": clone,
-        "messages": answer.entries,
-    });
-    Ok(answer_json(StatusCode::CREATED, &started))
+    let call = Call::new(Operation::Create, Kind::Definition, format!("{name} is being cloned"));
+    let command = Command::CloneDefinition { name, to, props: body.props.into() };
+    Ok(call.run(app, command).await)
 }
 
 /// How far a clone is; where it came from does not matter.

@@ -8,10 +8,12 @@ use std::sync::RwLockReadGuard;
 
 use cluster::command::Command;
 use cluster::dry_run::Prediction;
+use cluster::edit::Made;
 use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
 use cluster::objects::Millis;
 use cluster::observed::Observed;
+use cluster::place::Placed;
 use cluster::refusal::{Note, Refusal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, oneshot};
@@ -105,6 +107,10 @@ pub enum MasterPassphrase {
 pub struct Done {
     /// What was said beside it.
     pub notes: Vec<Note>,
+    /// What was made.
+    pub made: Vec<Made>,
+    /// Where replicas were placed.
+    pub placed: Vec<Placed>,
     /// Comes when the agents that are connected have nothing more to do for it.
     pub followed: oneshot::Receiver<Followed>,
 }

@@ -194,7 +194,7 @@ async fn create(State(app): State<App>, Body(body): Body<CreateDefinition>) -> C
         secret: body.drbd_secret.filter(|secret| !secret.is_empty()),
     };
     let said = format!("resource definition {shown} created");
-    let call = Call::new(Operation::Create, Kind::Definition, said).about("RscDfn", shown);
+    let call = Call::new(Operation::Create, Kind::Definition, said);
     Ok(call.run(&app, Command::CreateDefinition { definition }).await)
 }
 

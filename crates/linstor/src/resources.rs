@@ -664,25 +664,15 @@ async fn autoplace(
     let name = ResourceName::new(&name)?;
     let mut filter = body.select_filter.unwrap_or_default().filter()?;
     filter.diskless_on_remaining = body.diskless_on_remaining.or(filter.diskless_on_remaining);
-    let nodes = |app: &App| -> BTreeSet<NodeName> {
-        app.state().model.resources_of(&name).map(|resource| resource.node.clone()).collect()
-    };
-    let before = nodes(&app);
     let mut commands = Vec::new();
     // The stack is fixed with the first resource.
-    if before.is_empty() {
+    if app.state().model.resources_of(&name).next().is_none() {
         commands.extend(stack(&name, body.layer_list)?);
     }
     commands.push(Command::Autoplace { name: name.clone(), filter });
     let said = format!("{name} placed");
     let call = Call::new(Operation::Create, Kind::Resource, said).about("RscDfn", &name);
-    let mut answer = call.run_all(&app, commands).await;
-    if let Some(first) = answer.entries.first_mut() {
-        for (index, node) in nodes(&app).difference(&before).enumerate() {
-            first.obj_refs.insert(format!("Node/{index}"), node.to_string());
-        }
-    }
-    Ok(answer)
+    Ok(call.run_all(&app, commands).await)
 }
 
 #[derive(Deserialize, JsonSchema)]
