@@ -9,7 +9,7 @@ use cluster::command::Command;
 use cluster::dry_run::{Prediction, dry_run_all};
 use cluster::edit::Context;
 use cluster::name::NodeName;
-use linstor::access::{Record, RecordFilter};
+use linstor::access::{self, Record, RecordFilter, UnderWay};
 use linstor::controller::{
     Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, State,
 };
@@ -159,17 +159,20 @@ impl Handle {
         answer.blocking_recv().unwrap_or(Err(Failure::Stopping))
     }
 
-    /// Adds to the audit log. It is stored when this returns.
+    /// Writes a call to the audit log; in the place of what is there of it, if something is. It is
+    /// stored when this returns.
     ///
     /// # Errors
     /// If it can not be kept.
-    pub async fn record(&self, record: Record) -> Result<(), Failure> {
-        self.ask(|to| Input::Record(record, Some(to))).await
+    pub async fn record(&self, call: Arc<UnderWay>, record: Record) -> Result<(), Failure> {
+        self.ask(|to| Input::Record(call, record, Some(to))).await
     }
 
-    /// Adds to the audit log, later and without waiting. False if that can not be.
-    pub fn record_later(&self, record: Record) -> bool {
-        self.inputs.try_send(Input::Record(record, None)).is_ok()
+    /// Writes a call to the audit log of which no end is known, later and without waiting. False if
+    /// that can not be.
+    pub fn record_later(&self, call: Arc<UnderWay>) -> bool {
+        let record = call.begun.clone();
+        self.inputs.try_send(Input::Record(call, record, None)).is_ok()
     }
 
     /// What is in the audit log, the newest first. Others have their turn between its pages.
@@ -212,15 +215,17 @@ impl Controller for Handle {
     }
 
     fn carry_out(&self, command: Command) -> Later<'_, Result<Done, Failure>> {
-        Box::pin(self.ask(|to| Input::Command(command, to)))
+        let call = access::call();
+        Box::pin(self.ask(|to| Input::Command(command, call, to)))
     }
 
     fn master(&self, passphrase: MasterPassphrase) -> Later<'_, Result<(), Failure>> {
+        let call = access::call();
         Box::pin(async move {
             let kept = self.state().model.controller().master_key.clone();
             let derived = tokio::task::spawn_blocking(move || keys::derive(kept, &passphrase));
             let (master, command) = derived.await.unwrap_or(Err(Failure::Stopping))?;
-            self.ask(|to| Input::Master(master, command, to)).await
+            self.ask(|to| Input::Master(master, command, call, to)).await
         })
     }
 

@@ -29,7 +29,7 @@ use cluster::observed::{NodeState, ReplicaState};
 use cluster::plan::{Action, Affected, affected, plan, together};
 use cluster::props::chain;
 use crypt::seal::MasterKey;
-use linstor::access::Record;
+use linstor::access::{Record, UnderWay};
 use linstor::controller::{
     Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State,
 };
@@ -38,7 +38,7 @@ use linstor::shown::Shown;
 use tokio::sync::{broadcast, oneshot};
 
 use crate::log;
-use crate::store::{self, Store};
+use crate::store::{self, Log, Store, TOGETHER};
 
 /// After how long an order that shows no effect is sent again; longer from time to time.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -50,26 +50,30 @@ const AFTER_FAILURE: Duration = Duration::from_secs(15);
 const AFTER_FAILURE_AT_MOST: Duration = Duration::from_secs(3600);
 /// How often one definition is looked at before others have their turn.
 const TURNS: u32 = 8;
-/// Commands, or definitions, after which what they change is stored: readers wait for that long.
-const TOGETHER: usize = 64;
 /// How often it is looked for what is due by the time of day.
 const TICK: Duration = Duration::from_secs(60);
 
+/// The call of the REST API for which something is done, if it is for one.
+pub type By = Option<Arc<UnderWay>>;
+
+/// A command, the call that it is for, and where its answer goes.
+type Asked = (Command, By, oneshot::Sender<Result<Done, Failure>>);
+
 /// What comes to the owner.
 pub enum Input {
-    /// A command, and where its answer goes.
-    Command(Command, oneshot::Sender<Result<Done, Failure>>),
+    /// A command, the call that it is for, and where its answer goes.
+    Command(Command, By, oneshot::Sender<Result<Done, Failure>>),
     /// The master key, whose passphrase was entered; with a command that has to be carried out first, if it
     /// keeps the key under another passphrase.
-    Master(MasterKey, Option<Command>, oneshot::Sender<Result<(), Failure>>),
+    Master(MasterKey, Option<Command>, By, oneshot::Sender<Result<(), Failure>>),
     /// News of an agent.
     Heard(Heard),
     /// Asks for error reports.
     Reports(ReportFilter, oneshot::Sender<Result<Vec<Report>, Failure>>),
     /// Deletes error reports.
     DeleteReports(ReportFilter, oneshot::Sender<Result<usize, Failure>>),
-    /// Adds to the audit log; with who waits for it.
-    Record(Record, Option<oneshot::Sender<Result<(), Failure>>>),
+    /// Writes to the audit log what there is to say of a call; with who waits for it.
+    Record(Arc<UnderWay>, Record, Option<oneshot::Sender<Result<(), Failure>>>),
     /// Asks for a page of the audit log.
     Records(Option<u64>, oneshot::Sender<Result<Vec<(u64, Record)>, Failure>>),
     /// Keeps a file of which every controller of the cluster has the same.
@@ -141,6 +145,8 @@ pub struct Owner {
     /// Tells the error reports of this start from those of others.
     instance: u32,
     next_report: u64,
+    /// The number of the next record of the audit log; not known after a write that failed.
+    next_record: Option<u64>,
 }
 
 impl Owner {
@@ -155,7 +161,8 @@ impl Owner {
         let mut rows = store.load()?;
         if rows.is_empty() {
             rows = Model::new(Uuid(u128::from_be_bytes(random()))).rows().collect();
-            store.commit(&rows.iter().cloned().map(Change::Put).collect::<Vec<_>>())?;
+            let new: Vec<Change> = rows.iter().cloned().map(Change::Put).collect();
+            store.commit(&new, &Log::new())?;
         }
         let mut state = State { model: Model::from_rows(rows), ..State::default() };
         // What was away before the start is away since the start, as far as anybody knows.
@@ -183,6 +190,7 @@ impl Owner {
             flags,
             instance: u32::from_be_bytes(random()),
             next_report,
+            next_record: None,
         };
         Ok((owner, shared))
     }
@@ -201,18 +209,21 @@ impl Owner {
         let (mut records, mut recorded) = (Vec::new(), Vec::new());
         for input in inputs {
             match input {
-                Input::Record(record, to) => {
-                    records.push(record);
+                Input::Record(call, record, to) => {
+                    records.push((call, record));
                     recorded.extend(to);
                 }
-                Input::Command(command, to) if commands.len() < TOGETHER => {
-                    commands.push((command, to));
+                Input::Command(command, by, to) if commands.len() < TOGETHER => {
+                    commands.push((command, by, to));
                 }
                 other => {
+                    // Who asks what is there finds what came before.
                     self.carry_out(std::mem::take(&mut commands))?;
+                    self.record(&std::mem::take(&mut records), std::mem::take(&mut recorded));
                     match other {
-                        Input::Command(command, to) => commands.push((command, to)),
-                        Input::Master(key, command, to) => {
+                        Input::Command(command, by, to) => commands.push((command, by, to)),
+                        Input::Master(key, command, by, to) => {
+                            let command = command.map(|command| (command, by));
                             let applied = self.apply(command.into_iter().collect())?.pop();
                             let result = applied.map_or(Ok(()), |applied| applied.map(drop));
                             if result.is_ok() {
@@ -225,18 +236,20 @@ impl Owner {
                 }
             }
         }
+        self.carry_out(commands)?;
         self.record(&records, recorded);
-        self.carry_out(commands)
+        Ok(())
     }
 
     /// Writes down calls. They are done, or refused: one that can not be kept has to be seen elsewhere.
-    fn record(&mut self, records: &[Record], to: Vec<oneshot::Sender<Result<(), Failure>>>) {
-        if records.is_empty() {
-            return;
-        }
-        let kept = self.store.add_records(records).map_err(failure);
+    fn record(
+        &mut self,
+        records: &[(Arc<UnderWay>, Record)],
+        to: Vec<oneshot::Sender<Result<(), Failure>>>,
+    ) {
+        let kept = self.write_records(records).map_err(failure);
         if let Err(error) = &kept {
-            for Record { who, method, path, status, .. } in records {
+            for (_, Record { who, method, path, status, .. }) in records {
                 log::error(
                     "audit",
                     format_args!("{who} {method} {path} {status} is not written down: {error}"),
@@ -246,6 +259,48 @@ impl Owner {
         for to in to {
             let _ = to.send(kept.clone());
         }
+    }
+
+    fn write_records(&mut self, records: &[(Arc<UnderWay>, Record)]) -> Result<(), store::Error> {
+        let (mut log, mut numbered) = (Log::new(), Vec::new());
+        for (call, record) in records {
+            match call.number.get() {
+                // That it has begun is there.
+                Some(_) if record.status == 0 => {}
+                Some(number) => log.replaced.push((*number, record.clone())),
+                None => numbered.push((call, record.clone())),
+            }
+        }
+        if !numbered.is_empty() {
+            let next = self.next_record()?;
+            log.added = (next..).zip(numbered.iter().map(|(_, record)| record.clone())).collect();
+        }
+        if log.is_empty() {
+            return Ok(());
+        }
+        self.commit(&[], &log)?;
+        for ((call, _), (number, _)) in numbered.into_iter().zip(&log.added) {
+            let _ = call.number.set(*number);
+        }
+        Ok(())
+    }
+
+    fn next_record(&mut self) -> Result<u64, store::Error> {
+        match self.next_record {
+            Some(next) => Ok(next),
+            None => store::next_record(&mut *self.store),
+        }
+    }
+
+    /// The only way into the store for rows and records.
+    fn commit(&mut self, changes: &[Change], log: &Log) -> Result<(), store::Error> {
+        let committed = self.store.commit(changes, log);
+        match (&committed, log.added.last()) {
+            (Ok(()), Some((last, _))) => self.next_record = Some(last + 1),
+            (Ok(()), None) => {}
+            (Err(_), _) => self.next_record = None,
+        }
+        committed
     }
 
     fn take_other(&mut self, input: Input) {
@@ -278,7 +333,8 @@ impl Owner {
         let now = Instant::now();
         if self.next_tick <= now {
             self.next_tick = now + TICK;
-            for failure in self.apply(vec![Command::Tick])?.into_iter().filter_map(Result::err) {
+            let tick = self.apply(vec![(Command::Tick, None)])?;
+            for failure in tick.into_iter().filter_map(Result::err) {
                 log::error("controller", format_args!("what is due was not done: {failure}"));
             }
         }
@@ -330,14 +386,12 @@ impl Owner {
 /// Commands.
 impl Owner {
     /// Carries out commands that have come together, and answers them.
-    fn carry_out(
-        &mut self,
-        commands: Vec<(Command, oneshot::Sender<Result<Done, Failure>>)>,
-    ) -> Result<(), store::Error> {
+    fn carry_out(&mut self, commands: Vec<Asked>) -> Result<(), store::Error> {
         if commands.is_empty() {
             return Ok(());
         }
-        let (commands, answers): (Vec<_>, Vec<_>) = commands.into_iter().unzip();
+        let split = commands.into_iter().map(|(command, by, to)| ((command, by), to));
+        let (commands, answers): (Vec<_>, Vec<_>) = split.unzip();
         for (applied, to) in self.apply(commands)?.into_iter().zip(answers) {
             let answer = applied.map(|applied| {
                 let followed = self.wait(&applied);
@@ -350,28 +404,47 @@ impl Owner {
         Ok(())
     }
 
-    /// Applies commands one after the other, and stores what they change as one transaction: if that
-    /// can not be stored, none of them was carried out. The outer error is fatal.
+    /// Applies commands one after the other, and stores what they change, and for whom, as one
+    /// transaction: if that can not be stored, none of them was carried out. The outer error is fatal.
     fn apply(
         &mut self,
-        commands: Vec<Command>,
+        commands: Vec<(Command, By)>,
     ) -> Result<Vec<Result<Applied, Failure>>, store::Error> {
         let shared = self.shared.clone();
         let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
         let State { model, observed, shown } = &mut *state;
         let (mut outcomes, mut changes) = (Vec::with_capacity(commands.len()), Vec::new());
-        for command in commands {
+        let mut records: Vec<(Arc<UnderWay>, Record)> = Vec::new();
+        for (command, by) in commands {
             let context = Context { observed, now: now(), entropy: random() };
             let outcome = apply(model, &context, command).map_err(Failure::Refused);
             if let Ok(applied) = &outcome {
                 changes.extend(applied.changes.iter().cloned());
+                // Once is enough: it says that the call has begun, and its end comes later.
+                let new = |call: &Arc<UnderWay>| {
+                    call.number.get().is_none()
+                        && records.iter().all(|(c, _)| !Arc::ptr_eq(c, call))
+                };
+                if let Some(call) = by.filter(new).filter(|_| !applied.changes.is_empty()) {
+                    let record = call.changing(&applied.changes);
+                    records.push((call, record));
+                }
             }
             outcomes.push(outcome);
         }
         if changes.is_empty() {
             return Ok(outcomes);
         }
-        if let Err(error) = self.store.commit(&changes) {
+        let (calls, records): (Vec<_>, Vec<_>) = records.into_iter().unzip();
+        let mut added = Log::new();
+        let committed = match records.is_empty() {
+            true => self.commit(&changes, &added),
+            false => self.next_record().and_then(|next| {
+                added.added = (next..).zip(records).collect();
+                self.commit(&changes, &added)
+            }),
+        };
+        if let Err(error) = committed {
             log::error("store", format_args!("{error}"));
             // What is stored is what counts, and only the store knows what that is.
             *model = Model::from_rows(self.store.load()?);
@@ -379,6 +452,9 @@ impl Owner {
             // A refusal may rest on what is not there now.
             let failure = failure(error);
             return Ok(outcomes.into_iter().map(|_| Err(failure.clone())).collect());
+        }
+        for (call, (number, _)) in calls.into_iter().zip(added.added) {
+            let _ = call.number.set(number);
         }
         self.concerns(model, shown, &changes);
         drop(state);
@@ -689,7 +765,7 @@ impl Owner {
     /// Takes note of what was reported of resource definitions, and sends the steps that wait for no
     /// other.
     fn look(&mut self, names: &BTreeSet<ResourceName>) -> Result<(), store::Error> {
-        let settle = names.iter().map(|name| Command::Settle { name: name.clone() });
+        let settle = names.iter().map(|name| (Command::Settle { name: name.clone() }, None));
         let settled = self.apply(settle.collect())?;
         for (name, settled) in names.iter().zip(settled) {
             if let Err(failure) = settled {

@@ -37,6 +37,39 @@ const RECORDS: u64 = 100_000;
 /// Records that are read at once.
 pub const PAGE: u64 = 1000;
 
+/// Commands, or definitions, after which what they change is stored: readers wait for that long. So many
+/// records go with changes at most, which is what fits into one transaction of every store.
+pub const TOGETHER: usize = 64;
+
+/// What is written to the audit log. Its numbers are the owner's: each is greater than the last.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Log {
+    /// New records.
+    pub added: Vec<(u64, Record)>,
+    /// Records that take the place of those of their numbers.
+    pub replaced: Vec<(u64, Record)>,
+}
+
+impl Log {
+    /// Nothing.
+    pub const fn new() -> Log {
+        Log { added: Vec::new(), replaced: Vec::new() }
+    }
+
+    /// True if there is nothing to write.
+    pub const fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.replaced.is_empty()
+    }
+}
+
+/// The number that the next record of the audit log gets.
+///
+/// # Errors
+/// If the store can not be read.
+pub fn next_record(store: &mut dyn Store) -> Result<u64, Error> {
+    Ok(store.records(None)?.first().map_or(1, |(last, _)| last + 1))
+}
+
 /// A store of rows. Its owner is the only one who writes.
 pub trait Store: Send {
     /// Every row; none at all in a new store.
@@ -45,12 +78,13 @@ pub trait Store: Send {
     /// If it can not be read.
     fn load(&mut self) -> Result<Vec<Object>, Error>;
 
-    /// Makes changes durable, those of one command or of several: all of them, or after an error or a
-    /// crash none.
+    /// Makes changes durable, those of one command or of several, and what goes into the audit log with
+    /// them: all of it, or after an error or a crash nothing. Only of a log without changes a part may be
+    /// there. The oldest records beyond a limit are forgotten.
     ///
     /// # Errors
     /// If they could not be written. Whether they are there is for `load` to say.
-    fn commit(&mut self, changes: &[Change]) -> Result<(), Error>;
+    fn commit(&mut self, changes: &[Change], log: &Log) -> Result<(), Error>;
 
     /// Writes a copy to a new file while the store is in use.
     ///
@@ -81,12 +115,6 @@ pub trait Store: Send {
     /// # Errors
     /// If they could not be deleted.
     fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, Error>;
-
-    /// Adds to the audit log, and forgets the oldest beyond a limit.
-    ///
-    /// # Errors
-    /// If it could not be written.
-    fn add_records(&mut self, records: &[Record]) -> Result<(), Error>;
 
     /// Records of the audit log with their numbers, the newest first: at most [`PAGE`], with numbers
     /// below `before` if that is given. None if there are none left.

@@ -13,11 +13,11 @@ use std::time::Duration;
 use cluster::change::{Change, Object};
 use cluster::command::{Command, NewDefinition, NewNetInterface};
 use cluster::name::*;
-use cluster::objects::{Encryption, Filter, NodeKind, Props, Provider};
+use cluster::objects::{Encryption, Filter, Millis, NodeKind, Props, Provider};
 use cluster::refusal::Code;
-use controller::store::{self, Sqlite, Store};
+use controller::store::{self, Log, Sqlite, Store};
 use controller::{Handle, start};
-use linstor::access::Record;
+use linstor::access::{Record, RecordFilter, Role, UnderWay, within};
 use linstor::controller::{Controller, Failure, Followed, Report, ReportFilter};
 use simulated::Simulated;
 use vocab::DiskState;
@@ -256,9 +256,9 @@ impl Store for Full {
         }
         self.store.load()
     }
-    fn commit(&mut self, changes: &[Change]) -> Result<(), store::Error> {
+    fn commit(&mut self, changes: &[Change], log: &Log) -> Result<(), store::Error> {
         self.check()?;
-        self.store.commit(changes)
+        self.store.commit(changes, log)
     }
     fn backup(&mut self, to: &Path) -> Result<(), store::Error> {
         self.store.backup(to)
@@ -274,10 +274,6 @@ impl Store for Full {
     }
     fn delete_reports(&mut self, filter: &ReportFilter) -> Result<usize, store::Error> {
         self.store.delete_reports(filter)
-    }
-    fn add_records(&mut self, records: &[Record]) -> Result<(), store::Error> {
-        self.check()?;
-        self.store.add_records(records)
     }
     fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, store::Error> {
         self.store.records(before)
@@ -300,6 +296,77 @@ async fn a_command_that_can_not_be_stored_changes_nothing() {
     full.store(false, Ordering::Relaxed);
     does(&handle, spawn("one")).await;
     assert_eq!(agents.disks().len(), 2);
+}
+
+/// A call that has begun.
+fn call(path: &str) -> Arc<UnderWay> {
+    Arc::new(UnderWay::new(Record {
+        time: Millis(1),
+        who: "token ci".to_owned(),
+        role: Role::User,
+        from: None,
+        method: "POST".to_owned(),
+        path: path.to_owned(),
+        status: 0,
+        codes: Vec::new(),
+        objects: Default::default(),
+    }))
+}
+
+/// What the log has, the newest first.
+async fn logged(handle: &Handle) -> Vec<String> {
+    let filter = RecordFilter { limit: 100, ..RecordFilter::default() };
+    let records = handle.records(&filter).await.unwrap();
+    let line = |record: Record| {
+        let of = record.objects.get("RscDfn").cloned().unwrap_or_default();
+        format!("{} {} {of}", record.path, record.status)
+    };
+    records.into_iter().map(line).collect()
+}
+
+#[tokio::test]
+async fn a_call_is_in_the_log_once_whenever_its_caller_goes_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let full = Arc::new(AtomicBool::new(false));
+    let store = Sqlite::open(&directory.path().join("store.db")).unwrap();
+    let store = Full { store, full: full.clone(), broken: false };
+    let (handle, _agents) = with_store(Box::new(store)).await;
+    three_nodes(&handle).await;
+    let make = async |call: &Arc<UnderWay>, name: &str| {
+        let definition = NewDefinition { name: Some(resource(name)), ..NewDefinition::default() };
+        let command = Command::CreateDefinition { definition };
+        within(Some(call.clone()), async { handle.carry_out(command).await }).await
+    };
+    // With what it has changed, before it is answered; then how it has ended.
+    let first = call("/first");
+    make(&first, "one").await.unwrap();
+    assert_eq!(logged(&handle).await, ["/first 0 one"]);
+    make(&first, "two").await.unwrap();
+    let end = Record { status: 201, ..first.begun.clone() };
+    handle.record(first, end).await.unwrap();
+    assert_eq!(logged(&handle).await, ["/first 201 "]);
+    // Its caller goes away afterwards, or while it waits.
+    let second = call("/second");
+    make(&second, "three").await.unwrap();
+    assert!(handle.record_later(second));
+    let third = call("/third");
+    assert!(handle.record_later(third.clone()));
+    assert_eq!(logged(&handle).await[0], "/third 0 ");
+    make(&third, "four").await.unwrap();
+    assert_eq!(logged(&handle).await, ["/third 0 ", "/second 0 three", "/first 201 "]);
+    // What can not be stored is neither there nor in the log; what is refused is in the log alone.
+    let fourth = call("/fourth");
+    full.store(true, Ordering::Relaxed);
+    assert!(matches!(make(&fourth, "five").await, Err(Failure::Store(_))));
+    full.store(false, Ordering::Relaxed);
+    let fifth = call("/fifth");
+    make(&fifth, "six").await.unwrap();
+    let end = Record { status: 500, ..fourth.begun.clone() };
+    handle.record(fourth, end).await.unwrap();
+    let sixth = call("/sixth");
+    assert!(matches!(make(&sixth, "six").await, Err(Failure::Refused(_))));
+    let expected = ["/fourth 500 ", "/fifth 0 six", "/third 0 ", "/second 0 three", "/first 201 "];
+    assert_eq!(logged(&handle).await, expected);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 
 mod simulated;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -18,9 +19,9 @@ use cluster::model::Model;
 use cluster::name::*;
 use cluster::objects::{Encryption, Filter, JoinToken, Millis, NodeKind, Props, Provider};
 use cluster::props::PropsEdit;
-use controller::store::{self, Store};
+use controller::store::{self, Log, Store};
 use controller::{Handle, start};
-use linstor::access::Record;
+use linstor::access::{Record, Role, UnderWay, within};
 use linstor::controller::{Controller, Report, ReportFilter};
 use simulated::Simulated;
 
@@ -38,6 +39,7 @@ enum Kill {
 #[derive(Default)]
 struct Disk {
     rows: Model,
+    records: BTreeMap<u64, Record>,
     written: bool,
     commits: usize,
 }
@@ -66,7 +68,7 @@ impl Store for Memory {
         }
     }
 
-    fn commit(&mut self, changes: &[Change]) -> Result<(), store::Error> {
+    fn commit(&mut self, changes: &[Change], log: &Log) -> Result<(), store::Error> {
         if self.dead {
             return Err(self.dead());
         }
@@ -77,6 +79,7 @@ impl Store for Memory {
             return Err(self.dead());
         }
         changes.iter().cloned().for_each(|change| disk.rows.follow(change));
+        disk.records.extend(log.added.iter().chain(&log.replaced).cloned());
         disk.written = true;
         if self.kill == Kill::After(disk.commits) {
             self.dead = true;
@@ -105,12 +108,10 @@ impl Store for Memory {
         Ok(0)
     }
 
-    fn add_records(&mut self, _: &[Record]) -> Result<(), store::Error> {
-        Ok(())
-    }
-
-    fn records(&mut self, _: Option<u64>) -> Result<Vec<(u64, Record)>, store::Error> {
-        Ok(Vec::new())
+    fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, store::Error> {
+        let disk = self.disk.lock().unwrap();
+        let records = disk.records.range(..before.unwrap_or(u64::MAX)).rev();
+        Ok(records.map(|(number, record)| (*number, record.clone())).collect())
     }
 }
 
@@ -224,6 +225,21 @@ fn look(model: &Model, command: &Command) -> There {
     }
 }
 
+/// The call that a command is for.
+fn call(command: &Command) -> Arc<UnderWay> {
+    Arc::new(UnderWay::new(Record {
+        time: Millis(1),
+        who: "loopback".to_owned(),
+        role: Role::Admin,
+        from: None,
+        method: "POST".to_owned(),
+        path: format!("{command:?}"),
+        status: 0,
+        codes: Vec::new(),
+        objects: BTreeMap::new(),
+    }))
+}
+
 struct Cluster {
     agents: Arc<Simulated>,
     handle: Handle,
@@ -248,7 +264,9 @@ impl Cluster {
     /// Has commands carried out. Returns those that were answered, up to the kill.
     async fn does(&self, script: &[Command]) -> usize {
         for (index, command) in script.iter().enumerate() {
-            let Ok(done) = self.handle.carry_out(command.clone()).await else { return index };
+            let carry_out = async { self.handle.carry_out(command.clone()).await };
+            let done = within(Some(call(command)), carry_out).await;
+            let Ok(done) = done else { return index };
             // What follows may not come any more, but the call was answered.
             if tokio::time::timeout(Duration::from_secs(20), done.followed).await.unwrap().is_err()
             {
@@ -301,7 +319,10 @@ async fn killed_at(kill: Kill, script: &[Command], expected: &[String]) {
         answered = cluster.does(script).await;
         cluster.end().await;
     }
-    let stored = disk.lock().unwrap().rows.clone();
+    let (stored, records) = {
+        let disk = disk.lock().unwrap();
+        (disk.rows.clone(), disk.records.clone())
+    };
     for (index, command) in script.iter().enumerate() {
         // Where nothing was stored there is not even a row of the controller.
         let exists = match command {
@@ -314,6 +335,11 @@ async fn killed_at(kill: Kill, script: &[Command], expected: &[String]) {
         }
         let there = look(&stored, command);
         assert_ne!(there, There::Half, "{kill:?}: {command:?}");
+        // No change without its record, and no record without its change.
+        let path = &call(command).begun.path;
+        let recorded = records.values().filter(|record| record.path == *path).count();
+        let changed = there == There::Whole && index <= answered || index < answered;
+        assert_eq!(recorded, usize::from(changed), "{kill:?}: {command:?}");
         if index < answered {
             let gone = matches!(command, Command::Spawn { definition, .. }
                 if definition.name == Some(resource("two")))

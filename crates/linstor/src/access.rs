@@ -12,20 +12,21 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use cluster::change::Change;
 use cluster::name::NodeName;
 use cluster::objects::Millis;
 use cluster::refusal::{Code, Refusal};
 use serde::{Deserialize, Serialize};
 
-use crate::answer::{Answer, Told};
+use crate::answer::{self, Answer, Told};
 use crate::code::Kind;
 use crate::controller::{Failure, Later};
 use crate::foretell;
@@ -166,14 +167,55 @@ pub struct Record {
     pub method: String,
     /// The path, without the query.
     pub path: String,
-    /// The HTTP status; 0 if the caller went away before there was one. What had begun goes on.
+    /// The HTTP status; 0 if the caller went away before there was one, or the controller ended. What
+    /// had begun goes on, and what is in the store is there.
     pub status: u16,
     /// The return codes of the answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub codes: Vec<i64>,
-    /// The objects that the answer names.
+    /// The objects that the answer names; without one, those that were changed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub objects: BTreeMap<String, String>,
+}
+
+/// A call that is under way. What is known of it goes into the store with the first thing that it
+/// changes there, so that no crash leaves a change of which nobody knows who made it; when the call
+/// ends, the record has its end, too.
+#[derive(Debug)]
+pub struct UnderWay {
+    /// Who calls what, with status 0.
+    pub begun: Record,
+    /// Its number in the log, once it is there. Only the log's owner sets it.
+    pub number: OnceLock<u64>,
+}
+
+impl UnderWay {
+    /// A call that has changed nothing yet.
+    pub const fn new(begun: Record) -> UnderWay {
+        UnderWay { begun, number: OnceLock::new() }
+    }
+
+    /// The record that is stored with changes that the call makes.
+    pub fn changing(&self, changes: &[Change]) -> Record {
+        Record { objects: answer::objects(changes), ..self.begun.clone() }
+    }
+}
+
+tokio::task_local! {
+    static CALL: Arc<UnderWay>;
+}
+
+/// The call for which something happens, so that no call has to pass it on.
+pub fn call() -> Option<Arc<UnderWay>> {
+    CALL.try_with(Arc::clone).ok()
+}
+
+/// Has everything that happens in `doing` know for which call it does.
+pub async fn within<F: Future>(call: Option<Arc<UnderWay>>, doing: F) -> F::Output {
+    match call {
+        Some(call) => CALL.scope(call, doing).await,
+        None => doing.await,
+    }
 }
 
 /// Which records.
@@ -211,13 +253,13 @@ pub trait Access: Send + Sync + 'static {
         credentials: &'a Credentials,
     ) -> Later<'a, Result<Principal, Denied>>;
 
-    /// Writes down a call, which is answered after that.
-    fn record(&self, _record: Record) -> Later<'_, ()> {
+    /// Writes down a call: as it has begun, or, with a status, how it has ended. It goes on after that.
+    fn record(&self, _call: Arc<UnderWay>, _record: Record) -> Later<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 
     /// Writes down a call whose caller has gone away. Waits for nothing.
-    fn record_of_nobody(&self, _record: Record) {}
+    fn record_of_nobody(&self, _call: Arc<UnderWay>) {}
 
     /// What was written down, the newest first.
     ///
@@ -347,10 +389,15 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     if dry_run && !route.is_some_and(|route| route.foretold) {
         return written.end_unwritten(no_dry_run());
     }
+    // What is no command about the cluster is not stored as one, with its record.
+    if !looks && !dry_run && route.is_some_and(|route| !route.foretold) {
+        written.now().await;
+    }
     let begun = Instant::now();
     let response = match dry_run {
         true => foretell::only(next.run(request)).await,
-        false => next.run(request).await,
+        false if looks => next.run(request).await,
+        false => within(written.call.clone(), next.run(request)).await,
     };
     if let Some(route) = route {
         route.took(begun.elapsed());
@@ -382,7 +429,7 @@ fn needed(route: Option<&Route>, method: &Method) -> Role {
 /// and what it has begun goes on.
 struct Written<'a> {
     access: &'a Arc<dyn Access>,
-    record: Option<Record>,
+    call: Option<Arc<UnderWay>>,
 }
 
 impl<'a> Written<'a> {
@@ -406,37 +453,42 @@ impl<'a> Written<'a> {
             codes: Vec::new(),
             objects: BTreeMap::new(),
         };
-        Written { access, record: Some(record) }
+        Written { access, call: Some(Arc::new(UnderWay::new(record))) }
+    }
+
+    /// It is written down before anything is done.
+    async fn now(&self) {
+        if let Some(call) = &self.call {
+            self.access.record(call.clone(), call.begun.clone()).await;
+        }
     }
 
     /// It was only looked at something.
     fn end_unwritten(mut self, response: Response) -> Response {
-        self.record = None;
+        self.call = None;
         response
     }
 
     async fn end(mut self, response: Response) -> Response {
-        if let Some(record) = &mut self.record {
-            record.status = response.status().as_u16();
-            if let Some(told) = response.extensions().get::<Told>() {
-                record.codes.clone_from(&told.codes);
-                record.objects.clone_from(&told.objects);
-            }
+        let Some(call) = self.call.take() else { return response };
+        let status = response.status().as_u16();
+        let mut record = Record { status, ..call.begun.clone() };
+        if let Some(told) = response.extensions().get::<Told>() {
+            record.codes.clone_from(&told.codes);
+            record.objects.clone_from(&told.objects);
         }
         // Whoever goes away now does not take the record with it.
         let access = self.access.clone();
-        if let Some(record) = self.record.take() {
-            let written = tokio::spawn(async move { access.record(record).await });
-            let _ = written.await;
-        }
+        let written = tokio::spawn(async move { access.record(call, record).await });
+        let _ = written.await;
         response
     }
 }
 
 impl Drop for Written<'_> {
     fn drop(&mut self) {
-        if let Some(record) = self.record.take() {
-            self.access.record_of_nobody(record);
+        if let Some(call) = self.call.take() {
+            self.access.record_of_nobody(call);
         }
     }
 }
@@ -520,8 +572,8 @@ mod tests {
             Box::pin(std::future::ready(Ok(loopback())))
         }
 
-        fn record_of_nobody(&self, record: Record) {
-            self.0.lock().unwrap().push(record);
+        fn record_of_nobody(&self, call: Arc<UnderWay>) {
+            self.0.lock().unwrap().push(call.begun.clone());
         }
     }
 

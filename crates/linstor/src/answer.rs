@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use cluster::change::Key;
+use cluster::change::{Change, Key};
 use cluster::command::Command;
 use cluster::edit::Made;
 use cluster::place::{Placed, Verdict};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use vocab::Utc;
 
+use crate::access;
 use crate::code::{self, Kind, Operation, Severity, code, number};
 use crate::controller::{Controller, Failure, Followed, Problem, State};
 use crate::foretell;
@@ -123,6 +124,12 @@ fn refer(entry: Entry, key: &Key) -> Entry {
         }
         Key::Store(name) => entry.about("KVS", name),
     }
+}
+
+/// Names the objects of changes; of several of a kind the first.
+pub fn objects(changes: &[Change]) -> BTreeMap<String, String> {
+    let keys = changes.iter().map(Change::key).rev();
+    keys.fold(Entry::default(), |entry, key| refer(entry, &key)).obj_refs
 }
 
 /// An answer of entries.
@@ -325,9 +332,10 @@ impl Call {
         if foretell::is_asked() {
             return self.foretell(&**controller, commands).await;
         }
-        let success = self.success;
+        let (success, call) = (self.success, access::call());
         let controller = controller.clone();
-        let entries = tokio::spawn(async move { self.carry_out(&*controller, commands).await });
+        let carry_out = async move { self.carry_out(&*controller, commands).await };
+        let entries = tokio::spawn(access::within(call, carry_out));
         let entries = entries.await.unwrap_or_default();
         if entries.is_empty() {
             return Failure::Stopping.into();

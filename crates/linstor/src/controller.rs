@@ -40,14 +40,16 @@ pub trait Controller: Send + Sync + 'static {
     /// The state as it is now. Nothing changes as long as somebody looks at it.
     fn state(&self) -> RwLockReadGuard<'_, State>;
 
-    /// Carries out a command. What comes back is stored. A caller that goes away does not take the
-    /// command with it.
+    /// Carries out a command. What comes back is stored, with a record of the call for which that is
+    /// done ([`access::call`](crate::access::call)), if there is one. A caller that goes away does not
+    /// take the command with it.
     ///
     /// # Errors
     /// If it was refused, or could not be stored.
     fn carry_out(&self, command: Command) -> Later<'_, Result<Done, Failure>>;
 
-    /// Creates, changes or enters the master passphrase. Deriving keys takes a while.
+    /// Creates, changes or enters the master passphrase; the call is recorded as with a command. Deriving
+    /// keys takes a while.
     ///
     /// # Errors
     /// If it was refused, or could not be stored.

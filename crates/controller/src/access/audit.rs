@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use linstor::access::Record;
 
 use crate::log;
-use crate::store::{self, PAGE, Store};
+use crate::store::{self, Log, PAGE, Store};
 
 /// The newest file; older ones end in `.1` and so on.
 const FILE: &str = "audit.log";
@@ -45,6 +45,7 @@ pub fn take_over(directory: &Path, store: &mut dyn Store) -> Result<(), NotTaken
         return Ok(());
     }
     let there = all(store).map_err(NotTaken::Store)?;
+    let mut next = store::next_record(store).map_err(NotTaken::Store)?;
     let mut count = 0;
     for (path, text) in files {
         // What a full disk has cut off is no record.
@@ -52,7 +53,9 @@ pub fn take_over(directory: &Path, store: &mut dyn Store) -> Result<(), NotTaken
         let records = lines.filter_map(|line| serde_json::from_slice::<Record>(line).ok());
         let new: Vec<Record> = records.filter(|record| !there.contains(&spelt(record))).collect();
         for some in new.chunks(usize::try_from(PAGE).unwrap_or(usize::MAX)) {
-            store.add_records(some).map_err(NotTaken::Store)?;
+            let log = Log { added: (next..).zip(some.iter().cloned()).collect(), ..Log::new() };
+            store.commit(&[], &log).map_err(NotTaken::Store)?;
+            next += some.len() as u64;
         }
         count += new.len();
         let taken = taken(&path);

@@ -22,7 +22,7 @@ use cluster::name::NodeName;
 use cluster::objects::{JoinToken, Millis};
 use cluster::refusal::{Code, Refusal};
 use linstor::access::{
-    Access, Credentials, Denied, Principal, Record, RecordFilter, Role, Token, loopback,
+    Access, Credentials, Denied, Principal, Record, RecordFilter, Role, Token, UnderWay, loopback,
 };
 use linstor::controller::{Controller as _, Failure, Later};
 
@@ -102,19 +102,19 @@ impl Access for Gate {
         Box::pin(ready(self.known(credentials)))
     }
 
-    fn record(&self, record: Record) -> Later<'_, ()> {
+    fn record(&self, call: Arc<UnderWay>, record: Record) -> Later<'_, ()> {
         Box::pin(async move {
             let text = line(&record);
             // Of what the store says the owner has told.
-            if self.handle.record(record).await == Err(Failure::Stopping) {
+            if self.handle.record(call, record).await == Err(Failure::Stopping) {
                 log::error("audit", format_args!("{text} is not written down: nobody is there"));
             }
         })
     }
 
-    fn record_of_nobody(&self, record: Record) {
-        let text = line(&record);
-        if !self.handle.record_later(record) {
+    fn record_of_nobody(&self, call: Arc<UnderWay>) {
+        let text = line(&call.begun);
+        if !self.handle.record_later(call) {
             log::error("audit", format_args!("{text} is not written down: too much is to do"));
         }
     }

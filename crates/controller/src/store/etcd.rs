@@ -1,7 +1,7 @@
 //! The store in etcd (API version 3).
 //!
 //! Below a prefix: `rows/KEY`, `reports/NUMBER` and `audit/NUMBER` as in the SQLite file, `version`,
-//! `counter` and `audit-counter` (how many error reports and records of the audit log there have been),
+//! `counter` and `audit-counter` (the last numbers of error reports and of records of the audit log),
 //! `files/NAME`, and `leader`: the leader's address, bound to a lease
 //! that the leader keeps alive. The number of a term is the revision in which `leader` was written, and
 //! each transaction compares it.
@@ -21,8 +21,8 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use super::location::NoLocation;
 use super::postgres::is_near;
-use super::shared::{Campaign, REPORTS, Rows, Server};
-use super::{Error, PAGE, RECORDS, VERSION};
+use super::shared::{Campaign, REPORTS, Rows, Server, Texts};
+use super::{Error, PAGE, RECORDS, TOGETHER, VERSION};
 use pb::compare::{CompareTarget, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
@@ -41,7 +41,7 @@ const PREFIX: &str = "/ashlar/";
 const OPERATIONS: usize = 100;
 /// Bytes of a transaction, of a piece and of a row, below what etcd takes.
 const BYTES: usize = 1_000_000;
-/// How many records of the audit log there have been.
+/// The number of the last record of the audit log.
 const RECORD_COUNTER: &str = "audit-counter";
 /// Keys of an answer.
 const KEYS: i64 = 1_000;
@@ -223,8 +223,49 @@ impl Etcd {
         }
     }
 
-    /// Writes a change that is too large for one transaction.
-    async fn write_in_pieces(&self, fence: u64, rows: Rows) -> Result<bool, Error> {
+    /// What a log comes to.
+    fn log(&self, log: Texts) -> Vec<RequestOp> {
+        let last = log.added.last().map(|(last, _)| *last);
+        let records = log.added.into_iter().chain(log.replaced);
+        let mut operations: Vec<RequestOp> =
+            records.map(|(number, record)| self.put(record_name(number), record)).collect();
+        if let Some(last) = last {
+            operations.push(self.put(RECORD_COUNTER, last.to_string()));
+            if let Some(oldest) = last.checked_sub(RECORDS) {
+                let (key, range_end) = (self.key("audit/"), self.key(record_name(oldest + 1)));
+                let delete = DeleteRangeRequest { key, range_end };
+                operations.push(RequestOp { request: Some(Request::RequestDeleteRange(delete)) });
+            }
+        }
+        operations
+    }
+
+    /// Writes to the audit log alone, in as many transactions as that takes.
+    async fn write_log(&self, fence: u64, log: Texts) -> Result<bool, Error> {
+        let replaced = log.replaced.into_iter().map(|record| (false, record));
+        let all = log.added.into_iter().map(|record| (true, record)).chain(replaced);
+        let mut all = all.peekable();
+        while all.peek().is_some() {
+            let (mut some, mut count, mut bytes) = (Texts::default(), 0, 0);
+            while let Some((is_new, record)) =
+                all.next_if(|(_, (_, text))| count == 0 || bytes + text.len() <= BYTES)
+            {
+                (count, bytes) = (count + 1, bytes + record.1.len());
+                if is_new { &mut some.added } else { &mut some.replaced }.push(record);
+                if count == OPERATIONS {
+                    break;
+                }
+            }
+            if !self.write(fence, self.log(some)).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes a change that is too large for one transaction. Its records are made with the key that
+    /// makes it count.
+    async fn write_in_pieces(&self, fence: u64, rows: Rows, log: Texts) -> Result<bool, Error> {
         let text = serde_json::to_vec(&rows);
         let text = text.map_err(|error| self.error("writing to", error.to_string()))?;
         let mut count: usize = 0;
@@ -235,7 +276,9 @@ impl Etcd {
             count += 1;
         }
         // From here on it is made.
-        if !self.write(fence, vec![self.put("pending/whole", count.to_string())]).await? {
+        let mut whole = vec![self.put("pending/whole", count.to_string())];
+        whole.extend(self.log(log));
+        if !self.write(fence, whole).await? {
             return Ok(false);
         }
         self.finish(fence, rows).await
@@ -421,7 +464,16 @@ impl Server for Etcd {
         ))
     }
 
-    async fn commit(&self, fence: u64, rows: Rows) -> Result<bool, Error> {
+    async fn commit(&self, fence: u64, rows: Rows, log: Texts) -> Result<bool, Error> {
+        if rows.is_empty() {
+            return match log.added.is_empty() && log.replaced.is_empty() {
+                // That this is still the leader is looked at all the same.
+                true => self.write(fence, Vec::new()).await,
+                false => self.write_log(fence, log).await,
+            };
+        }
+        let records = log.added.len() + log.replaced.len();
+        assert!(records <= TOGETHER, "{records} records are too many for one transaction");
         let size =
             |key: &String, text: &Option<String>| key.len() + text.as_ref().map_or(0, String::len);
         if let Some((key, text)) = rows.iter().find(|(key, text)| size(key, text) > BYTES) {
@@ -432,11 +484,12 @@ impl Server for Etcd {
             return Err(self.error("writing to", cause));
         }
         let bytes: usize = rows.iter().map(|(key, text)| size(key, text)).sum();
-        if rows.len() > OPERATIONS || bytes > BYTES {
-            return self.write_in_pieces(fence, rows).await;
+        let texts = log.added.iter().chain(&log.replaced).map(|(_, text)| text.len());
+        if rows.len() + records > OPERATIONS || bytes + texts.sum::<usize>() > BYTES {
+            return self.write_in_pieces(fence, rows, log).await;
         }
-        let rows = rows.into_iter().map(|(key, text)| self.row(&key, text)).collect();
-        self.write(fence, rows).await
+        let rows = rows.into_iter().map(|(key, text)| self.row(&key, text));
+        self.write(fence, rows.chain(self.log(log)).collect()).await
     }
 
     async fn add_report(&self, fence: u64, report: String) -> Result<bool, Error> {
@@ -476,41 +529,12 @@ impl Server for Etcd {
         Ok(true)
     }
 
-    async fn add_records(&self, fence: u64, records: Vec<String>) -> Result<bool, Error> {
-        // Only the leader counts, one at a time.
-        let mut number = self.counter(RECORD_COUNTER).await?;
-        let mut records = records.into_iter().peekable();
-        while records.peek().is_some() {
-            let (mut operations, mut bytes) = (Vec::new(), 0);
-            while let Some(record) =
-                records.next_if(|r| operations.is_empty() || bytes + r.len() <= BYTES)
-            {
-                number += 1;
-                bytes += record.len();
-                operations.push(self.put(record_name(number), record));
-                if operations.len() == OPERATIONS {
-                    break;
-                }
-            }
-            operations.push(self.put(RECORD_COUNTER, number.to_string()));
-            if let Some(oldest) = number.checked_sub(RECORDS) {
-                let (key, range_end) = (self.key("audit/"), self.key(record_name(oldest + 1)));
-                let delete = DeleteRangeRequest { key, range_end };
-                operations.push(RequestOp { request: Some(Request::RequestDeleteRange(delete)) });
-            }
-            if !self.write(fence, operations).await? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
     async fn records(&self, before: Option<u64>) -> Result<Vec<(u64, String)>, Error> {
         let before = match before {
             Some(before) => before,
             None => self.counter(RECORD_COUNTER).await? + 1,
         };
-        // There are no gaps between numbers.
+        // There are no gaps between numbers, or short ones.
         let key = self.key(record_name(before.saturating_sub(PAGE)));
         let range_end = self.key(record_name(before));
         let request = RangeRequest { key, range_end, ..RangeRequest::default() };

@@ -21,7 +21,7 @@ use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::location::NoLocation;
-use super::shared::{Campaign, REPORTS, Rows, Server};
+use super::shared::{Campaign, REPORTS, Rows, Server, Texts};
 use super::{Error, PAGE, RECORDS, VERSION};
 
 /// What controllers lock while they make the tables: "Ashl".
@@ -51,6 +51,8 @@ const TABLES_2: &str = "
 
 const FOUND: &str = "SELECT max(version)::int8 FROM ashlar_store";
 
+// Numbers of records are the owner's. The sequence follows, for programs before that, which may lead
+// again.
 const COMMIT: &str = "
     WITH leader AS (SELECT 1 FROM ashlar_leader WHERE fence = $1 FOR SHARE),
     put AS (
@@ -61,8 +63,26 @@ const COMMIT: &str = "
     ),
     gone AS (
         DELETE FROM ashlar_rows WHERE key = ANY ($4::text[]) AND EXISTS (SELECT FROM leader)
+    ),
+    added AS (
+        INSERT INTO ashlar_audit (number, record) OVERRIDING SYSTEM VALUE
+        SELECT new.number, new.record FROM unnest($5::int8[], $6::text[]) AS new (number, record)
+        WHERE EXISTS (SELECT FROM leader)
+    ),
+    replaced AS (
+        UPDATE ashlar_audit SET record = new.record
+        FROM unnest($7::int8[], $8::text[]) AS new (number, record)
+        WHERE ashlar_audit.number = new.number AND EXISTS (SELECT FROM leader)
+    ),
+    forgotten AS (
+        DELETE FROM ashlar_audit
+        WHERE number <= (SELECT max(number) FROM unnest($5::int8[]) AS new (number)) - $9::int8
+            AND EXISTS (SELECT FROM leader)
     )
-    SELECT count(*) FROM leader";
+    SELECT count(*), CASE WHEN count(*) = 1 THEN (
+        SELECT setval(pg_get_serial_sequence('ashlar_audit', 'number'), max(number))
+        FROM unnest($5::int8[]) AS new (number)
+    ) END FROM leader";
 
 /// A database.
 pub struct Postgres {
@@ -315,7 +335,7 @@ impl Server for Postgres {
         .await
     }
 
-    async fn commit(&self, fence: u64, rows: Rows) -> Result<bool, Error> {
+    async fn commit(&self, fence: u64, rows: Rows, log: Texts) -> Result<bool, Error> {
         let (mut keys, mut objects, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         for (key, text) in rows {
             match text {
@@ -326,14 +346,23 @@ impl Server for Postgres {
                 None => gone.push(key),
             }
         }
+        let split = |records: Vec<(u64, String)>| -> (Vec<i64>, Vec<String>) {
+            records.into_iter().map(|(place, text)| (number(place), text)).unzip()
+        };
+        let (added, replaced) = (split(log.added), split(log.replaced));
         self.ask(&self.calls, "writing to", async |client| {
             // With the types it is one round trip.
-            let fence = number(fence);
-            let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+            let (fence, kept) = (number(fence), number(RECORDS));
+            let parameters: [(&(dyn ToSql + Sync), Type); 9] = [
                 (&fence, Type::INT8),
                 (&keys, Type::TEXT_ARRAY),
                 (&objects, Type::TEXT_ARRAY),
                 (&gone, Type::TEXT_ARRAY),
+                (&added.0, Type::INT8_ARRAY),
+                (&added.1, Type::TEXT_ARRAY),
+                (&replaced.0, Type::INT8_ARRAY),
+                (&replaced.1, Type::TEXT_ARRAY),
+                (&kept, Type::INT8),
             ];
             let rows = client.query_typed(COMMIT, &parameters).await?;
             Ok(rows.first().is_some_and(|row| row.get::<_, i64>(0) == 1))
@@ -389,28 +418,6 @@ impl Server for Postgres {
                 )
                 SELECT count(*) FROM leader";
             let row = client.query_one(delete, &[&number(fence), &numbers]).await?;
-            Ok(row.get::<_, i64>(0) == 1)
-        })
-        .await
-    }
-
-    async fn add_records(&self, fence: u64, records: Vec<String>) -> Result<bool, Error> {
-        self.ask(&self.calls, "writing to", async |client| {
-            let add = "
-                WITH leader AS (SELECT 1 FROM ashlar_leader WHERE fence = $1 FOR SHARE),
-                put AS (
-                    INSERT INTO ashlar_audit (record)
-                    SELECT new.record FROM unnest($2::text[]) WITH ORDINALITY AS new (record, place)
-                    WHERE EXISTS (SELECT FROM leader) ORDER BY new.place
-                ),
-                gone AS (
-                    DELETE FROM ashlar_audit
-                    WHERE number <= (SELECT max(number) FROM ashlar_audit) - $3::int8
-                        AND EXISTS (SELECT FROM leader)
-                )
-                SELECT count(*) FROM leader";
-            let kept = number(RECORDS);
-            let row = client.query_one(add, &[&number(fence), &records, &kept]).await?;
             Ok(row.get::<_, i64>(0) == 1)
         })
         .await

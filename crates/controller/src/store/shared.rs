@@ -24,7 +24,7 @@ use linstor::controller::{Report, ReportFilter};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-use super::{Error, Sqlite, Store, row};
+use super::{Error, Log, Sqlite, Store, row};
 
 /// Error reports that are kept.
 pub(super) const REPORTS: u64 = 10_000;
@@ -35,6 +35,13 @@ const RENEWALS: u32 = 4;
 
 /// Rows by key; without text they go.
 pub(super) type Rows = BTreeMap<String, Option<String>>;
+
+/// A [`Log`] as text.
+#[derive(Clone, Default)]
+pub(super) struct Texts {
+    pub added: Vec<(u64, String)>,
+    pub replaced: Vec<(u64, String)>,
+}
 
 /// What came of standing for leader.
 pub(super) enum Campaign {
@@ -76,8 +83,14 @@ pub(super) trait Server: Send + Sync + Sized + 'static {
         fence: u64,
     ) -> impl Future<Output = Result<Option<Vec<(String, String)>>, Error>> + Send;
 
-    /// Changes rows, all or none.
-    fn commit(&self, fence: u64, rows: Rows) -> impl Future<Output = Result<bool, Error>> + Send;
+    /// Changes rows and writes to the audit log, all or nothing; without rows all of that, or, if it
+    /// is too much for a transaction, the first of it.
+    fn commit(
+        &self,
+        fence: u64,
+        rows: Rows,
+        log: Texts,
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
 
     /// Keeps an error report.
     fn add_report(
@@ -97,13 +110,6 @@ pub(super) trait Server: Send + Sync + Sized + 'static {
         &self,
         fence: u64,
         numbers: Vec<u64>,
-    ) -> impl Future<Output = Result<bool, Error>> + Send;
-
-    /// Adds to the audit log, all or, if that is too much for a transaction, the first of them.
-    fn add_records(
-        &self,
-        fence: u64,
-        records: Vec<String>,
     ) -> impl Future<Output = Result<bool, Error>> + Send;
 
     /// Records of the audit log with their numbers, the newest first: a page, of those below a number.
@@ -390,17 +396,25 @@ impl<S: Server> Store for Shared<S> {
         rows.into_iter().map(|(key, text)| row::object(&name, key, &text)).collect()
     }
 
-    fn commit(&mut self, changes: &[Change]) -> Result<(), Error> {
+    fn commit(&mut self, changes: &[Change], log: &Log) -> Result<(), Error> {
         self.certain()?;
         let rows = row::texts(changes).map_err(|error| self.unwritable(&error))?;
+        let texts = |records: &[(u64, Record)]| {
+            let text = |(number, record): &(u64, Record)| {
+                serde_json::to_string(record).map(|text| (*number, text))
+            };
+            let texts = records.iter().map(text).collect::<Result<Vec<_>, _>>();
+            texts.map_err(|error| self.unwritable(&error))
+        };
+        let log = Texts { added: texts(&log.added)?, replaced: texts(&log.replaced)? };
         let (server, fence) = (self.server.clone(), self.fence());
-        self.change(async move { server.commit(fence, rows).await })
+        self.change(async move { server.commit(fence, rows, log).await })
     }
 
     fn backup(&mut self, to: &Path) -> Result<(), Error> {
         let rows = self.load()?;
         let changes: Vec<Change> = rows.into_iter().map(Change::Put).collect();
-        Sqlite::create(to)?.commit(&changes).inspect_err(|_| {
+        Sqlite::create(to)?.commit(&changes, &Log::new()).inspect_err(|_| {
             // Half a copy is none.
             let _ = std::fs::remove_file(to);
         })
@@ -433,15 +447,9 @@ impl<S: Server> Store for Shared<S> {
         Ok(count)
     }
 
-    fn add_records(&mut self, records: &[Record]) -> Result<(), Error> {
-        self.certain()?;
-        let texts = records.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>();
-        let texts = texts.map_err(|error| self.unwritable(&error))?;
-        let (server, fence) = (self.server.clone(), self.fence());
-        self.change(async move { server.add_records(fence, texts).await })
-    }
-
     fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, Error> {
+        // Its last number is that of the last one for good.
+        self.certain()?;
         let texts = wait(self.server.records(before), self.server.name())?;
         let record = |(number, text): (u64, String)| {
             let record = serde_json::from_str(&text).map_err(|error| Error::Row {

@@ -16,7 +16,7 @@ use linstor::access::Record;
 use linstor::controller::{Report, ReportFilter};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
-use super::{Error, PAGE, RECORDS, Store, VERSION, row};
+use super::{Error, Log, PAGE, RECORDS, Store, VERSION, row};
 use crate::{files, log};
 
 /// Marks a file as ours: "Ashl".
@@ -158,7 +158,7 @@ impl Sqlite {
         move |error| failed(&file, doing, &error)
     }
 
-    fn write(&mut self, changes: &[Change]) -> Result<(), rusqlite::Error> {
+    fn write(&mut self, changes: &[Change], log: &Log) -> Result<(), rusqlite::Error> {
         let transaction = self.connection.transaction()?;
         {
             let mut put = transaction.prepare_cached("REPLACE INTO rows VALUES (?1, ?2)")?;
@@ -168,6 +168,20 @@ impl Sqlite {
                     Some(text) => put.execute(params![key, text])?,
                     None => remove.execute(params![key])?,
                 };
+            }
+            let add = "INSERT INTO audit (record, number) VALUES (?1, ?2)";
+            let replace = "UPDATE audit SET record = ?1 WHERE number = ?2";
+            for (statement, records) in [(add, &log.added), (replace, &log.replaced)] {
+                let mut put = transaction.prepare_cached(statement)?;
+                for (number, record) in records {
+                    let text = serde_json::to_string(record).map_err(json)?;
+                    put.execute(params![text, number.cast_signed()])?;
+                }
+            }
+            if let Some((last, _)) = log.added.last() {
+                let mut forget =
+                    transaction.prepare_cached("DELETE FROM audit WHERE number <= ?1")?;
+                forget.execute(params![last.saturating_sub(RECORDS).cast_signed()])?;
             }
         }
         transaction.commit()
@@ -214,9 +228,9 @@ impl Store for Sqlite {
         Ok(objects)
     }
 
-    fn commit(&mut self, changes: &[Change]) -> Result<(), Error> {
+    fn commit(&mut self, changes: &[Change], log: &Log) -> Result<(), Error> {
         let writing = self.failed("writing");
-        self.write(changes).map_err(writing)
+        self.write(changes, log).map_err(writing)
     }
 
     fn backup(&mut self, to: &Path) -> Result<(), Error> {
@@ -270,23 +284,6 @@ impl Store for Sqlite {
         };
         delete().map_err(writing)?;
         Ok(numbers.len())
-    }
-
-    fn add_records(&mut self, records: &[Record]) -> Result<(), Error> {
-        let writing = self.failed("writing");
-        let mut add = || {
-            let transaction = self.connection.transaction()?;
-            for record in records {
-                let text = serde_json::to_string(record).map_err(json)?;
-                let mut put =
-                    transaction.prepare_cached("INSERT INTO audit (record) VALUES (?1)")?;
-                put.execute(params![text])?;
-            }
-            let oldest = transaction.last_insert_rowid() - RECORDS.cast_signed();
-            transaction.execute("DELETE FROM audit WHERE number <= ?1", params![oldest])?;
-            transaction.commit()
-        };
-        add().map_err(writing)
     }
 
     fn records(&mut self, before: Option<u64>) -> Result<Vec<(u64, Record)>, Error> {

@@ -14,7 +14,10 @@ use cluster::objects::{Props, Uuid};
 use linstor::access::{Record, Role};
 use linstor::controller::{Report, ReportFilter};
 
-use super::{Electorate, Error, Location, PAGE, RECORDS, Sqlite, Standing, Store, Term, VERSION};
+use super::{
+    Electorate, Error, Location, Log, PAGE, RECORDS, Sqlite, Standing, Store, TOGETHER, Term,
+    VERSION,
+};
 
 #[path = "../../tests/servers/mod.rs"]
 mod servers;
@@ -148,10 +151,17 @@ fn rows_come_back_as_they_were_whatever_the_spelling(url: &str) {
     {
         let mut store = open(url);
         assert!(store.load().unwrap().is_empty());
-        store.commit(&model.rows().map(Change::Put).collect::<Vec<_>>()).unwrap();
-        store.commit(&[Change::Put(instance("Some", 1)), Change::Put(instance("two", 2))]).unwrap();
-        store.commit(&[Change::Put(instance("sOME", 3))]).unwrap();
-        store.commit(&[Change::Remove(Key::Store(StoreName::new("TWO").unwrap()))]).unwrap();
+        store.commit(&model.rows().map(Change::Put).collect::<Vec<_>>(), &Log::new()).unwrap();
+        store
+            .commit(
+                &[Change::Put(instance("Some", 1)), Change::Put(instance("two", 2))],
+                &Log::new(),
+            )
+            .unwrap();
+        store.commit(&[Change::Put(instance("sOME", 3))], &Log::new()).unwrap();
+        store
+            .commit(&[Change::Remove(Key::Store(StoreName::new("TWO").unwrap()))], &Log::new())
+            .unwrap();
     }
     let mut store = open(url);
     let mut expected = model.clone();
@@ -170,8 +180,9 @@ fn large_changes_are_made_and_taken_back(url: &str) {
         Object::Store(StoreName::new(&format!("row{number}")).unwrap(), props)
     };
     let mut store = open(url);
-    store.commit(&[Change::Put(instance("other", 1000))]).unwrap();
-    store.commit(&(0..400).map(|number| Change::Put(row(number))).collect::<Vec<_>>()).unwrap();
+    store.commit(&[Change::Put(instance("other", 1000))], &Log::new()).unwrap();
+    let many: Vec<Change> = (0..400).map(|number| Change::Put(row(number))).collect();
+    store.commit(&many, &log(1, 0..TOGETHER as u64)).unwrap();
     let mut values: Vec<usize> = store.load().unwrap().iter().map(value).collect();
     values.sort_unstable();
     assert_eq!(values, (0..400).chain([1000]).collect::<Vec<_>>());
@@ -179,8 +190,12 @@ fn large_changes_are_made_and_taken_back(url: &str) {
     let mut store = open(url);
     assert_eq!(store.load().unwrap().len(), 401);
     let gone = (0..400).map(|number| Change::Remove(row(number).key()));
-    store.commit(&gone.collect::<Vec<_>>()).unwrap();
+    store.commit(&gone.collect::<Vec<_>>(), &Log::new()).unwrap();
     assert_eq!(store.load().unwrap(), [instance("other", 1000)]);
+    assert_eq!(
+        times(&store.records(None).unwrap()),
+        (0..TOGETHER as u64).rev().collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -218,7 +233,7 @@ fn other_versions_are_brought_up_or_refused(url: &str, copies: &str, set: impl F
     let mut waiting = electorate(url);
     {
         let (mut store, term) = leads(&mut *waiting);
-        store.commit(&[Change::Put(instance("aa", 1))]).unwrap();
+        store.commit(&[Change::Put(instance("aa", 1))], &Log::new()).unwrap();
         super::shared::runtime().block_on(term.resign());
     }
     // One that was connected before, and one that comes. Twice: the first has not made it ours.
@@ -233,7 +248,7 @@ fn other_versions_are_brought_up_or_refused(url: &str, copies: &str, set: impl F
     {
         let (mut store, term) = leads(&mut *waiting);
         assert_eq!(store.load().unwrap(), [instance("aa", 1)]);
-        store.add_records(&[record(1)]).unwrap();
+        store.commit(&[], &log(1, 1..2)).unwrap();
         super::shared::runtime().block_on(term.resign());
     }
     // It is of this version now, and is not brought up again.
@@ -260,7 +275,8 @@ fn a_file_of_version_1_is_copied_and_brought_up() {
         let model = Model::from_rows(store.load().unwrap());
         assert_eq!(model.nodes().count(), 3);
         assert_eq!(model.definitions().next().unwrap().name.as_str(), "vol1");
-        store.add_records(&[record(1)]).unwrap();
+        let next = super::next_record(&mut store).unwrap();
+        store.commit(&[], &log(next, 1..2)).unwrap();
         drop(store);
         assert_eq!(version(&file), VERSION);
         model.rows().count()
@@ -310,6 +326,11 @@ fn record(time: u64) -> Record {
     }
 }
 
+/// New records, from a number on.
+fn log(first: u64, times: std::ops::Range<u64>) -> Log {
+    Log { added: (first..).zip(times.map(record)).collect(), ..Log::new() }
+}
+
 fn times(page: &[(u64, Record)]) -> Vec<u64> {
     page.iter().map(|(_, record)| record.time.0).collect()
 }
@@ -317,9 +338,9 @@ fn times(page: &[(u64, Record)]) -> Vec<u64> {
 fn the_audit_log_is_read_in_pages_and_the_oldest_go(url: &str) {
     let mut store = open(url);
     assert!(store.records(None).unwrap().is_empty());
-    store.add_records(&[record(0)]).unwrap();
+    store.commit(&[], &log(1, 0..1)).unwrap();
     // More than a transaction of etcd takes.
-    store.add_records(&(1..PAGE + 7).map(record).collect::<Vec<_>>()).unwrap();
+    store.commit(&[], &log(2, 1..PAGE + 7)).unwrap();
     drop(store);
     let mut store = open(url);
     let first = store.records(None).unwrap();
@@ -329,27 +350,34 @@ fn the_audit_log_is_read_in_pages_and_the_oldest_go(url: &str) {
     assert_eq!(times(&second), (0..7).rev().collect::<Vec<_>>());
     assert!(store.records(second.last().map(|(number, _)| *number)).unwrap().is_empty());
     // The oldest go.
-    let many: Vec<Record> = (0..10_000).map(|time| record(100_000 + time)).collect();
+    let mut next = super::next_record(&mut *store).unwrap();
+    assert_eq!(next, PAGE + 8);
     for _ in 0..RECORDS / 10_000 {
-        store.add_records(&many).unwrap();
+        store.commit(&[], &log(next, 100_000..110_000)).unwrap();
+        next += 10_000;
     }
-    store.add_records(&[record(1)]).unwrap();
+    store.commit(&[], &log(next, 1..2)).unwrap();
     let (mut count, mut before) = (0, None);
     while let Some((last, _)) = store.records(before).unwrap().last() {
         count += store.records(before).unwrap().len() as u64;
         before = Some(*last);
     }
-    // A server may forget what is too much with the next.
-    assert!((RECORDS..=RECORDS + 1).contains(&count), "{count}");
+    assert_eq!(count, RECORDS);
+    // What is forgotten is not brought back by its end, and nothing else is changed by that.
+    let late = Log { replaced: vec![(next, record(2))], ..Log::new() };
+    store.commit(&[Change::Put(instance("aa", 1))], &late).unwrap();
+    let last = store.records(None).unwrap();
+    assert_eq!((last[0].0, last[0].1.time.0, last[1].0), (next, 2, next - 1));
+    assert_eq!(super::next_record(&mut *store).unwrap(), next + 1);
 }
 
 fn a_copy_is_a_store_of_its_own_and_never_overwrites(url: &str) {
     let directory = tempfile::tempdir().unwrap();
     let mut store = open(url);
-    store.commit(&[Change::Put(instance("aa", 1))]).unwrap();
+    store.commit(&[Change::Put(instance("aa", 1))], &Log::new()).unwrap();
     let copy = directory.path().join("copy.db");
     store.backup(&copy).unwrap();
-    store.commit(&[Change::Put(instance("bb", 1))]).unwrap();
+    store.commit(&[Change::Put(instance("bb", 1))], &Log::new()).unwrap();
     assert!(matches!(store.backup(&copy).unwrap_err(), Error::Exists { .. }));
     assert_eq!(Sqlite::open(&copy).unwrap().load().unwrap(), [instance("aa", 1)]);
     assert_eq!(store.load().unwrap().len(), 2);
@@ -393,14 +421,14 @@ fn write_until_killed() {
     loop {
         number += 1;
         let rows = (0..ROWS).map(|row| Change::Put(instance(&format!("row{row}"), number)));
-        store.commit(&rows.collect::<Vec<_>>()).unwrap();
-        store.add_records(&[record(number as u64)]).unwrap();
+        let number = number as u64;
+        store.commit(&rows.collect::<Vec<_>>(), &log(number, number..number + 1)).unwrap();
         println!("stored {number}");
     }
 }
 
 fn a_killed_process_leaves_all_of_a_transaction_or_nothing(url: &str) {
-    let (mut before, mut ends) = (0, Vec::new());
+    let mut before = 0;
     for round in 0..5 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "store::tests::write_until_killed", "--nocapture"])
@@ -429,13 +457,9 @@ fn a_killed_process_leaves_all_of_a_transaction_or_nothing(url: &str) {
         let values: Vec<usize> = rows.iter().map(value).collect();
         assert!(values.iter().all(|value| *value == values[0]), "torn: {values:?}");
         assert!(values[0] >= told, "{told} was acknowledged, {} is there", values[0]);
-        // What was under way is whole there or not there: it has no gaps but where one was killed after
-        // the rows, before the record that belongs to them.
-        ends.push(values[0] as u64);
+        // Each change has its record, and each record its change.
         let log = times(&open(url).records(None).unwrap());
-        assert!(log[0] >= told as u64, "{told} was acknowledged, {} is there", log[0]);
-        let lost = log.windows(2).flat_map(|two| two[1] + 1..two[0]).find(|n| !ends.contains(n));
-        assert!(lost.is_none() && log.is_sorted_by(|a, b| a >= b), "{ends:?} {log:?}");
+        assert_eq!(log, (1..=values[0] as u64).rev().collect::<Vec<_>>());
         before = values[0];
     }
 }
@@ -450,7 +474,7 @@ fn shared(mut place: impl FnMut() -> String) {
 fn one_leads_and_who_was_stopped_writes_nothing(url: &str) {
     let (mut one, mut two) = (electorate(url), electorate(url));
     let (mut first, term) = leads(&mut *one);
-    first.commit(&[Change::Put(instance("aa", 1))]).unwrap();
+    first.commit(&[Change::Put(instance("aa", 1))], &Log::new()).unwrap();
     // It renews its term, for longer than one.
     let begun = Instant::now();
     while begun.elapsed() < TERM * 2 {
@@ -466,7 +490,7 @@ fn one_leads_and_who_was_stopped_writes_nothing(url: &str) {
     let (mut second, other) = leads(&mut *two);
     assert!(!term.holds() && other.holds());
     // Its clients' calls were under way.
-    let error = first.commit(&[Change::Put(instance("aa", 2))]).unwrap_err();
+    let error = first.commit(&[Change::Put(instance("aa", 2))], &log(1, 1..2)).unwrap_err();
     assert!(matches!(error, Error::Deposed { .. }), "{error}");
     assert!(matches!(first.load().unwrap_err(), Error::Deposed { .. }));
     let report = Report {
@@ -479,12 +503,13 @@ fn one_leads_and_who_was_stopped_writes_nothing(url: &str) {
     };
     assert!(matches!(first.add_report(&report).unwrap_err(), Error::Deposed { .. }));
     drop(stopped);
-    second.commit(&[Change::Put(instance("bb", 3))]).unwrap();
-    assert!(matches!(first.commit(&[]).unwrap_err(), Error::Deposed { .. }));
+    second.commit(&[Change::Put(instance("bb", 3))], &Log::new()).unwrap();
+    assert!(matches!(first.commit(&[], &Log::new()).unwrap_err(), Error::Deposed { .. }));
     let mut values: Vec<usize> = second.load().unwrap().iter().map(value).collect();
     values.sort_unstable();
     assert_eq!(values, [1, 3]);
     assert!(second.reports(&ReportFilter::default()).unwrap().is_empty());
+    assert!(second.records(None).unwrap().is_empty());
     assert!(other.holds(), "the end of the first is not that of the second");
 }
 
@@ -500,7 +525,7 @@ fn who_resigns_is_followed_at_once(url: &str) {
     drop(first);
     std::thread::sleep(Duration::from_millis(200));
     let Standing::Leads(mut second, _) = standing else { return };
-    second.commit(&[Change::Put(instance("aa", 1))]).unwrap();
+    second.commit(&[Change::Put(instance("aa", 1))], &Log::new()).unwrap();
 }
 
 fn all_leaders_have_the_same_files(url: &str) {
