@@ -11,9 +11,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use api::link::Order;
+use cluster::change::Object;
 use cluster::command::{Command, NewDefinition};
 use cluster::name::SnapshotName;
-use cluster::objects::{Props, Provider, RollbackPhase};
+use cluster::objects::{Millis, Props, Provider, RollbackPhase};
 use cluster::observed::SuspensionState;
 use cluster::plan::Action;
 use cluster::props::PropsEdit;
@@ -337,6 +338,63 @@ fn a_resource_goes_back_to_a_snapshot_on_every_node_whoever_is_killed_meanwhile(
     cluster.wait("the snapshot is gone", |c| c.model.snapshot(&rd("web"), &snapshot).is_none());
     delete(&mut cluster, "web");
     assert_no_files(&cluster);
+}
+
+#[test]
+fn all_nodes_go_back_to_what_they_had_if_one_can_not_take_on_a_snapshot() {
+    let mut cluster = Cluster::up(&NODES[..2]);
+    if !cluster.pools.has_snapshots {
+        return;
+    }
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (old, new) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    client.write(0, &old).unwrap();
+    let snapshot = SnapshotName::new("monday").unwrap();
+    let snapshots = vec![(rd("web"), snapshot.clone(), vec![])];
+    cluster.command(Command::CreateSnapshots { snapshots, props: Props::new() });
+    cluster.wait("the snapshot is complete", |c| {
+        c.model.snapshot(&rd("web"), &snapshot).is_some_and(|s| s.is_successful())
+    });
+    client.write(0, &new).unwrap();
+    client.close();
+    cluster.wait("it is closed", |c| c.replica("web", "alpha").unwrap().in_use.is_none());
+    // Somebody has taken bravo's part of the snapshot away.
+    let files = cluster.pools.files("bravo");
+    let part = files.iter().find(|file| file.contains("monday")).unwrap();
+    std::fs::remove_file(cluster.pools.of("bravo").join(part)).unwrap();
+
+    let (name, monday) = (rd("web"), snapshot.clone());
+    cluster.command(Command::RollBack { name, snapshot: monday });
+    let changed = |c: &Cluster, node: &str| {
+        c.replica("web", node).and_then(|replica| replica.rollback).is_some_and(|r| r.changed)
+    };
+    cluster.wait("alpha has the snapshot's data", |c| changed(c, "alpha"));
+    assert!(cluster.content("web", "alpha", MIB) == old);
+    cluster.wait("bravo could not", |c| c.failures.iter().any(|f| f.order.contains("roll back")));
+    // Five minutes pass, in which it was connected.
+    cluster.observed.nodes.get_mut(&node("bravo")).unwrap().since = Millis(0);
+    let mut definition = cluster.model.definition(&rd("web")).unwrap().clone();
+    definition.rollback.as_mut().unwrap().since = Millis(0);
+    cluster.model.put(Object::Definition(definition));
+    cluster.wait("the rollback has ended", |c: &Cluster| {
+        c.model.definition(&rd("web")).unwrap().rolling_back().is_none()
+    });
+    let phase = cluster.model.definition(&rd("web")).unwrap().rollback.clone().unwrap().phase;
+    assert!(matches!(&phase, RollbackPhase::GivenUp(why) if why.contains("bravo")), "{phase:?}");
+    cluster.wait_settled("web");
+    assert_eq!(cluster.model.snapshots_of(&rd("web")).count(), 1, "what was kept is gone");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    assert!(client.read(0, MIB as usize).unwrap() == new, "served again, as it was");
+    client.close();
+    for name in &NODES[..2] {
+        assert!(cluster.content("web", name, MIB) == new, "{name} has what it had");
+        let left = cluster.pools.files(name);
+        assert!(!left.iter().any(|file| file.contains("safety")), "{name}: {left:?}");
+    }
 }
 
 #[test]

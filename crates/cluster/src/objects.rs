@@ -433,21 +433,42 @@ impl Definition {
 
 /// All replicas go back to the data of a snapshot.
 ///
-/// First the resource is taken down on every node; until that is done it can be given up. Then disks
-/// are changed: a node that still had the newer data would bring them back, so none comes up before
-/// all have the older ones.
+/// First the resource is taken down on every node, and a snapshot is made of what is there; until that
+/// is done it can be given up. Then disks are changed: a node that still had the newer data would
+/// bring them back, so none comes up before all have the older ones. If one can not take them on, all
+/// go back to what was there before.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Rollback {
     /// The snapshot.
     pub snapshot: SnapshotName,
     /// The generation in which it was asked for: what nodes say that they are down for.
     pub token: Generation,
-    /// When it was asked for.
+    /// When it was asked for, or since when disks are changed.
     pub since: Millis,
     /// The nodes whose replicas get the snapshot's data. Others get theirs from these.
     pub holders: BTreeSet<NodeName>,
     /// How far it is.
     pub phase: RollbackPhase,
+    /// The snapshot of what was there before, if one can be made. A step of its own before [`Changing`]
+    /// (in the row it is the same phase: programs that do not know it go on without).
+    ///
+    /// [`Changing`]: RollbackPhase::Changing
+    #[serde(default)]
+    pub safety: Option<Safety>,
+    /// Why another rollback could not be done, of which this is the way back.
+    #[serde(default)]
+    pub back_because: Option<String>,
+}
+
+/// The snapshot to which a rollback goes back if it can not be done. It goes when the rollback ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Safety {
+    /// Its name.
+    pub name: SnapshotName,
+    /// The nodes that make it.
+    pub on: BTreeSet<NodeName>,
+    /// It was begun, which is once.
+    pub begun: bool,
 }
 
 impl Rollback {
@@ -455,14 +476,27 @@ impl Rollback {
     pub const fn is_under_way(&self) -> bool {
         matches!(self.phase, RollbackPhase::Stopping | RollbackPhase::Changing)
     }
+
+    /// The snapshot of what was there before.
+    pub fn kept(&self) -> Option<&SnapshotName> {
+        match self.back_because {
+            Some(_) => Some(&self.snapshot),
+            None => self.safety.as_ref().map(|safety| &safety.name),
+        }
+    }
+
+    /// True if it needs that snapshot, to go to it or back.
+    pub fn needs(&self, snapshot: &SnapshotName) -> bool {
+        self.snapshot == *snapshot || self.kept() == Some(snapshot)
+    }
 }
 
 /// How far a rollback is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RollbackPhase {
-    /// The resource is taken down. No data have been changed.
+    /// The resource is taken down, and what is there is kept in a snapshot. No data have been changed.
     Stopping,
-    /// It is down everywhere, and data are changed. There is no way back.
+    /// It is down everywhere, and data are changed.
     Changing,
     /// All replicas have the snapshot's data, or none.
     Done,

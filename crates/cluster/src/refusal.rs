@@ -116,6 +116,7 @@ codes! {
     /// What is said beside the success of a command. From 10000 on it is information; below, a
     /// warning.
     NoteCode {
+        NotKept = 994, "no snapshot can be made of it";
         NotEnoughNodes = 996, "not enough nodes fit";
         NotConnected = 1002, "the node is not connected; it follows when it is";
         UnsetPropertyDeleted = 1005, "the property was not set";

@@ -6,8 +6,9 @@ use axum::extract::State;
 use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::Command;
+use cluster::model::Model;
 use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
-use cluster::objects::{Props, RollbackPhase, SnapshotDefinition};
+use cluster::objects::{Definition, Props, RollbackPhase, SnapshotDefinition};
 use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -43,9 +44,13 @@ pub fn routes() -> Routes {
         .at_once()
 }
 
-fn show(snapshot: &SnapshotDefinition) -> Value {
+fn show(model: &Model, snapshot: &SnapshotDefinition) -> Value {
     let nodes: Vec<&str> = snapshot.nodes.keys().map(NodeName::as_str).collect();
-    let flags: Vec<&str> = snapshot.flags.iter().map(|flag| flag.word()).collect();
+    let mut flags: Vec<&str> = snapshot.flags.iter().map(|flag| flag.word()).collect();
+    let rollback = model.definition(&snapshot.resource).and_then(Definition::rolling_back);
+    if rollback.is_some_and(|rollback| rollback.kept() == Some(&snapshot.name)) {
+        flags.push("SAFETY_SNAPSHOT");
+    }
     let volumes: Vec<Value> = snapshot
         .sizes
         .iter()
@@ -88,13 +93,14 @@ async fn view(State(app): State<App>, asked: Asked) -> Found {
             && (asked.all("nodes").is_empty()
                 || snapshot.nodes.keys().any(|node| asked.wants("nodes", node.as_str())))
     });
-    Found(asked.page(snapshots.map(show).collect()))
+    Found(asked.page(snapshots.map(|snapshot| show(&state.model, snapshot)).collect()))
 }
 
 async fn list(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {
     let state = app.state();
     let definition = find(&state, &name)?;
-    Ok(Found(asked.page(state.model.snapshots_of(&definition.name).map(show).collect())))
+    let snapshots = state.model.snapshots_of(&definition.name);
+    Ok(Found(asked.page(snapshots.map(|snapshot| show(&state.model, snapshot)).collect())))
 }
 
 async fn one(State(app): State<App>, Path((name, snapshot)): Path<(String, String)>) -> Read {
@@ -102,7 +108,7 @@ async fn one(State(app): State<App>, Path((name, snapshot)): Path<(String, Strin
     let name = find(&state, &name)?.name.clone();
     let snapshot = SnapshotName::new(&snapshot)?;
     match state.model.snapshot(&name, &snapshot) {
-        Some(snapshot) => Ok(Found(show(snapshot))),
+        Some(snapshot) => Ok(Found(show(&state.model, snapshot))),
         None => Err(unknown(Code::UnknownSnapshot, &Key::Snapshot(name, snapshot)).into()),
     }
 }

@@ -330,5 +330,37 @@ fn a_node_that_is_away_while_others_go_back_to_a_snapshot_holds_them_until_it_ha
     scenario.run(10_000);
     assert_eq!(phase(&scenario), RollbackPhase::Done);
     assert!((0..3).all(|node| scenario.is_current(node, &name())), "all have gone back");
+    assert_eq!(scenario.model().snapshots_of(&name()).count(), 1, "what was kept is gone");
+    scenario.end();
+}
+
+#[test]
+fn what_was_there_before_a_rollback_comes_back_if_one_node_does_not_do_it() {
+    let mut nothing = |_: &str| {};
+    let mut scenario = Scenario::new(&mut nothing);
+    deployed(&mut scenario, &[0, 1, 2]);
+    let snapshot = SnapshotName::new("snap").unwrap();
+    let snapshots = vec![(name(), snapshot.clone(), vec![])];
+    scenario.command(Command::CreateSnapshots { snapshots, props: Props::new() }).unwrap();
+    scenario.run(5_000);
+    scenario.open(0, &name(), true);
+    scenario.write();
+    scenario.open(0, &name(), false);
+    scenario.run(1_000);
+    scenario.command(Command::RollBack { name: name(), snapshot }).unwrap();
+    while phase(&scenario) == RollbackPhase::Stopping {
+        scenario.run(1);
+    }
+    // It is connected, and never says that it has done it.
+    scenario.mute(1, true);
+    scenario.run(200_000);
+    assert_eq!(phase(&scenario), RollbackPhase::Changing);
+    scenario.run(300_000);
+    scenario.mute(1, false);
+    scenario.run(60_000);
+    let RollbackPhase::GivenUp(why) = phase(&scenario) else { panic!("{:?}", phase(&scenario)) };
+    assert!(why.contains(Scenario::node(1).as_str()), "{why}");
+    assert!((0..3).all(|node| scenario.is_current(node, &name())), "all have the write");
+    assert_eq!(scenario.model().snapshots_of(&name()).count(), 1, "what was kept is gone");
     scenario.end();
 }

@@ -194,12 +194,6 @@ pub fn review(edit: &mut Edit<'_>, to: &ResourceName) {
 pub fn drop_snapshot(edit: &mut Edit<'_>, to: &ResourceName) {
     let clone_of = edit.model.definition(to).and_then(|definition| definition.clone_of.clone());
     let Some((name, snapshot)) = clone_of else { return };
-    edit.modify_snapshot(&name, &snapshot, |snapshot| {
-        if snapshot.is_pending() {
-            snapshot.flags.insert(SnapshotFlag::FailedDeployment);
-        }
-        snapshot.flags.insert(SnapshotFlag::Delete);
-        snapshot.nodes.values_mut().for_each(|on_node| on_node.deleting = true);
-    });
+    snapshots::give_up(edit, &name, &snapshot);
     edit.modify_definition(to, |definition| definition.clone_of = None);
 }

@@ -14,7 +14,7 @@ use crate::place::space;
 use crate::props::{self, Owner, PropsEdit, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 
-use super::{clone, helpers, resources, small};
+use super::{clone, helpers, resources, rollback, small};
 
 /// Volumes are counted in KiB.
 const KIB: u64 = 1024;
@@ -185,11 +185,9 @@ pub fn delete(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
             .about(key));
     }
     not_in_use(edit, name, &key)?;
+    rollback::end(edit, name, RollbackPhase::GivenUp("it is being deleted".to_owned()));
     edit.modify_definition(name, |d| {
         d.flags.insert(DefinitionFlag::Delete);
-        if let Some(rollback) = d.rollback.as_mut().filter(|rollback| rollback.is_under_way()) {
-            rollback.phase = RollbackPhase::GivenUp("it is being deleted".to_owned());
-        }
     });
     clone::drop_snapshot(edit, name);
     let nodes: Vec<NodeName> = edit.model.resources_of(name).map(|r| r.node.clone()).collect();

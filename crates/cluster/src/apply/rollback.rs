@@ -1,18 +1,24 @@
 //! Rolling all replicas of a resource definition back to a snapshot (control plane §8.3).
 //!
 //! ```text
-//! Stopping ──down everywhere──► Changing ──every disk changed──► Done
-//!     └─away, in use, too long─► GivenUp ◄─the snapshot is lost─┘
+//! Stopping ──down everywhere, and kept──► Changing ──every disk changed──► Done
+//!     │                                    │    │
+//!     └─away, in use, too long─► GivenUp ◄─┘    └─one can not be changed─► back
+//!                      the snapshot is lost
 //! ```
+//!
+//! What is kept is a snapshot of everything as it is when all are down. The way back is a rollback to
+//! that, which begins where the other one stopped, and ends in `GivenUp`.
 
 use std::collections::BTreeSet;
 
 use crate::change::Key;
 use crate::command::Command;
 use crate::edit::Edit;
+use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
-use crate::refusal::{Code, Refusal};
+use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::snapshots;
 
@@ -21,6 +27,10 @@ mod tests;
 
 /// How long a resource may be held down before anything is changed, in milliseconds.
 const PATIENCE: u64 = 60_000;
+
+/// How long a node that is connected may take to change its disks, in milliseconds: it tries again
+/// some times meanwhile.
+const PATIENCE_TO_CHANGE: u64 = 300_000;
 
 /// Refuses commands that would change the replicas of a resource definition while all of them are
 /// being exchanged.
@@ -42,7 +52,7 @@ pub fn refuse_while_busy(edit: &Edit<'_>, command: &Command) -> Result<(), Refus
             snapshots.iter().try_for_each(|(name, _, _)| refuse_if_busy(edit, name))
         }
         DeleteSnapshot { name, snapshot, .. } => match running(edit, name) {
-            Some(running) if running.snapshot == *snapshot => refuse_if_busy(edit, name),
+            Some(running) if running.needs(snapshot) => refuse_if_busy(edit, name),
             _ => Ok(()),
         },
         _ => Ok(()),
@@ -144,15 +154,47 @@ pub fn begin(
         let cause = "no replica has it: they were made after it, or in another pool".to_owned();
         return refuse(Code::UnknownSnapshot, cause, "restore it into a new resource definition");
     }
+    let safety = safety(edit, name)?;
     let rollback = Rollback {
         snapshot: snapshot.clone(),
         token: Generation(edit.model.generation().0 + 1),
         since: edit.context.now,
         holders,
         phase: RollbackPhase::Stopping,
+        safety,
+        back_because: None,
     };
     edit.modify_definition(name, |definition| definition.rollback = Some(rollback));
     Ok(())
+}
+
+/// The snapshot that keeps what is there now, on those who have all of it. To others the data are
+/// copied on the way back, as they would have been without a rollback.
+fn safety(edit: &mut Edit<'_>, name: &ResourceName) -> Result<Option<Safety>, Refusal> {
+    let definition = edit.definition(name)?;
+    let replicated = definition.layers.contains(&Layer::Drbd);
+    let current = |resource: &&Resource| {
+        let numbers = definition.volumes.keys();
+        resource.is_diskful()
+            && (!replicated || edit.observed().is_up_to_date(name, &resource.node, numbers))
+    };
+    let (mut on, mut why) = (BTreeSet::new(), "no replica is UpToDate".to_owned());
+    for resource in edit.model.resources_of(name).filter(current) {
+        match snapshots::why_not(edit, resource) {
+            None => {
+                on.insert(resource.node.clone());
+            }
+            Some(cause) => why = cause,
+        }
+    }
+    if on.is_empty() {
+        let text = format!("what {name} has now is not kept while it is rolled back: {why}");
+        edit.note(NoteCode::NotKept, Key::Definition(name.clone()), text);
+        return Ok(None);
+    }
+    let drawn: String = edit.secret().chars().take(10).collect();
+    let name = SnapshotName::new(&format!("safety-snap-{drawn}"))?;
+    Ok(Some(Safety { name, on, begun: false }))
 }
 
 /// True if nothing is being done to the resource.
@@ -191,15 +233,8 @@ fn has(edit: &Edit<'_>, snapshot: &SnapshotDefinition, resource: &Resource) -> b
 /// is done to the resource definition until it has ended.
 pub fn go_on(edit: &mut Edit<'_>, name: &ResourceName) -> bool {
     let Some(rollback) = running(edit, name).cloned() else { return false };
-    let set = |edit: &mut Edit<'_>, phase: RollbackPhase| {
-        edit.modify_definition(name, |definition| {
-            if let Some(rollback) = &mut definition.rollback {
-                rollback.phase = phase;
-            }
-        });
-    };
     if let Some(why) = has_to_end(edit, name, &rollback) {
-        set(edit, RollbackPhase::GivenUp(why));
+        end(edit, name, RollbackPhase::GivenUp(why));
         return false;
     }
     let state = |resource: &Resource| {
@@ -209,8 +244,21 @@ pub fn go_on(edit: &mut Edit<'_>, name: &ResourceName) -> bool {
         })
     };
     if rollback.phase == RollbackPhase::Stopping {
-        if edit.model.resources_of(name).all(|resource| state(resource).is_some()) {
-            set(edit, RollbackPhase::Changing);
+        if !edit.model.resources_of(name).all(|resource| state(resource).is_some()) {
+            return true;
+        }
+        match is_kept(edit, name, &rollback) {
+            Ok(true) => {
+                let since = edit.context.now;
+                set(edit, name, &|rollback| {
+                    (rollback.phase, rollback.since) = (RollbackPhase::Changing, since);
+                });
+            }
+            Ok(false) => {}
+            Err(why) => {
+                end(edit, name, RollbackPhase::GivenUp(why));
+                return false;
+            }
         }
         return true;
     }
@@ -218,11 +266,101 @@ pub fn go_on(edit: &mut Edit<'_>, name: &ResourceName) -> bool {
         !resource.is_diskful() || state(resource).is_some_and(|down| down.changed)
     };
     if !edit.model.resources_of(name).all(changed) {
+        if let Some(why) = is_stuck(edit, name, &rollback) {
+            go_back(edit, name, &rollback, why);
+        }
         return true;
     }
     done(edit, name, &rollback.snapshot);
-    set(edit, RollbackPhase::Done);
+    end(
+        edit,
+        name,
+        match rollback.back_because {
+            None => RollbackPhase::Done,
+            Some(why) => RollbackPhase::GivenUp(why),
+        },
+    );
     false
+}
+
+/// True once what is there is in a snapshot, if it can be.
+///
+/// # Errors
+/// Why that has failed.
+fn is_kept(edit: &mut Edit<'_>, name: &ResourceName, rollback: &Rollback) -> Result<bool, String> {
+    let Some(safety) = &rollback.safety else { return Ok(true) };
+    if !safety.begun {
+        snapshots::keep(edit, name, safety.name.clone(), &safety.on);
+        set(edit, name, &|rollback| {
+            if let Some(safety) = &mut rollback.safety {
+                safety.begun = true;
+            }
+        });
+        return Ok(false);
+    }
+    match edit.model.snapshot(name, &safety.name) {
+        Some(found) if found.is_pending() => Ok(false),
+        Some(found) if found.is_successful() => Ok(true),
+        _ => Err("what is there could not be kept in a snapshot before".to_owned()),
+    }
+}
+
+/// Why a node does not take on the snapshot's data, if it has had the time and there is a way back.
+/// Nobody's data were discarded then: that comes after all who have the snapshot.
+fn is_stuck(edit: &Edit<'_>, name: &ResourceName, rollback: &Rollback) -> Option<String> {
+    let safety = rollback.safety.as_ref()?;
+    edit.model.snapshot(name, &safety.name).filter(|found| found.is_successful())?;
+    let late = |node: &&NodeName| {
+        let state = edit.observed().rollback(name, node, rollback.token);
+        let since = edit.observed().nodes.get(*node).map_or(Millis(0), |node| node.since);
+        edit.model.resource(name, node).is_some()
+            && edit.observed().is_connected(node)
+            && state.is_some_and(|down| !down.changed)
+            && edit.context.now.since(rollback.since.max(since)) >= PATIENCE_TO_CHANGE
+    };
+    let node = rollback.holders.iter().find(late)?;
+    Some(format!(
+        "node {node} could not take on the data of snapshot {} within {} minutes: its error reports \
+         say why",
+        rollback.snapshot,
+        PATIENCE_TO_CHANGE / 60_000
+    ))
+}
+
+/// Everybody takes on what was kept. Whatever a node has done of the other rollback, it is down, and
+/// refuses what comes late of that.
+fn go_back(edit: &mut Edit<'_>, name: &ResourceName, rollback: &Rollback, why: String) {
+    let Some(safety) = &rollback.safety else { return };
+    let diskful = |node: &&NodeName| {
+        edit.model.resource(name, node).is_some_and(|resource| resource.is_diskful())
+    };
+    let back = Rollback {
+        snapshot: safety.name.clone(),
+        token: Generation(edit.model.generation().0 + 1),
+        since: edit.context.now,
+        holders: safety.on.iter().filter(diskful).cloned().collect(),
+        phase: RollbackPhase::Changing,
+        safety: None,
+        back_because: Some(why),
+    };
+    edit.modify_definition(name, |definition| definition.rollback = Some(back));
+}
+
+/// Ends a rollback, and what was kept for it goes.
+pub fn end(edit: &mut Edit<'_>, name: &ResourceName, phase: RollbackPhase) {
+    let Some(rollback) = running(edit, name).cloned() else { return };
+    if let Some(kept) = rollback.kept() {
+        snapshots::give_up(edit, name, kept);
+    }
+    set(edit, name, &|rollback| rollback.phase = phase.clone());
+}
+
+fn set(edit: &mut Edit<'_>, name: &ResourceName, change: &dyn Fn(&mut Rollback)) {
+    edit.modify_definition(name, |definition| {
+        if let Some(rollback) = &mut definition.rollback {
+            change(rollback);
+        }
+    });
 }
 
 /// Why a rollback can not go on.

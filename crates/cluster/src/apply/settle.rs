@@ -56,6 +56,10 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     for snapshot in &names {
         snapshot_done(edit, name, snapshot);
     }
+    if busy {
+        // It may have waited for one of them.
+        rollback::go_on(edit, name);
+    }
     helpers::review(edit, name)?;
     definitions::drop_if_empty(edit, name);
     for node in nodes.iter().chain(&snapshotted) {

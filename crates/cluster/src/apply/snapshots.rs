@@ -81,18 +81,9 @@ fn create_one(
             edit.note(NoteCode::NotConnected, key.clone(), text);
             continue;
         }
-        let provider = |volume: &Volume| edit.model.pool(node, &volume.pool).map(|p| p.provider);
-        let mut kinds = resource.volumes.values().filter_map(provider);
-        if let Some(kind) = kinds.find(|kind| !kind.has_snapshots()) {
-            let cause = format!("pools of kind {kind} can not make snapshots (node {node})");
-            return refuse(Code::SnapshotsUnsupported, cause, "use thin pools");
-        }
-        let without = |volume: &Volume| {
-            let why = edit.observed().pool(node, &volume.pool)?.no_snapshots.as_ref()?;
-            Some(format!("pool {} of node {node} can not make snapshots: {why}", volume.pool))
-        };
-        if let Some(cause) = resource.volumes.values().find_map(without) {
-            let next = "move the replicas to pools that can, or make the snapshot without the node";
+        if let Some(cause) = why_not(edit, resource) {
+            let next = "move the replicas to pools that can, such as thin ones, or make the snapshot \
+                        without the node";
             return refuse(Code::SnapshotsUnsupported, cause, next);
         }
         let replicated = definition.layers.contains(&Layer::Drbd);
@@ -122,22 +113,80 @@ fn create_one(
         let cause = format!("it may be in use on node {writer}, whose agent is not connected");
         return refuse(Code::NotConnected, cause, "wait until that node is back");
     }
+    put(edit, &definition, snapshot, props.clone(), token, chosen);
+    Ok(())
+}
+
+/// Has a snapshot be made.
+fn put(
+    edit: &mut Edit<'_>,
+    definition: &Definition,
+    snapshot: SnapshotName,
+    props: Props,
+    token: Generation,
+    nodes: BTreeMap<NodeName, Snapshot>,
+) {
     let sizes = definition.volumes.iter().map(|(number, volume)| (*number, volume.size));
     let uuid = edit.uuid();
     edit.put(Object::Snapshot(SnapshotDefinition {
-        resource: name.clone(),
+        resource: definition.name.clone(),
         name: snapshot,
         uuid,
-        props: props.clone(),
+        props,
         flags: BTreeSet::new(),
         layers: definition.layers.clone(),
         sizes: sizes.collect(),
         frozen_props: definition.props.clone(),
         token,
-        nodes: chosen,
+        nodes,
         clone_to: None,
     }));
-    Ok(())
+}
+
+/// Has a snapshot be made of a resource definition that is down everywhere: nobody can write to it,
+/// whatever its disks are.
+pub fn keep(
+    edit: &mut Edit<'_>,
+    name: &ResourceName,
+    snapshot: SnapshotName,
+    on: &BTreeSet<NodeName>,
+) {
+    let Some(definition) = edit.model.definition(name).cloned() else { return };
+    let token = Generation(edit.model.generation().0 + 1);
+    let mut nodes = BTreeMap::new();
+    for node in on {
+        let Some(resource) = edit.model.resource(name, node) else { continue };
+        let pools = resource.volumes.iter().map(|(nr, volume)| (*nr, volume.pool.clone()));
+        let (pools, node_id, created) = (pools.collect(), resource.node_id, edit.context.now);
+        let one = Snapshot { uuid: edit.uuid(), created, deleting: false, node_id, pools };
+        nodes.insert(node.clone(), one);
+    }
+    put(edit, &definition, snapshot, Props::new(), token, nodes);
+}
+
+/// Why snapshots of a replica can not be made, if they can not.
+pub fn why_not(edit: &Edit<'_>, resource: &Resource) -> Option<String> {
+    let node = &resource.node;
+    let provider = |volume: &Volume| edit.model.pool(node, &volume.pool).map(|p| p.provider);
+    let mut kinds = resource.volumes.values().filter_map(provider);
+    if let Some(kind) = kinds.find(|kind| !kind.has_snapshots()) {
+        return Some(format!("pools of kind {kind} can not make snapshots (node {node})"));
+    }
+    resource.volumes.values().find_map(|volume| {
+        let why = edit.observed().pool(node, &volume.pool)?.no_snapshots.as_ref()?;
+        Some(format!("pool {} of node {node} can not make snapshots: {why}", volume.pool))
+    })
+}
+
+/// Deletes a snapshot that is there for something else, which has ended.
+pub fn give_up(edit: &mut Edit<'_>, name: &ResourceName, snapshot: &SnapshotName) {
+    edit.modify_snapshot(name, snapshot, |snapshot| {
+        if snapshot.is_pending() {
+            snapshot.flags.insert(SnapshotFlag::FailedDeployment);
+        }
+        snapshot.flags.insert(SnapshotFlag::Delete);
+        snapshot.nodes.values_mut().for_each(|on_node| on_node.deleting = true);
+    });
 }
 
 pub fn modify(

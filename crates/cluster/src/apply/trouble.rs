@@ -306,6 +306,7 @@ pub fn tick(edit: &mut Edit<'_>) -> Result<(), Refusal> {
     let names: Vec<ResourceName> = edit.model.definitions().map(|d| d.name.clone()).collect();
     for name in &names {
         clone::review(edit, name);
+        rollback::go_on(edit, name);
         tick_one(edit, name)?;
     }
     Ok(())

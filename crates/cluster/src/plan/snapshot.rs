@@ -122,10 +122,10 @@ fn restored_from<'a>(
 
 /// Deletes what is not wanted.
 fn delete(ask: &Ask<'_>, snapshot: &SnapshotDefinition, plan: &mut Plan) {
-    let needed = ask.definition.rolling_back().filter(|r| r.snapshot == snapshot.name);
+    let needed = ask.definition.rolling_back().filter(|r| r.needs(&snapshot.name));
     for (node, _) in snapshot.nodes.iter().filter(|(_, on_node)| on_node.deleting) {
         if needed.is_some() {
-            let text = format!("snapshot {} is deleted after the rollback to it", snapshot.name);
+            let text = format!("snapshot {} is deleted after the rollback", snapshot.name);
             plan.wait(Some(node), text);
             continue;
         }
