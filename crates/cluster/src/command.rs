@@ -40,6 +40,9 @@ pub struct NewDefinition {
     pub peer_slots: Option<u8>,
     /// The secret that DRBD peers share; drawn if there is none.
     pub secret: Option<String>,
+    /// The TCP port of its resources on every node where that is free; if there is none each has the
+    /// smallest free one of its node.
+    pub port: Option<u16>,
 }
 
 /// A volume definition as it is wished for.

@@ -408,6 +408,9 @@ pub struct Definition {
     pub secret: String,
     /// Peers for which a new disk keeps a bitmap, 1 to 31.
     pub peer_slots: u8,
+    /// The TCP port of its resources on every node where that is free when they are made.
+    #[serde(default)]
+    pub port: Option<u16>,
     /// The id from which the next free one is looked for: ids go round, so that one is used again
     /// as late as possible.
     pub next_node_id: u8,

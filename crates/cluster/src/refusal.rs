@@ -46,6 +46,7 @@ codes! {
         InvalidNetAddress = 210, "invalid network address";
         InvalidNetPort = 211, "invalid network port";
         InvalidProperty = 213, "invalid property";
+        InvalidResourcePort = 203, "invalid port of a resource definition";
         InvalidTcpPort = 215, "invalid TCP port";
         InvalidSnapshotName = 218, "invalid snapshot name";
         InvalidPlaceCount = 219, "invalid place count";
@@ -116,6 +117,7 @@ codes! {
     /// What is said beside the success of a command. From 10000 on it is information; below, a
     /// warning.
     NoteCode {
+        OtherPort = 215, "another TCP port was chosen";
         NotKept = 994, "no snapshot can be made of it";
         NotEnoughNodes = 996, "not enough nodes fit";
         NotConnected = 1002, "the node is not connected; it follows when it is";

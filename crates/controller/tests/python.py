@@ -85,6 +85,14 @@ for number in range(10):
 states = {v.state.disk_state for v in lin.volume_list_raise().resources[0].volumes}
 assert states <= {"UpToDate", "Diskless", "TieBreaker"}, states
 
+# A port of the definition's own.
+ok(lin.resource_dfn_create("ported", port=7950, resource_group="grp"), "definition with a port")
+ok(lin.volume_dfn_create("ported", 65536), "volume definition")
+ok(lin.resource_auto_place("ported", 2), "place")
+ports = [r.layer_data.drbd_resource.tcp_ports for r in resources("ported")]
+assert all(own == [7950] for own in ports), ports
+ok(lin.resource_dfn_delete("ported"), "definition delete")
+
 # Properties: what nothing acts on is refused.
 ok(lin.resource_dfn_modify("vol0", {"Aux/who": "me"}), "aux")
 refused(lin.resource_dfn_modify("vol0", {"Nonsense": "1"}), 213, "unknown property")

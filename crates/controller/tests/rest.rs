@@ -82,7 +82,10 @@ async fn what_is_not_there_says_so() {
         ("GET", "/v1/sos-report", 501),
         ("POST", "/v1/remotes/s3", 501),
         ("PUT", "/v1/files/%2Fetc%2Fx/check/n1", 501),
-        ("POST", "/v1/physical-storage/n1", 500),
+        // An empty list would say that there are no disks.
+        ("GET", "/v1/physical-storage", 501),
+        ("GET", "/v1/physical-storage/n1", 501),
+        ("POST", "/v1/physical-storage/n1", 501),
     ] {
         let answer = server.call(method, path, "{}").await;
         assert_eq!(answer.status, status, "{method} {path}");
@@ -186,6 +189,58 @@ async fn answers_name_what_was_made_where_the_controller_has_chosen() {
     assert_eq!(named, nodes, "{made}");
     assert_eq!(made["StoragePool/1/0"], "pool,FILE_THIN");
     assert_eq!(made.get("Node/2"), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_definition_s_port_is_its_resources_wherever_that_is_free() {
+    let server = Server::with_volume().await;
+    let create = async |port: i64| {
+        let body = format!(r#"{{"resource_definition":{{"name":"ported"}},"drbd_port":{port}}}"#);
+        server.call("POST", "/v1/resource-definitions", &body).await
+    };
+    let answer = create(70_000).await;
+    assert_eq!((answer.status, answer.first()), (500, (203, true)));
+    // The port of the other resource on two of three nodes.
+    assert_eq!(create(7000).await.status, 201);
+    let path = "/v1/resource-definitions/ported";
+    let shown = server.call("GET", path, "").await.json();
+    assert_eq!(shown["layer_data"][0]["data"]["port"], 7000);
+    let volume = r#"{"volume_definition":{"size_kib":1048576}}"#;
+    assert_eq!(
+        server.call("POST", &format!("{path}/volume-definitions"), volume).await.status,
+        200
+    );
+    let place = async |count: u32| {
+        let body = format!(r#"{{"select_filter":{{"place_count":{count}}}}}"#);
+        server.call("POST", &format!("{path}/autoplace"), &body).await
+    };
+    let answer = place(3).await;
+    assert_eq!(answer.status, 201, "{}", String::from_utf8_lossy(&answer.body));
+    let said = answer.json();
+    let taken = |entry: &&Value| entry["ret_code"].as_i64().unwrap() & 0x7fff == 215;
+    let said: Vec<String> =
+        said.as_array().unwrap().iter().filter(taken).map(|entry| entry.to_string()).collect();
+    assert_eq!(said.len(), 3, "every node has a resource with that port: {said:?}");
+    assert_eq!(server.call("DELETE", path, "").await.status, 200);
+    // Where it is free it is the port.
+    let begun = std::time::Instant::now();
+    while create(7123).await.status != 201 {
+        assert!(begun.elapsed().as_secs() < 20, "it is not deleted");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(
+        server.call("POST", &format!("{path}/volume-definitions"), volume).await.status,
+        200
+    );
+    let answer = place(2).await;
+    assert!(!String::from_utf8_lossy(&answer.body).contains("taken"));
+    let resources = server.call("GET", &format!("{path}/resources"), "").await.json();
+    for resource in resources.as_array().unwrap() {
+        assert_eq!(resource["layer_object"]["drbd"]["tcp_ports"], json!([7123]), "{resource}");
+    }
+    // Those that exist keep theirs.
+    let answer = server.call("PUT", path, r#"{"drbd_port":7124}"#).await;
+    assert_eq!((answer.status, answer.first()), (500, (234, true)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,14 +45,15 @@ pub fn routes() -> Routes {
 
 /// What the layer DRBD says of a resource definition.
 pub fn show_drbd(definition: &Definition) -> Value {
-    // Ports are each node's own; old clients want a number all the same. Clients read the field of the
+    // Ports are each node's own, and this is the one that is tried first; old clients want a number if
+    // there is none, too. Clients read the field of the
     // secret but have no use for it, and whoever asks need not have a right to it.
     json!({
         "resource_name_suffix": "",
         "peer_slots": definition.peer_slots,
         "al_stripes": 1,
         "al_stripe_size_kib": 32,
-        "port": -1,
+        "port": definition.port.map_or(-1, i32::from),
         "transport_type": "IP",
         "secret": "(kept)",
         "down": false,
@@ -170,14 +171,21 @@ struct CreateDefinition {
     resource_definition: NewResourceDefinition,
 }
 
-const PORT: &str = "ports are each resource's own; give one when a resource is created";
+const PORT: &str = "resources keep their ports; give one when the definition is created";
+
+/// A TCP port, if one is given: clients send numbers below 1 for none.
+fn port(given: Option<i64>) -> Result<Option<u16>, Refusal> {
+    let Some(given) = given.filter(|port| *port > 0) else { return Ok(None) };
+    u16::try_from(given).map(Some).map_err(|_| {
+        Refusal::new(Code::InvalidResourcePort, format!("{given} is not a TCP port"))
+            .cause("they are 1 to 65535")
+            .correction("give one of them, or leave it out")
+    })
+}
 
 async fn create(State(app): State<App>, Body(body): Body<CreateDefinition>) -> Changed {
     let transport = body.drbd_transport_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("IP"));
-    unsupported(&[
-        ("drbd_port", body.drbd_port.is_some_and(|port| port > 0), PORT),
-        ("drbd_transport_type", transport, "TCP over IP is the only transport"),
-    ])?;
+    unsupported(&[("drbd_transport_type", transport, "TCP over IP is the only transport")])?;
     let new = body.resource_definition;
     let name = new.name.filter(|name| !name.is_empty());
     let external_name = new.external_name.filter(|name| !name.is_empty());
@@ -192,6 +200,7 @@ async fn create(State(app): State<App>, Body(body): Body<CreateDefinition>) -> C
         layers: layers(stack)?,
         peer_slots: body.drbd_peer_slots,
         secret: body.drbd_secret.filter(|secret| !secret.is_empty()),
+        port: port(body.drbd_port)?,
     };
     let said = format!("resource definition {shown} created");
     let call = Call::new(Operation::Create, Kind::Definition, said);

@@ -221,6 +221,7 @@ async fn spawn(
         layers: None,
         peer_slots: body.peer_slots,
         secret: None,
+        port: None,
     };
     let command = Command::Spawn {
         group,

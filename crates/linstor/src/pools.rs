@@ -1,4 +1,4 @@
-//! Storage pools, their definitions, and what is asked about physical storage.
+//! Storage pools and their definitions.
 
 use axum::extract::State;
 use axum::http::Method;
@@ -37,9 +37,6 @@ pub fn routes() -> Routes {
         .admin(Method::PUT, POOL, modify)
         .admin(Method::DELETE, POOL, delete)
         .get("/v1/space-report", space_report)
-        .get("/v1/physical-storage", physical)
-        .get("/v1/physical-storage/{node}", physical)
-        .admin(Method::POST, "/v1/physical-storage/{node}", create_physical)
 }
 
 /// A pool as clients see it.
@@ -258,16 +255,4 @@ async fn delete_definition(State(app): State<App>, Path(name): Path<String>) -> 
     let name = PoolName::new(&name)?;
     let call = Call::one(Operation::Delete, Kind::PoolDefinition, &name);
     Ok(call.run(&app, Command::DeletePoolDefinition { name }).await)
-}
-
-/// Agents do not look for unused disks, so none are known.
-async fn physical() -> Found {
-    Found(json!([]))
-}
-
-async fn create_physical() -> Answer {
-    let text = "physical storage is not made into pools";
-    let cause = "agents do not format disks";
-    let next = "make the volume group or file system on the node, then create a storage pool on it";
-    Answer::refused(Kind::PhysicalStorage, number::UNSUPPORTED, text, cause, next)
 }

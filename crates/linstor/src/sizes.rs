@@ -68,6 +68,7 @@ impl<'a> Question<'a> {
             layers: cluster::layer::stack(&stack)?.0,
             secret: String::new(),
             peer_slots: 7,
+            port: None,
             next_node_id: 0,
             volumes: Default::default(),
             rollback: None,

@@ -51,6 +51,12 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
                 .about(key));
         }
     }
+    if new.port == Some(0) {
+        return Err(Refusal::new(Code::InvalidResourcePort, format!("{key} can not have port 0"))
+            .cause("TCP ports are 1 to 65535")
+            .correction("give one of them, or leave it out")
+            .about(key));
+    }
     check_all(Owner::Definition, &new.props)?;
     let group = new.group.unwrap_or_else(GroupName::default_group);
     let in_group = edit.group(&group)?;
@@ -77,6 +83,7 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
         layers,
         secret,
         peer_slots,
+        port: new.port,
         next_node_id: 0,
         volumes: BTreeMap::new(),
         rollback: None,

@@ -51,7 +51,15 @@ pub fn create(
     let (node_id, port) = match drbd {
         true => {
             let id = node_id(edit, &definition, new.node_id, &key)?;
-            (Some(id), Some(port(edit, node, new.port, &key)?))
+            let wanted = definition.port.filter(|_| new.port.is_none());
+            let free = |port: &u16| !edit.model.port_in_use(node, *port);
+            let chosen = port(edit, node, new.port.or(wanted.filter(free)), &key)?;
+            if let Some(wanted) = wanted.filter(|wanted| *wanted != chosen) {
+                let text =
+                    format!("TCP port {wanted} is taken on node {node}: {key} has port {chosen}");
+                edit.note(NoteCode::OtherPort, key.clone(), text);
+            }
+            (Some(id), Some(chosen))
         }
         false => (None, None),
     };

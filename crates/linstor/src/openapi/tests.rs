@@ -13,6 +13,7 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
 const ELSEWHERE: &[&str] = &[
     "/v1/nodes/exec/",
+    "/v1/physical-storage",
     "/v1/nodes/{}/config",
     "/v1/controller/auth/",
     "/v1/controller/database/",
@@ -36,9 +37,6 @@ const ALWAYS: &[(&str, &str)] = &[
     ("/v1/view/storage-pools", "cached"),
     // The path has the node.
     ("/v1/nodes/{}/storage-pools", "nodes"),
-    // The list is empty.
-    ("/v1/physical-storage", "limit"),
-    ("/v1/physical-storage", "offset"),
 ];
 
 fn table() -> Table {
