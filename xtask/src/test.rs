@@ -18,7 +18,7 @@ use crate::{fuzz, sim, tidy, vm, workspace};
 const HELP: &str = "\
 cargo xtask test [SECTION ...]
     Installs what the tests need and runs all sections, or only those named:
-    tools      programs that the tests call, from the distribution's packages
+    tools      programs that the tests call, from the distribution's packages and PyPI
     format     rustfmt
     tidy       arrows between crates, licences, headers, links
     clippy     lints, as errors

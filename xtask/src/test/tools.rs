@@ -1,14 +1,16 @@
 //! The programs that tests call: real clients and DRBD's own tools.
 //!
-//! What is missing is installed from the distribution's packages, with apt. Where that can not be
-//! done, the tests that need a program say so and count as skipped.
+//! What is missing is installed from the distribution's packages, with apt, and clients that are
+//! written in Python from PyPI, each into an environment of its own below `target/tmp`. Where that
+//! can not be done, the tests that need a program say so and count as skipped.
 
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::Outcome;
+use crate::workspace;
 
 /// Programs and the Debian packages they are in.
 const TOOLS: &[(&str, &str)] = &[
@@ -39,12 +41,25 @@ const TOOLS: &[(&str, &str)] = &[
 /// The Python module of libnbd is asked for as the tests use it, see `nbd_support`.
 const LIBNBD_FOR_PYTHON: &str = "python3-libnbd";
 
+/// Environments of Python: folder, module and packages of each.
+const ENVIRONMENTS: &str = include_str!("../../../crates/controller/tests/client/packages.txt");
+
 /// The section: nothing in it is a test, but what stays missing is said.
 pub fn run() -> Result<Outcome> {
+    programs()?;
+    for line in ENVIRONMENTS.lines().filter(|line| !line.starts_with('#')) {
+        if let Err(error) = environment(line) {
+            println!("{line}: could not be installed; tests that need it are skipped: {error:#}");
+        }
+    }
+    Ok(Outcome::default())
+}
+
+fn programs() -> Result<()> {
     let packages = missing();
     if packages.is_empty() {
-        println!("everything is there");
-        return Ok(Outcome::default());
+        println!("every program is there");
+        return Ok(());
     }
     println!("missing: {}", packages.join(" "));
     if !install(&packages)? {
@@ -55,7 +70,32 @@ pub fn run() -> Result<Outcome> {
     if !still.is_empty() {
         println!("still missing: {}", still.join(" "));
     }
-    Ok(Outcome::default())
+    Ok(())
+}
+
+/// Makes an environment of Python where the tests look for it, unless it is there.
+fn environment(line: &str) -> Result<()> {
+    let mut words = line.split(' ');
+    let (name, module) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let metadata = workspace::Metadata::of(&workspace::root().join("Cargo.toml"))?;
+    let folder = metadata.target_directory.join("tmp").join(name);
+    let python = folder.join("bin/python");
+    if says(Command::new(&python).args(["-c", &format!("import {module}")])).is_ok() {
+        println!("{name} is there");
+        return Ok(());
+    }
+    println!("installing {name} from PyPI");
+    says(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    let pip = ["-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "30"];
+    says(Command::new(&python).args(pip).args(words))
+}
+
+fn says(command: &mut Command) -> Result<()> {
+    let output = command.output()?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
 }
 
 fn missing() -> Vec<&'static str> {

@@ -5,16 +5,20 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// python-linstor, in the version that is the oracle.
-const CLIENT: &str = "python-linstor==1.29.0";
+/// What there is.
+const PACKAGES: &str = include_str!("packages.txt");
 
-/// A Python with the client, in a folder that later runs find again.
+/// A Python with python-linstor, in the version that is the oracle.
 pub fn python() -> Result<PathBuf, String> {
-    environment("python-linstor", &[CLIENT], "linstor")
+    environment("python-linstor")
 }
 
-/// A Python with packages from PyPI, in a folder of that name.
-pub fn environment(name: &str, packages: &[&str], module: &str) -> Result<PathBuf, String> {
+/// A Python with packages from PyPI, in a folder of that name, which later runs find again.
+pub fn environment(name: &str) -> Result<PathBuf, String> {
+    let line = PACKAGES.lines().find(|line| line.split(' ').next() == Some(name));
+    let mut words = line.expect("it is in packages.txt").split(' ').skip(1);
+    let module = words.next().expect("each line has a module");
+    let packages: Vec<&str> = words.collect();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let python = folder.join("bin/python");
     if says(Command::new(&python).args(["-c", &format!("import {module}")])).is_ok() {
@@ -23,7 +27,7 @@ pub fn environment(name: &str, packages: &[&str], module: &str) -> Result<PathBu
     says(Command::new("python3").args(["-m", "venv"]).arg(&folder))
         .map_err(|error| format!("no environment of Python can be made: {error}"))?;
     let pip = ["-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10"];
-    says(Command::new(&python).args(pip).args(packages))
+    says(Command::new(&python).args(pip).args(&packages))
         .map_err(|error| format!("{packages:?} can not be installed: {error}"))?;
     Ok(python)
 }
