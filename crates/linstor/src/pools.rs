@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Call, Changed, Entry, Found, Read, without_empty};
+use crate::answer::{Call, Changed, Entry, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, Path, provider};
 use crate::code::{Kind, Operation, Severity, code, number};
 use crate::controller;
