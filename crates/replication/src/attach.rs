@@ -337,7 +337,8 @@ impl Resource {
         let moved_on = unseen(self.vols[vol].exposed);
         match md {
             DiskState::UpToDate if client_ahead || moved_on => DiskState::Outdated,
-            DiskState::UpToDate if self.may_lack_writes(vol) || self.is_unproven(vol) => {
+            // Who uses it has used nothing else, so no peer has gone on that could have left it behind.
+            DiskState::UpToDate if self.may_lack_writes(vol) || self.is_unproven(vol) && !used => {
                 DiskState::Consistent
             }
             md => md,

@@ -206,10 +206,12 @@ impl Resource {
     /// never will; its loss may be what asks for this generation.
     ///
     /// None starts while a peer's disk negotiates either: it compares what was before, and could
-    /// not follow. Nor before a lost peer is fenced: it may be about to start one, too.
+    /// not follow. Nor before a lost peer is fenced: it may be about to start one, too. Nor before
+    /// the disk that has just gone says that it is behind.
     pub(crate) fn bump_must_wait(&self, vol: VolIx) -> bool {
         let negotiates = |p: PeerIx| self.st.peers[p].devs[vol].disk == DiskState::Negotiating;
-        if self.has_to_fence() || self.st.connected().any(negotiates) {
+        let fences = self.has_to_fence();
+        if fences || self.awaits_last_word(vol) || self.st.connected().any(negotiates) {
             return true;
         }
         let suspend = self.opts.on_no_quorum == OnNoQuorum::SuspendIo;

@@ -76,6 +76,7 @@ impl Resource {
         hs.deadline = None;
         hs.then = then;
         self.peers[peer].pings = Pings::None;
+        self.peers[peer].owes_ping_ack = false;
         self.end_legacy(peer);
         self.drop_jobs(|k| *k == JobKind::Connect(peer), StateError::NeedConnection);
         self.twopc_peer_lost(peer, was_primary && conn.is_ungraceful_loss());

@@ -557,8 +557,7 @@ impl Resource {
             flags.set(MdFlags::WAS_UP_TO_DATE, current);
         } else if state.disk == DiskState::Detaching {
             // From here on a Primary writes without this disk (semantics §1.6).
-            let primary = self.st.role == Role::Primary || !self.st.primary_peers().is_empty();
-            if primary && self.has_data(&self.st, vol) {
+            if self.is_outrun(vol) {
                 flags.set(MdFlags::WAS_UP_TO_DATE, false);
             }
         }

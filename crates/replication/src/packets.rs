@@ -113,7 +113,7 @@ impl Resource {
             Packet::NegDreply(nr, ack) => self.data_refused(peer, nr, ack),
             // Liveness.
             Packet::Ping => {
-                self.send(peer, Packet::PingAck);
+                self.answer_ping(peer);
                 Ok(())
             }
             Packet::PingAck => {
@@ -452,6 +452,7 @@ impl Resource {
         if self.peer_acks.deadline.is_some_and(|at| at <= now) {
             self.flush_peer_acks();
         }
+        (0..self.vols.len()).for_each(|vol| self.parting_timeout(vol));
         for peer in 0..self.peers.len() {
             if self.peers[peer].retry_at.is_some_and(|at| at <= now) {
                 self.start_connecting(peer);
@@ -553,6 +554,7 @@ impl Resource {
         }
         for vol in 0..self.vols.len() {
             add(self.meta_deadline(vol), "metadata");
+            add(self.parting_deadline(vol), "last word of a disk");
         }
         first
     }

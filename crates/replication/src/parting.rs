@@ -10,15 +10,25 @@
 //!
 //! With a single other voter it has its vote all the same: whatever they decide together the other
 //! one knows, and its disk is not enough for a quorum without that one.
+//!
+//! Without quorum votes protect nothing. A Primary that writes on, on disks of others, leaves this one
+//! behind, which is not WAS_UP_TO_DATE from then on (semantics §1.6): that is all that tells it from
+//! those disks once every node has lost its power, or it would be promoted as soon as the node with
+//! the better one is fenced. So nothing that the disk lacks is completed before the last word is on
+//! disk, or can not be written, or takes too long, as a disk that answers nothing stops nobody: a
+//! Primary starts no generation before, and any other node answers no ping, which the Primary waits
+//! for before it starts one.
 
-use codec::disk::Superblock;
-use vocab::{ConnState, DiskState};
+use codec::disk::{MdFlags, Superblock};
+use codec::wire::Packet;
+use vocab::options::Quorum;
+use vocab::{ConnState, DiskState, Instant, Role};
 
 use crate::bound::ANYTHING;
 use crate::io::{MetaBlock, MetaPlace, MetaWrite, OpId, Output};
 use crate::meta::InFlight;
-use crate::resource::{Op, Resource};
-use crate::state::{State, VolIx};
+use crate::resource::{Op, Resource, Work};
+use crate::state::{PeerIx, State, VolIx};
 
 /// A disk is being released.
 #[derive(Debug)]
@@ -29,6 +39,10 @@ pub(crate) struct Parting {
     op: Option<OpId>,
     /// The superblock on disk.
     durable: Option<Box<Superblock>>,
+    /// A Primary writes on without the disk.
+    outrun: bool,
+    /// Until then writes wait for the last word.
+    awaited: Option<Instant>,
 }
 
 impl Resource {
@@ -38,6 +52,12 @@ impl Resource {
         let disk = self.st.vols[vol].disk;
         let stopping = disk == DiskState::Detaching && self.st.connected().next().is_none();
         self.vols[vol].remembers && disk < DiskState::Inconsistent && !stopping
+    }
+
+    /// A Primary has other disks that are current, and writes on without the one here.
+    pub(crate) fn is_outrun(&self, vol: VolIx) -> bool {
+        let primary = self.st.role == Role::Primary || !self.st.primary_peers().is_empty();
+        primary && self.has_data(&self.st, vol)
     }
 
     /// This node has had a disk, has none now, and the disk does not say so.
@@ -66,11 +86,19 @@ impl Resource {
     }
 
     /// The disk is not used any more: it is released, with its last word if it owes one.
-    pub(crate) fn part_with(&mut self, vol: VolIx, parting: Parting, leaving: bool) {
+    pub(crate) fn part_with(&mut self, vol: VolIx, mut parting: Parting, leaving: bool) {
+        parting.outrun = self.opts.quorum == Quorum::Off && self.is_outrun(vol);
         let waits = parting.before.is_some();
-        if !leaving || self.vols[vol].says_adrift || parting.durable.is_none() && !waits {
+        let current = |sb: &Superblock| sb.flags.contains(MdFlags::WAS_UP_TO_DATE);
+        let passes = parting.outrun && (waits || parting.durable.as_deref().is_some_and(current));
+        let owes = leaving && (passes || !self.vols[vol].says_adrift);
+        if !owes || parting.durable.is_none() && !waits {
             return self.release_disk(vol);
         }
+        // A peer that pings meanwhile has to be answered in time.
+        let patience = self.peers.iter().map(|p| p.net.ping_timeout / 2).min();
+        let patience = patience.filter(|_| parting.outrun);
+        parting.awaited = patience.map(|patience| self.now + patience);
         self.vols[vol].parting = Some(Box::new(parting));
         if !waits {
             self.say_last_word(vol);
@@ -82,9 +110,13 @@ impl Resource {
     }
 
     fn say_last_word(&mut self, vol: VolIx) {
-        let durable = self.vols[vol].parting.as_mut().and_then(|p| p.durable.take());
-        if let Some(mut content) = durable {
+        let parting = self.vols[vol].parting.as_mut();
+        let word = parting.and_then(|p| p.durable.take().map(|content| (content, p.outrun)));
+        if let Some((mut content, outrun)) = word {
             content.peer_mut(self.me).bitmap_uuid = ANYTHING;
+            if outrun {
+                content.flags.set(MdFlags::WAS_UP_TO_DATE, false);
+            }
             let op = self.op(Op::Meta(vol));
             let block = MetaBlock { place: MetaPlace::Superblock, bytes: content.encode() };
             let flush = self.vols[vol].disk_opts.md_flushes;
@@ -94,16 +126,57 @@ impl Resource {
                 parting.op = Some(op);
             }
         } else {
-            self.vols[vol].parting = None;
+            self.parting_ended(vol);
         }
         self.release_disk(vol);
+    }
+
+    /// The last word is said, or there is none: what waited for it goes on.
+    fn parting_ended(&mut self, vol: VolIx) {
+        self.vols[vol].parting = None;
+        self.go_on_without_disk();
+    }
+
+    fn go_on_without_disk(&mut self) {
+        for peer in 0..self.peers.len() {
+            if std::mem::take(&mut self.peers[peer].owes_ping_ack) {
+                self.answer_ping(peer);
+            }
+        }
+        self.resume_cleanups();
+        self.work.push_back(Work::Resume);
+    }
+
+    /// Nothing that the disk lacks is completed: it is about to say that it is behind.
+    pub(crate) fn awaits_last_word(&self, vol: VolIx) -> bool {
+        self.parting_deadline(vol).is_some()
+    }
+
+    /// P_PING: the peer may be about to go on without a disk of this node.
+    pub(crate) fn answer_ping(&mut self, peer: PeerIx) {
+        match (0..self.vols.len()).any(|vol| self.awaits_last_word(vol)) {
+            true => self.peers[peer].owes_ping_ack = true,
+            false => self.send(peer, Packet::PingAck),
+        }
+    }
+
+    pub(crate) fn parting_deadline(&self, vol: VolIx) -> Option<Instant> {
+        self.vols[vol].parting.as_ref()?.awaited
+    }
+
+    /// The disk takes too long.
+    pub(crate) fn parting_timeout(&mut self, vol: VolIx) {
+        if self.parting_deadline(vol).is_some_and(|at| at <= self.now) {
+            self.vols[vol].parting.as_mut().expect("it has a deadline").awaited = None;
+            self.go_on_without_disk();
+        }
     }
 
     /// A metadata write has ended.
     pub(crate) fn parting_done(&mut self, vol: VolIx, op: OpId, ok: bool) {
         let Some(parting) = &mut self.vols[vol].parting else { return };
         if parting.op == Some(op) {
-            self.vols[vol].parting = None;
+            self.parting_ended(vol);
             return self.recorded(vol, ok);
         }
         let Some(before) = parting.before.take_if(|before| before.is(op)) else { return };
@@ -117,6 +190,6 @@ impl Resource {
 impl Parting {
     pub(crate) fn new(durable: Option<Box<Superblock>>, before: Option<InFlight>) -> Parting {
         let before = before.filter(InFlight::has_superblock);
-        Parting { before, op: None, durable }
+        Parting { before, op: None, durable, outrun: false, awaited: None }
     }
 }

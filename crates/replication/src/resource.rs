@@ -315,6 +315,9 @@ pub(crate) struct Peer {
     /// Pings that are not answered, and when the one under way was sent.
     pub pings: Pings,
     pub ping_since: Instant,
+    /// It has pinged, and is answered once a disk here has said its last word.
+    #[serde(skip)]
+    pub owes_ping_ack: bool,
     pub loss: Option<PrimaryLoss>,
     /// What `fence-peer` is doing about it.
     pub fence: Fence,
@@ -781,6 +784,7 @@ impl Resource {
             hearing: false,
             pings: Pings::None,
             ping_since: self.now,
+            owes_ping_ack: false,
             loss: None,
             fence: Fence::Idle,
             peer_verify_alg: None,

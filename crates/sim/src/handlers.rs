@@ -3,8 +3,9 @@
 //! A scenario says how they exit. Otherwise they are those of a careful operator of two nodes, with
 //! a memory and a network of their own that always work: `fence-peer` notes that only its node may
 //! be promoted, unless that is noted of the peer already, and outdates the peer's disks, or takes its
-//! power away where the policy is made for that. `unfence-peer` strikes the note out. Now and then
-//! something does not work.
+//! power away where the policy is made for that. `unfence-peer` strikes the note out. For a disk that
+//! is no more than Consistent, and of which no note says that it was the last one in use, nobody is
+//! fenced: that of the peer may be the newer one. Now and then something does not work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -180,12 +181,24 @@ impl World {
         let broken = self.handlers.rng.one_in(20);
         let stonith = self.plan.net.fencing == Fencing::ResourceAndStonith;
         let stops = stonith && self.handlers.rng.one_in(2);
+        let current = |v: &View| v.volumes.iter().all(|v| v.disk == DiskState::UpToDate);
+        let current = self.view(call.node).as_ref().is_some_and(current);
+        let noted = self.handlers.only.is_some_and(|(node, _)| node == call.node);
+        if !broken && !current && !noted {
+            // One without its disk does not know what that holds.
+            let behind = |disk| matches!(disk, DiskState::Outdated | DiskState::Inconsistent);
+            let exit = match self.view(peer) {
+                Some(view) if view.role == Role::Primary => 6,
+                Some(view) if view.volumes.iter().all(|v| behind(v.disk)) => 4,
+                Some(_) => 1,
+                None => 5,
+            };
+            return self.handler_ends(call, Some(exit));
+        }
         if broken || self.handlers.only.is_some_and(|(node, _)| node == peer) {
             let primary = self.view(peer).is_some_and(|v| v.role == Role::Primary);
             return self.handler_ends(call, Some(if primary && !broken { 6 } else { 1 }));
         }
-        let current = |v: &View| v.volumes.iter().all(|v| v.disk == DiskState::UpToDate);
-        let current = self.view(call.node).as_ref().is_some_and(current);
         let down = !self.nodes[peer].up();
         if !stops && (down && !current || self.nodes[peer].paused_until > self.now()) {
             return self.handler_ends(call, Some(if down { 5 } else { 1 }));

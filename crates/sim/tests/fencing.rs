@@ -3,10 +3,12 @@
 
 use replication::io::AdminCommand;
 use sim::disk::Behaviour;
-use sim::plan::{Plan, node_id};
+use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{AfterSb0, AfterSb1, AfterSb2, Fencing, OnIoError, RrConflict};
+use vocab::options::{
+    AfterSb0, AfterSb1, AfterSb2, Fencing, OnIoError, OnNoDataAccessible, RrConflict,
+};
 use vocab::{
     ConnState, DiskState, GenUuid, HandlerEvent, HandlerSet, RefusalCode, ReplState, StateError,
     VolumeNr,
@@ -386,6 +388,98 @@ fn without_a_handler_nobody_is_fenced() {
         w.close(0, opener);
         w.settle();
     });
+}
+
+/// Writes go on without the disk of one node, and both nodes lose their power. Alone, neither knows
+/// that of the other, and the handler would fence either for it.
+#[test]
+fn a_disk_that_writes_went_on_without_is_promoted_by_no_fencing() {
+    for (policy, behind) in [
+        (Fencing::ResourceOnly, 0),
+        (Fencing::ResourceAndStonith, 0),
+        (Fencing::ResourceOnly, 1),
+        (Fencing::ResourceAndStonith, 1),
+    ] {
+        scenario(fencing(policy), |w| {
+            w.form();
+            let _ = w.open(0);
+            w.write(0, 0);
+            // It takes its time to write down that it is behind.
+            let latency = (50 * MILLISECOND, 50 * MILLISECOND);
+            let bad = Behaviour { write_errors: 100, latency, ..Behaviour::default() };
+            w.nodes[behind].drives[0].as_mut().expect("a disk").disk.behaviour = bad;
+            w.write(0, 0);
+            w.power_loss(0);
+            w.power_loss(1);
+            w.nodes[behind].drives[0].as_mut().expect("a disk").disk.behaviour =
+                Behaviour::default();
+            w.cut(0, 1);
+            w.handler_exits(HandlerEvent::FencePeer, Some(4));
+            w.start_node(behind);
+            w.wait("its disk is attached", |w| w.disk(behind) >= DiskState::Inconsistent);
+            w.refused(behind, AdminCommand::Primary { force: false });
+            w.expect("nobody was fenced for that disk", |w| fences(w, behind) == 0);
+            let other = 1 - behind;
+            w.start_node(other);
+            w.wait("its disk is attached", |w| w.disk(other) >= DiskState::Inconsistent);
+            w.promote(other);
+            w.write_after_open(other, 8);
+            w.demote(other);
+            w.heal(0, 1);
+            w.settle();
+        });
+    }
+}
+
+/// The Primary has lost its disk and its peer at once, and has its disk back. The peer has restarted,
+/// is not sure of its own, and nobody can fence it.
+#[test]
+fn a_primary_that_takes_its_disk_back_is_sure_of_it() {
+    let mut plan = stonith();
+    plan.resource.on_no_data_accessible = OnNoDataAccessible::SuspendIo;
+    scenario(plan, |w| {
+        w.form();
+        w.handler_exits(HandlerEvent::FencePeer, Some(1));
+        let opener = w.open(0);
+        w.write(0, 0);
+        let bad = Behaviour { write_errors: 100, ..Behaviour::default() };
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour = bad;
+        let write = w.start(0, WRITE, 0, 8);
+        w.power_loss(1);
+        w.wait_disk(0, DiskState::Diskless);
+        w.wait_lost(0, 1);
+        w.nodes[0].drives[0].as_mut().expect("a disk").disk.behaviour = Behaviour::default();
+        w.attach_again(0);
+        w.expect("it is sure of its disk", |w| w.disk(0) == DiskState::UpToDate);
+        w.start_node(1);
+        w.finish(write).expect("it is written");
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
+/// A disk that answers nothing can not say that it is behind. Writes wait for that no longer than a
+/// peer waits for a ping.
+#[test]
+fn a_disk_that_answers_nothing_holds_up_no_write() {
+    for stuck in [0, 1] {
+        scenario(fencing(Fencing::ResourceAndStonith), |w| {
+            w.form();
+            let opener = w.open(0);
+            w.write(0, 0);
+            w.stall_disk(stuck, 5);
+            w.granted(stuck, AdminCommand::Detach { volume: V0, force: true, intentional: false });
+            let write = w.start(0, WRITE, 8, 8);
+            w.run_for(400 * MILLISECOND);
+            w.expect("it is written on the other", |w| w.is_answered(write));
+            w.finish(write).expect("it is written on the other");
+            w.expect("nobody was lost", |w| w.connected(0, 1) && fences(w, 0) == 0);
+            w.release_disk(stuck);
+            w.attach_again(stuck);
+            w.close(0, opener);
+            w.settle();
+        });
+    }
 }
 
 // ---- other handlers ----
