@@ -525,7 +525,13 @@ impl Resource {
         let said = word.disk().filter(|disk| *disk >= DiskState::Consistent);
         let Some(said) = said.filter(|_| doubted) else { return };
         let disk = self.shown_peer_disk(peer, vol, said, word);
-        if disk != shown {
+        // Writes that it was not sent because of that are on their way to it as ranges: once it has
+        // heard of them it is Outdated, and catches up.
+        let withheld = self.st.role == Role::Primary && shown == DiskState::Outdated && {
+            let backing = self.vols[vol].backing.as_ref();
+            backing.is_some_and(|b| b.oos(self.peers[peer].node) > 0)
+        };
+        if disk != shown && !withheld {
             self.change_hard(|st| st.peers[peer].devs[vol].disk = disk);
         }
     }
@@ -747,7 +753,38 @@ mod tests {
     use crate::resource::Link;
     use crate::testing::attached;
     use codec::disk::MdFlags;
+    use codec::wire::StateWord;
+    use vocab::SectorRange;
     use vocab::options::ResourceOptions;
+
+    /// It has come to the end of a resync, and follows into the generation that it was left out of.
+    #[test]
+    fn a_peer_that_writes_were_withheld_from_is_not_current_before_it_knows() {
+        const CURRENT: GenUuid = GenUuid(0x2000);
+        for (withheld, expected) in [(false, DiskState::UpToDate), (true, DiskState::Outdated)] {
+            let mut resource = attached(ResourceOptions::default(), |superblock| {
+                superblock.current_uuid = CURRENT;
+                superblock.flags.set(MdFlags::CONSISTENT, true);
+                superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
+            });
+            resource.st.role = Role::Primary;
+            resource.peers[0].link = Link::Up;
+            resource.st.peers[0].conn = ConnState::Connected;
+            resource.st.peers[0].devs[0].repl = ReplState::Established;
+            resource.st.peers[0].devs[0].disk = DiskState::Outdated;
+            let said = StateWord::default().with_disk(DiskState::UpToDate);
+            resource.peers[0].devs[0].last_word = Some(said);
+            resource.peers[0].devs[0].uuids = Some(PeerUuids::diskless(CURRENT));
+            let node = resource.peers[0].node;
+            let backing = resource.vols[0].backing.as_mut().expect("it is attached");
+            let slot = backing.slot_of(node).expect("the peer has a disk");
+            if withheld {
+                backing.set_range(slot, SectorRange::new(0, 8));
+            }
+            resource.review_shown_disk(0, 0);
+            assert_eq!(resource.st.peers[0].devs[0].disk, expected, "withheld: {withheld}");
+        }
+    }
 
     /// A client proposes another generation while the metadata with the one before are being written.
     #[test]
