@@ -83,12 +83,17 @@ impl Resource {
         let grows = self.vols[vol].size.0 != 0 && size > self.vols[vol].size;
         let restored = backing.sb.members;
         let volume = &mut self.vols[vol];
-        // A running Primary that takes its disk back has not crashed.
-        let running = self.st.role == Role::Primary || volume.exposed.is_real();
-        volume.crashed_primary = crashed && !running;
+        // A disk that is back has not crashed since; what it had lost before is still lost.
+        volume.crashed_primary &= crashed;
+        volume.crashed_secondary &= unclean;
+        // Nor has that of a Primary which goes on without it.
+        let running = self.st.role == Role::Primary && volume.exposed.is_real();
+        if !same && !running {
+            volume.crashed_primary = crashed;
+            volume.crashed_secondary = unclean;
+        }
         // As a Primary it goes by what it knows itself: it may have lost quorum while it had no disk.
-        volume.lost_quorum = if running { volume.lost_quorum } else { lost_quorum };
-        volume.crashed_secondary = unclean && !running;
+        volume.lost_quorum = if running || same { volume.lost_quorum } else { lost_quorum };
         volume.told_behind = false;
         volume.lost_cache = image.volatile_cache && !ran_on;
         volume.boot = image.boot;
