@@ -444,6 +444,11 @@ impl ActivityLog {
         self.index.get(&extent).is_some_and(|slot| self.slots[usize::from(*slot)].users > 0)
     }
 
+    /// How many extents writes use or wait for.
+    pub fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len() - self.idle
+    }
+
     /// True if some write uses an extent or waits for one.
     pub fn is_active(&self) -> bool {
         self.free.len() + self.idle < self.slots.len()

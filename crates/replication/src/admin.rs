@@ -7,6 +7,7 @@ use vocab::{
 };
 
 use crate::activity_log::ActivityLog;
+use crate::congestion::check_congestion;
 use crate::fencing::check_fencing;
 use crate::io::{AdminCommand, Output};
 use crate::jobs::JobKind;
@@ -133,6 +134,7 @@ impl Resource {
                     return Err(Refusal::config(ConfigError::InvalidRequest, detail));
                 }
                 check_fencing(&config.net)?;
+                check_congestion(&config.net)?;
                 self.may_change_members()?;
                 self.add_peer(config);
                 self.slots_for_new_peer()?;
@@ -160,6 +162,7 @@ impl Resource {
             AdminCommand::NetOptions(node, options) => {
                 let peer = self.known_peer(node)?;
                 check_fencing(&options)?;
+                check_congestion(&options)?;
                 if options.protocol != self.peers[peer].net.protocol
                     && self.st.peers[peer].conn > ConnState::Disconnecting
                 {

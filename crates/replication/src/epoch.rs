@@ -20,7 +20,7 @@ use vocab::Instant;
 use vocab::options::Protocol;
 
 use crate::request::Part;
-use crate::resource::{IdKind, Resource};
+use crate::resource::{IdKind, Resource, SentBarrier};
 use crate::state::PeerIx;
 
 /// An epoch that may stay open ends with so many writes: they keep their places in the transfer log
@@ -65,7 +65,8 @@ impl Resource {
             return;
         }
         let (epoch, writes) = (send.epoch, std::mem::take(&mut send.epoch_writes));
-        send.barriers.push_back((epoch, writes, now));
+        let sectors = std::mem::take(&mut send.epoch_sectors);
+        send.barriers.push_back(SentBarrier { epoch, writes, sectors, since: now });
         self.send(peer, Packet::Barrier(wire_number(epoch)));
     }
 
@@ -78,7 +79,8 @@ impl Resource {
     ) -> Result<(), &'static str> {
         let last_closed = self.log.epoch - 1;
         let send = &mut self.peers[peer].send;
-        let Some((epoch, writes, _)) = send.barriers.front().copied() else {
+        let Some(SentBarrier { epoch, writes, sectors, .. }) = send.barriers.front().copied()
+        else {
             return Err("a barrier ack was not expected");
         };
         if wire_number(epoch) != number || writes != set_size {
@@ -86,10 +88,12 @@ impl Resource {
         }
         send.barriers.pop_front();
         send.acked_epoch = send.acked_epoch.max(epoch);
+        send.app_in_flight = send.app_in_flight.saturating_sub(sectors);
         if send.barriers.is_empty() && send.epoch_writes == 0 {
             // The peer got nothing of the epochs closed since.
             send.acked_epoch = send.acked_epoch.max(last_closed);
         }
+        self.review_ahead(peer);
         self.unconfirmed_barrier_ack(peer, epoch);
         self.advance_all();
         Ok(())
@@ -135,16 +139,22 @@ impl Resource {
         }
         let epoch = first.1;
         let send = &mut self.peers[peer].send;
-        let writes = match send.barriers.iter_mut().find(|(e, _, _)| *e == epoch) {
-            Some((_, writes, _)) => writes,
-            None if send.epoch == epoch => &mut send.epoch_writes,
+        let (writes, sectors) = match send.barriers.iter_mut().find(|b| b.epoch == epoch) {
+            Some(barrier) => (&mut barrier.writes, &mut barrier.sectors),
+            None if send.epoch == epoch => (&mut send.epoch_writes, &mut send.epoch_sectors),
             None => return Err(WRONG),
         };
         *writes = writes.checked_sub(confirm.set_size).ok_or(WRONG)?;
+        let sent = unstable.iter().filter(|(_, _, part)| *part == Part::Sent);
+        let seqs = sent.filter_map(|(seq, _, _)| self.log.get(*seq));
+        let len = seqs.map(|w| w.range.len.0).sum::<u64>().min(*sectors);
+        *sectors -= len;
+        send.app_in_flight = send.app_in_flight.saturating_sub(len);
         for (seq, _, _) in unstable {
             let write = self.log.get_mut(seq).expect("collected above");
             write.parts[node.index()] = Part::Stable;
         }
+        self.review_ahead(peer);
         self.advance_all();
         self.flush_peer_acks();
         Ok(())

@@ -13,6 +13,7 @@ mod bound;
 mod bump;
 mod compare;
 pub mod config;
+mod congestion;
 mod epoch;
 mod exposed;
 mod fencing;

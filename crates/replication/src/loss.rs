@@ -92,7 +92,9 @@ impl Resource {
         if was_connected {
             let silent = conn.is_ungraceful_loss();
             for (dev, st) in self.peers[peer].devs.iter_mut().zip(&self.st.peers[peer].devs) {
-                dev.maybe_current = silent && st.disk == DiskState::Inconsistent;
+                // Left behind, it may not have heard of that.
+                let unheard = dev.unfollowed && st.repl == ReplState::Ahead;
+                dev.maybe_current = silent && (st.disk == DiskState::Inconsistent || unheard);
             }
         }
         self.change_hard(|st| {

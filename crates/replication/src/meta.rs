@@ -580,7 +580,9 @@ impl Resource {
                 let inconsistent = dev.disk == DiskState::Inconsistent
                     && !connected
                     && !peer.devs[vol].maybe_current;
-                let outdated = dev.disk == DiskState::Outdated || inconsistent;
+                // Nor is one known to be harmless that has not heard that it is left behind.
+                let heard = !peer.devs[vol].unfollowed && !peer.devs[vol].maybe_current;
+                let outdated = dev.disk == DiskState::Outdated && heard || inconsistent;
                 slot.flags.set(PeerFlags::OUTDATED, outdated);
                 if connected {
                     slot.flags.set(PeerFlags::NODE_EXISTS, true);

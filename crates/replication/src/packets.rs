@@ -9,7 +9,7 @@ use crate::io::{BufId, DiskData, DiskError, LogLevel, OpId};
 use crate::receive::PeerOp;
 use crate::request::Part;
 use crate::resource::{Link, Op, Pings, Resource, Work};
-use crate::resync::{BitmapChunk, ServeKind};
+use crate::resync::{BitmapChunk, Refused, ServeKind};
 use crate::state::PeerIx;
 use crate::twopc::Answer;
 
@@ -21,6 +21,8 @@ fn mirrored(mine: ReplState, theirs: ReplState) -> bool {
     match (mine, theirs) {
         (ReplState::VerifyS, other) => other == ReplState::VerifyT,
         (ReplState::VerifyT, other) => other == ReplState::VerifyS,
+        // That takes as long as the congestion.
+        (ReplState::Ahead, ReplState::Established | ReplState::SyncTarget) => true,
         (mine, theirs) if mine.is_source() => theirs.is_target(),
         (mine, theirs) if mine.is_target() => theirs.is_source(),
         (_, theirs) => theirs <= ReplState::Established,
@@ -175,10 +177,9 @@ impl Resource {
             Packet::RsDeallocatedId(nr, ack) => self.resync_deallocated(peer, nr, ack),
             Packet::RsWriteAck(nr, ack) => self.resync_acked(peer, nr, ack, true),
             Packet::RsNegAck(nr, ack) => self.resync_acked(peer, nr, ack, false),
-            Packet::RsCancel(nr, ack) | Packet::RsCancelAhead(nr, ack) => {
-                self.resync_refused(peer, nr, ack, false)
-            }
-            Packet::NegRsDreply(nr, ack) => self.resync_refused(peer, nr, ack, true),
+            Packet::RsCancel(nr, ack) => self.resync_refused(peer, nr, ack, Refused::Later),
+            Packet::RsCancelAhead(nr, ack) => self.resync_refused(peer, nr, ack, Refused::Ahead),
+            Packet::NegRsDreply(nr, ack) => self.resync_refused(peer, nr, ack, Refused::Failed),
             Packet::PeersInSync(nr, desc) => self.peers_in_sync(peer, nr, desc),
             Packet::OvDagtagReply(nr, req, digest) => self.verify_reply(peer, nr, req, digest),
             Packet::OvResultId(nr, ack, result) => self.peer_verify_result(peer, nr, ack, result),
@@ -250,9 +251,12 @@ impl Resource {
         }
         let was = self.st.peers[peer].devs[vol];
         let theirs = word.repl_state();
-        if was.repl.is_source()
-            && was.repl != ReplState::WFBitMapS
-            && was.repl != ReplState::StartingSyncS
+        self.hear_follower(peer, vol, theirs);
+        // What it said before it took part is no end (wire §7.1 step 3).
+        let took_part = matches!(before, Some(ReplState::SyncTarget | ReplState::PausedSyncT))
+            && !self.peers[peer].devs[vol].unfollowed;
+        if matches!(was.repl, ReplState::SyncSource | ReplState::PausedSyncS)
+            && took_part
             && theirs == Some(ReplState::Established)
         {
             self.change_hard(|st| st.peers[peer].role = role);
@@ -293,6 +297,7 @@ impl Resource {
             dev.pause_peer = word.aftr_isp() || word.user_isp();
         });
         if let Some(theirs) = theirs {
+            self.follow_ahead(peer, vol, theirs);
             self.follow_resync(peer, vol, theirs);
         }
         self.compare_forced(peer, vol);
@@ -461,6 +466,7 @@ impl Resource {
             self.liveness(peer);
             self.disagreement(peer);
             self.legacy_timeout(peer);
+            self.leave_ahead(peer);
             for vol in 0..self.vols.len() {
                 if self.resync_deadline(peer, vol).is_some_and(|at| at <= now) {
                     self.resync_turn(peer, vol);
@@ -501,7 +507,7 @@ impl Resource {
         if patience.is_zero() || !self.st.is_connected(peer) {
             return;
         }
-        let barrier = self.peers[peer].send.barriers.front().map(|(_, _, since)| *since);
+        let barrier = self.peers[peer].send.barriers.front().map(|b| b.since);
         let node = self.peers[peer].node;
         let write = self
             .log
@@ -542,10 +548,11 @@ impl Resource {
                 let patience = peer.net.timeout * peer.net.ko_count;
                 if !patience.is_zero() {
                     let barrier = peer.send.barriers.front();
-                    add(barrier.map(|(_, _, since)| *since + patience), "barrier ack");
+                    add(barrier.map(|b| b.since + patience), "barrier ack");
                 }
             }
             add(self.legacy_deadline(ix), "request of a peer");
+            add(self.leave_ahead_deadline(ix), "ahead");
             for vol in 0..self.vols.len() {
                 add(self.resync_deadline(ix, vol), "resync");
                 add(self.release_deadline(ix, vol), "resync source");

@@ -97,8 +97,10 @@ impl Resource {
         match self.st.vols[vol].disk {
             DiskState::UpToDate => self.vols[vol].backing.is_some(),
             DiskState::Inconsistent => self.vols[vol].backing.as_ref().is_some_and(|b| {
-                // Until a source has sent its bitmap, the bits here do not tell what differs from it.
-                let told = (0..self.peers.len()).all(|p| self.repl(p, vol) != ReplState::WFBitMapT);
+                // Until a source has sent its bitmap, or while it is Ahead, the bits here do not tell
+                // what differs from it.
+                let untold = |repl| matches!(repl, ReplState::WFBitMapT | ReplState::Behind);
+                let told = (0..self.peers.len()).all(|p| !untold(self.repl(p, vol)));
                 let assigned = (0..b.bitmap.slots()).filter(|s| b.node_of_slot(*s).is_some());
                 let differs = assigned.into_iter().any(|s| b.bitmap.test_any(s, range));
                 self.st.is_target(vol) && told && !differs

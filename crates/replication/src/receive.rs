@@ -720,8 +720,7 @@ impl Resource {
             let Some(other) = self.peer_ix(node) else { continue };
             let repl = self.repl(other, vol);
             // Its bitmap may be on the way already.
-            if matches!(repl, ReplState::WFBitMapS | ReplState::SyncSource | ReplState::PausedSyncS)
-            {
+            if repl.is_source() && repl != ReplState::StartingSyncS {
                 self.send(other, Packet::OutOfSync(nr, range));
             }
             self.resync_more(other, vol);

@@ -145,6 +145,7 @@ impl Resource {
         if self.demoting || self.vols[vol].again > 0 {
             return Admission::Wait;
         }
+        self.relieve_congested(vol);
         if self.bump_blocks(vol) {
             self.start_bump(vol);
             if self.bump_blocks(vol) {
@@ -155,11 +156,10 @@ impl Resource {
         if self.st.connected().any(|p| self.peers[p].hs.losing) {
             return Admission::Wait;
         }
-        let exchanging = self
-            .st
-            .peers
-            .iter()
-            .any(|p| matches!(p.devs[vol].repl, ReplState::WFBitMapT | ReplState::WFSyncUUID));
+        let exchanging = self.st.peers.iter().any(|p| {
+            let repl = p.devs[vol].repl;
+            matches!(repl, ReplState::WFBitMapT | ReplState::WFSyncUUID | ReplState::Behind)
+        });
         if exchanging || self.log.len() >= self.opts.max_io_depth as usize {
             return Admission::Wait;
         }
@@ -400,6 +400,9 @@ impl Resource {
             flags = flags.with(DataFlags::MAY_SET_IN_SYNC).with(DataFlags::SEND_WRITE_ACK);
         }
         let awaits_ack = flags.0 & (DataFlags::SEND_RECEIVE_ACK.0 | DataFlags::SEND_WRITE_ACK.0);
+        if awaits_ack == 0 {
+            p.send.epoch_sectors += write.range.len.0;
+        }
         let seq_nr = p.devs[write.vol].next_seq();
         let block_id = Resource::block_id(IdKind::Write, seq);
         let (packet, payload) = match write.op {
@@ -519,6 +522,7 @@ impl Resource {
         }
         let send = &mut self.peers[peer].send;
         send.app_in_flight = send.app_in_flight.saturating_sub(len);
+        self.review_ahead(peer);
         self.advance(seq);
         Ok(())
     }

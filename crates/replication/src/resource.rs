@@ -318,6 +318,10 @@ pub(crate) struct Peer {
     /// It has pinged, and is answered once a disk here has said its last word.
     #[serde(skip)]
     pub owes_ping_ack: bool,
+    /// Sectors that it has asked for in resyncs, and not confirmed.
+    pub rs_under_way: u64,
+    /// This node is Ahead of it, and leaves that state then.
+    pub leave_ahead_at: Option<Instant>,
     pub loss: Option<PrimaryLoss>,
     /// What `fence-peer` is doing about it.
     pub fence: Fence,
@@ -352,15 +356,29 @@ pub(crate) struct Sender {
     /// Epoch of the last write sent, and how many of it were sent.
     pub epoch: u64,
     pub epoch_writes: u32,
-    /// Barriers sent and not acknowledged: epoch, writes, since when.
-    pub barriers: VecDeque<(u64, u32, Instant)>,
+    /// Sectors of them that are confirmed by its barrier alone.
+    pub epoch_sectors: u64,
+    /// Barriers sent and not acknowledged.
+    pub barriers: VecDeque<SentBarrier>,
     /// Writes of epochs up to this one are stable on the peer.
     pub acked_epoch: u64,
     /// Youngest write for which the peer is owed a peer-ack.
     pub peer_ack: Option<Dagtag>,
     /// Highest dagtag that was peer-acked.
     pub peer_acked: Dagtag,
+    /// Sectors of writes that are sent and not confirmed.
     pub app_in_flight: u64,
+}
+
+/// A barrier that is not acknowledged.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct SentBarrier {
+    pub epoch: u64,
+    /// Writes of the epoch that were sent.
+    pub writes: u32,
+    /// Sectors of them that nothing else confirms.
+    pub sectors: u64,
+    pub since: Instant,
 }
 
 /// Pings to a peer: never two at once.
@@ -380,6 +398,8 @@ pub(crate) struct PeerDevice {
     pub opts: PeerDeviceOptions,
     /// Sequence number of the last packet that carries one.
     pub seq: u32,
+    /// This node has gone Ahead, and the peer has not said since that it knows.
+    pub unfollowed: bool,
     pub uuids: Option<PeerUuids>,
     /// Generations that its disk was told to take, oldest first, and the nodes that miss them. What
     /// it says of itself may be from before it heard of them.
@@ -394,8 +414,8 @@ pub(crate) struct PeerDevice {
     pub uuids_attaching: bool,
     /// The peer has shown itself as resync source or in a verify since it began.
     pub source_seen: bool,
-    /// It was Inconsistent when it was lost without a word. Its resync may have come to its end
-    /// just then, so it is not known to be harmless.
+    /// It was Inconsistent when it was lost without a word, and its resync may have come to its end
+    /// just then; or it may not have heard that it was left behind. It is not known to be harmless.
     pub maybe_current: bool,
     /// Since when the peer has the disk that it has now, as far as it was connected then.
     pub disk_since: Instant,
@@ -785,6 +805,8 @@ impl Resource {
             pings: Pings::None,
             ping_since: self.now,
             owes_ping_ack: false,
+            rs_under_way: 0,
+            leave_ahead_at: None,
             loss: None,
             fence: Fence::Idle,
             peer_verify_alg: None,
@@ -907,6 +929,7 @@ impl PeerDevice {
             seq: 0,
             uuids: None,
             taking: Vec::new(),
+            unfollowed: false,
             together: false,
             uuids_fresh: false,
             holds_bound: false,

@@ -28,11 +28,11 @@ use crate::state::{PeerIx, State, VolIx};
 
 pub(crate) use exchange::BitmapChunk;
 pub(crate) use source::{Serve, ServeKind};
-pub(crate) use target::LateWrite;
 use target::RsRequest;
+pub(crate) use target::{LateWrite, Refused};
 
 /// Largest single request (wire §7.3).
-const MAX_REQUEST_BITS: u64 = 256;
+pub(crate) const MAX_REQUEST_BITS: u64 = 256;
 /// Sectors of one bit on the wire.
 const BIT_SECTORS: u64 = 8;
 
@@ -76,6 +76,10 @@ pub(crate) struct Resync {
     pub same_digest: u64,
     pub since: Instant,
     finishing: bool,
+    /// Target: the source is Ahead, and has said so of a request. It is asked for nothing more.
+    halted: bool,
+    /// Requests of before it was Ahead last have lower numbers.
+    resumed_at: u64,
     /// The nodes whose answer the end waits for.
     asked: NodeMask,
     /// The source has sent data in this resync, and thereby everything that it had to say before.
@@ -113,12 +117,27 @@ impl Resync {
             same_digest: 0,
             since: now,
             finishing: false,
+            halted: false,
+            resumed_at: first_id,
             asked: NodeMask::EMPTY,
             heard: false,
             hears_from: 0,
             throttle: None,
             release_at: None,
         }
+    }
+}
+
+impl Resync {
+    #[cfg(test)]
+    pub(crate) const fn is_halted(&self) -> bool {
+        self.halted
+    }
+
+    /// The source is Ahead: nothing more is asked for, and no end is near.
+    pub(crate) fn call_off(&mut self) {
+        (self.receiver, self.received, self.finishing) = (None, false, false);
+        self.next_turn = None;
     }
 }
 
@@ -145,8 +164,8 @@ impl Resource {
     /// What entering or leaving a replication state sets in motion.
     pub(crate) fn after_repl_change(&mut self, old: &State, peer: PeerIx, vol: VolIx) {
         use ReplState::{
-            Established, PausedSyncS, PausedSyncT, StartingSyncS, StartingSyncT, SyncSource,
-            SyncTarget, VerifyS, VerifyT, WFBitMapS, WFBitMapT,
+            Ahead, Behind, Established, PausedSyncS, PausedSyncT, StartingSyncS, StartingSyncT,
+            SyncSource, SyncTarget, VerifyS, VerifyT, WFBitMapS, WFBitMapT,
         };
         let (was, is) = (old.peers[peer].devs[vol].repl, self.repl(peer, vol));
         if was == is {
@@ -161,8 +180,12 @@ impl Resource {
         if !matches!(is, WFBitMapS | WFBitMapT) {
             self.peers[peer].devs[vol].recompared = false;
         }
+        self.peers[peer].devs[vol].unfollowed &= is.is_source();
         self.review_agreement(peer, vol);
+        self.review_ahead(peer);
         match is {
+            Ahead => self.went_ahead(peer, vol, was),
+            Behind => self.fell_behind(peer, vol),
             WFBitMapS => {
                 self.resync_mut(peer, vol).sent = false;
                 let node = self.peers[peer].node;
@@ -302,6 +325,8 @@ impl Resource {
         resync.last_turn = now;
         resync.may_write = false;
         resync.finishing = false;
+        resync.halted = false;
+        resync.resumed_at = next;
         resync.heard = false;
         resync.controller = Controller::new();
         resync.window = Window::new(now, next, users_total);

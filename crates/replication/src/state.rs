@@ -167,10 +167,12 @@ pub(crate) const fn allowed_disks(
         ReplState::Established => {
             ((DiskState::Diskless, UpToDate), (DiskState::Diskless, UpToDate))
         }
-        ReplState::StartingSyncS
-        | ReplState::WFBitMapS
-        | ReplState::PausedSyncS
-        | ReplState::Ahead => ((Inconsistent, UpToDate), (Inconsistent, Consistent)),
+        ReplState::StartingSyncS | ReplState::WFBitMapS | ReplState::PausedSyncS => {
+            ((Inconsistent, UpToDate), (Inconsistent, Consistent))
+        }
+        // Stricter than the reference, for which it may be Consistent: the next generation is to
+        // leave that disk behind, whatever it says that it is before it has heard of this.
+        ReplState::Ahead => ((Inconsistent, UpToDate), (Inconsistent, Outdated)),
         ReplState::StartingSyncT
         | ReplState::WFBitMapT
         | ReplState::WFSyncUUID

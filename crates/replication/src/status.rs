@@ -79,11 +79,11 @@ impl Resource {
             peer_node_id: p.node,
             name: p.name.clone(),
             connection_state: st.conn,
-            congested: false,
+            congested: st.devs.iter().any(|dev| dev.repl == ReplState::Ahead),
             peer_role: st.role,
             tls: Some(false),
             ap_in_flight: p.send.app_in_flight,
-            rs_in_flight: self.serves.iter().filter(|(_, s)| s.peer == peer).count() as u64 * 8,
+            rs_in_flight: p.rs_under_way,
             paths: Vec::new(),
             peer_devices: (0..self.vols.len()).map(|v| self.peer_device_status(peer, v)).collect(),
         }

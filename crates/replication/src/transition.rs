@@ -252,10 +252,10 @@ impl Resource {
             (Some(a), Some(b)) if bits(b) + SWITCH_SOURCE_BITS > bits(a) => Some(a),
             (_, best) => best,
         };
-        let target = new
-            .peers
-            .iter()
-            .any(|p| matches!(p.devs[vol].repl, SyncTarget | PausedSyncT | ReplState::WFBitMapT));
+        let target = new.peers.iter().any(|p| {
+            let repl = p.devs[vol].repl;
+            matches!(repl, SyncTarget | PausedSyncT | ReplState::WFBitMapT | ReplState::Behind)
+        });
         for peer in 0..new.peers.len() {
             let dev = &mut new.peers[peer].devs[vol];
             dev.pause_dependency =

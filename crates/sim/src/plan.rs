@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use replication::config::{PeerConfig, ResourceConfig, VolumeConfig};
 use vocab::options::{
-    DiskOptions, Fencing, KibPerSecond, NetOptions, OnNoDataAccessible, OnNoQuorum,
+    DiskOptions, Fencing, KibPerSecond, NetOptions, OnCongestion, OnNoDataAccessible, OnNoQuorum,
     OnSuspendedPrimaryOutdated, PeerDeviceOptions, Protocol, Quorum, ReadBalancing,
     ResourceOptions, RrConflict, Secret,
 };
-use vocab::{Bytes, HandlerSet, Minor, NodeId, VolumeNr};
+use vocab::{Bytes, HandlerSet, Minor, NodeId, Sectors, VolumeNr};
 
 use crate::rng::Rng;
 
@@ -517,6 +517,12 @@ impl Plan {
         if self.fault_pause.is_multiple_of(7) {
             self.net.csums_alg = "sha256".to_owned();
             self.net.csums_after_crash_only = self.fault_pause.is_multiple_of(21);
+        }
+        // Most runs have no congestion worth that name; here some writes under way are one.
+        if self.net.protocol == Protocol::A && !self.fault_pause.is_multiple_of(3) {
+            self.net.on_congestion = OnCongestion::PullAhead;
+            self.net.congestion_fill = Sectors(16 << (self.fault_pause % 5));
+            self.net.congestion_extents = self.disk.al_extents - 1;
         }
         if self.fault_pause.is_multiple_of(16) {
             self.net.cram_hmac_alg = "sha256".to_owned();

@@ -375,6 +375,11 @@ impl World {
     /// Lets every packet from one node to another take so many nanoseconds.
     pub fn slow(&mut self, from: usize, to: usize, nanoseconds: u64) {
         let pace = Pace { delay: (nanoseconds, nanoseconds), ..Pace::default() };
+        self.pace(from, to, pace);
+    }
+
+    /// Lets packets from one node to another take so long.
+    pub fn pace(&mut self, from: usize, to: usize, pace: Pace) {
         self.net.set_pace(from, to, pace);
     }
 

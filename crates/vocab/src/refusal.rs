@@ -107,6 +107,7 @@ codes! {
         DataNotCurrent = 150, "Only the data this node lost last may be attached";
         Connected = 151, "Not possible while connected";
         StonithNotProtocolA = 154, "Protocol A can not be used with fencing resource-and-stonith";
+        CongestionNotProtocolA = 155, "Only with protocol A can a congested peer be left behind";
         UnknownResource = 158, "No such resource";
         ResourceInUse = 159, "The resource is still in use";
         MinorConfigured = 160, "The minor is still configured";

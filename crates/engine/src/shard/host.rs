@@ -678,7 +678,7 @@ impl Host {
         for connection in &mut status.connections {
             let Some(link) = self.links.get(&connection.peer_node_id) else { continue };
             connection.tls = Some(link.is_encrypted());
-            connection.congested = link.queued_bytes() > CONGESTED;
+            connection.congested |= link.queued_bytes() > CONGESTED;
             connection.paths = link
                 .paths()
                 .map(|(path, established)| PathStatus {

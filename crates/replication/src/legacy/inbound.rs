@@ -330,6 +330,12 @@ impl Resource {
         }
         dialect.awaits_sync_uuid = false;
         let waiting = std::mem::take(&mut dialect.waiting_requests);
+        let word = self.peers[peer].devs[VOLUME].last_word.unwrap_or_default();
+        let word = word.with_repl_state(ReplState::SyncSource).with_pdsk(DiskState::Inconsistent);
+        if self.repl(peer, VOLUME) == ReplState::Behind {
+            // That is how the peer says that it is not Ahead any more.
+            self.take(peer, Packet::State(Some(nr), word), None)?;
+        }
         if is_generation(uuid) {
             if let Some(backing) = self.vols[VOLUME].backing.as_mut() {
                 backing.gens.take_sync_uuid(uuid);
@@ -340,8 +346,6 @@ impl Resource {
         for packet in waiting {
             self.send(peer, packet);
         }
-        let word = self.peers[peer].devs[VOLUME].last_word.unwrap_or_default();
-        let word = word.with_repl_state(ReplState::SyncSource).with_pdsk(DiskState::Inconsistent);
         self.take(peer, Packet::State(Some(nr), word), None)
     }
 

@@ -99,6 +99,7 @@ impl Resource {
             Packet::NegRsDreply(nr, ack) => Packet::NegRsDreply(nr, of_syncer(ack)),
             Packet::WriteAckInSync(nr, ack) => Packet::RsWriteAck(nr, ack),
             // It asks once. What can not be served now is served later.
+            Packet::RsCancelAhead(nr, ack) => Packet::RsCancel(nr, of_syncer(ack)),
             Packet::RsCancel(nr, ack) => return self.serve_again(peer, nr, ack),
             packet => packet,
         };
@@ -173,9 +174,9 @@ impl Resource {
         let source = matches!(repl, ReplState::SyncSource | ReplState::PausedSyncS);
         let target = matches!(repl, ReplState::SyncTarget | ReplState::PausedSyncT);
         let announced = match repl {
-            ReplState::WFBitMapS | ReplState::StartingSyncS => {
+            ReplState::WFBitMapS | ReplState::StartingSyncS | ReplState::Ahead => {
                 dialect.owes_sync_uuid = true;
-                repl == ReplState::WFBitMapS
+                repl != ReplState::StartingSyncS
             }
             ReplState::WFBitMapT | ReplState::StartingSyncT => {
                 dialect.awaits_sync_uuid = true;

@@ -317,6 +317,13 @@ impl Resource {
         self.mark(vol, node, &ranges);
     }
 
+    /// Writes that are not done everywhere yet become bits towards a peer that lacks them.
+    pub(crate) fn mark_missing(&mut self, vol: VolIx, node: NodeId) {
+        let lacks = |w: &&Write| w.vol == vol && w.op != RequestOp::Flush && w.is_missing_on(node);
+        let ranges: Vec<SectorRange> = self.log.iter().filter(lacks).map(|w| w.range).collect();
+        self.mark(vol, node, &ranges);
+    }
+
     /// Writes to the volume that are not done yet become bits towards `node`: what the bitmap
     /// exchange starts from covers them.
     pub(crate) fn mark_unfinished(&mut self, vol: VolIx, node: NodeId) {

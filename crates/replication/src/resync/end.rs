@@ -42,7 +42,8 @@ impl Resource {
         }
         let left = self.out_of_sync(peer, vol).0;
         let Some(resync) = self.peers[peer].devs[vol].resync.as_mut() else { return };
-        let idle = resync.requests.is_empty() && resync.may_write && !resync.finishing;
+        let rests = resync.finishing || resync.halted;
+        let idle = resync.requests.is_empty() && resync.may_write && !rests;
         // A flush for an end that was called off says nothing about blocks written since.
         let flush = Op::ResyncFlush(peer, vol);
         let idle = idle && !self.ops.iter().any(|(_, op)| *op == flush);
@@ -91,6 +92,8 @@ impl Resource {
             let mirrors = word.pdsk() == Some(DiskState::Inconsistent)
                 && word.repl_state() != Some(ReplState::WFBitMapS);
             let mirrors = self.repl(p, vol) != ReplState::WFBitMapT && (mirrors || !tells);
+            // The generation that it leaves this disk out of is not this disk's, either.
+            let mirrors = mirrors && self.repl(p, vol) != ReplState::Behind;
             self.st.peers[p].role != Role::Primary || mirrors
         })
     }

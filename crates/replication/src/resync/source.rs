@@ -56,6 +56,22 @@ pub(crate) enum ServeKind {
     Verify,
 }
 
+impl Serve {
+    /// Its answer is on its way to this peer, or will be: a block of a resync.
+    pub(crate) fn is_owed_to(&self, peer: PeerIx) -> bool {
+        self.peer == peer && self.kind != ServeKind::Verify && !self.dead
+    }
+
+    /// The requester has its answer, and owes an ack for it.
+    pub(crate) const fn is_answered(&self) -> bool {
+        self.replied
+    }
+
+    pub(crate) const fn block_id(&self) -> BlockId {
+        self.block_id
+    }
+}
+
 impl Resource {
     /// A resync or verify request of a peer.
     pub(crate) fn serve(
@@ -93,8 +109,18 @@ impl Resource {
         };
         if busy || !self.disk_in_use(vol) || self.st.vols[vol].disk < DiskState::Inconsistent {
             let ack = self.block_ack(peer, vol, req.range, req.block_id);
-            self.send(peer, Packet::RsCancel(nr, ack));
+            let ahead = kind != ServeKind::Verify && repl == ReplState::Ahead;
+            self.send(
+                peer,
+                match ahead {
+                    true => Packet::RsCancelAhead(nr, ack),
+                    false => Packet::RsCancel(nr, ack),
+                },
+            );
             return Ok(());
+        }
+        if kind != ServeKind::Verify {
+            self.peers[peer].rs_under_way += req.range.len.0;
         }
         let key = self.serves.insert(Serve {
             peer,
@@ -194,7 +220,7 @@ impl Resource {
         let serve = &self.serves[key];
         let (peer, vol, range, block_id) = (serve.peer, serve.vol, serve.range, serve.block_id);
         let nr = self.vols[vol].nr;
-        self.serves.remove(key);
+        self.forget_serve(key);
         let ack = self.block_ack(peer, vol, range, block_id);
         self.send(peer, Packet::RsCancel(nr, ack));
     }
@@ -216,7 +242,7 @@ impl Resource {
     pub(crate) fn try_serve(&mut self, key: usize) {
         let Some(serve) = self.serves.get(key) else { return };
         if serve.dead {
-            self.serves.remove(key);
+            self.forget_serve(key);
             return;
         }
         let (peer, vol, range, kind) = (serve.peer, serve.vol, serve.range, serve.kind);
@@ -234,7 +260,7 @@ impl Resource {
         let nr = self.vols[vol].nr;
         if !self.disk_in_use(vol) {
             // It was lost while the request waited.
-            self.serves.remove(key);
+            self.forget_serve(key);
             let ack = self.block_ack(peer, vol, range, block_id);
             return self.send(peer, Packet::RsCancel(nr, ack));
         }
@@ -242,7 +268,7 @@ impl Resource {
             let busy = self.vols[vol]
                 .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)));
             if busy.is_some() || self.has_waiting_write(vol, range) {
-                self.serves.remove(key);
+                self.forget_serve(key);
                 let ack = self.block_ack(peer, vol, range, block_id);
                 return self.send(peer, Packet::RsCancel(nr, ack));
             }
@@ -251,7 +277,7 @@ impl Resource {
             // as long as it waits for the answer: nobody would ever go on.
             let fetched = |o: Owner| matches!(o, Owner::ResyncTarget(_));
             if self.vols[vol].conflict(range, fetched).is_some() {
-                self.serves.remove(key);
+                self.forget_serve(key);
                 let ack = self.block_ack(peer, vol, range, block_id);
                 return self.send(peer, Packet::RsCancel(nr, ack));
             }
@@ -356,8 +382,17 @@ impl Resource {
         }
     }
 
+    /// It is under way no longer.
+    fn forget_serve(&mut self, key: usize) -> Option<Serve> {
+        let serve = self.serves.remove(key)?;
+        if serve.is_owed_to(serve.peer) {
+            self.peers[serve.peer].rs_under_way -= serve.range.len.0;
+        }
+        Some(serve)
+    }
+
     pub(super) fn end_serve(&mut self, key: usize) {
-        if let Some(serve) = self.serves.remove(key) {
+        if let Some(serve) = self.forget_serve(key) {
             if let Some(interval) = serve.interval {
                 self.end_interval(serve.vol, interval);
             }
@@ -365,8 +400,11 @@ impl Resource {
     }
 
     /// Nobody waits for the answer any more. The end of another one before may have ended it.
-    pub(super) fn drop_serve(&mut self, key: usize) {
+    pub(crate) fn drop_serve(&mut self, key: usize) {
         let Some(serve) = self.serves.get_mut(key).filter(|s| !s.dead) else { return };
+        if serve.is_owed_to(serve.peer) {
+            self.peers[serve.peer].rs_under_way -= serve.range.len.0;
+        }
         serve.dead = true;
         if serve.reading {
             return;
@@ -377,7 +415,7 @@ impl Resource {
         }
     }
 
-    pub(super) fn serve_keys(
+    pub(crate) fn serve_keys(
         &self,
         peer: PeerIx,
         vol: VolIx,
@@ -425,6 +463,7 @@ impl Resource {
             resync.failed += ack.range.len.0;
         }
         self.end_serve(key);
+        self.review_ahead(peer);
         Ok(())
     }
 

@@ -59,6 +59,17 @@ impl super::Resync {
     }
 }
 
+/// What a request comes to that brings no data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The block may be asked for again.
+    Later,
+    /// It may once the source is not Ahead any more.
+    Ahead,
+    /// It can not be read.
+    Failed,
+}
+
 /// A resync write whose resync ended before the disk did.
 #[derive(Debug)]
 pub(crate) struct LateWrite {
@@ -83,9 +94,9 @@ impl Resource {
     /// Next time a resync wants a turn.
     pub(crate) fn resync_deadline(&self, peer: PeerIx, vol: VolIx) -> Option<Instant> {
         let resync = self.peers[peer].devs[vol].resync.as_ref()?;
-        let running =
-            self.repl(peer, vol) == ReplState::SyncTarget && resync.may_write && !resync.finishing;
-        if running { resync.next_turn } else { None }
+        let runs = self.repl(peer, vol) == ReplState::SyncTarget && resync.may_write;
+        let rests = resync.finishing || resync.halted;
+        if runs && !rests { resync.next_turn } else { None }
     }
 
     /// Asks for as much as is right now.
@@ -96,7 +107,7 @@ impl Resource {
         let now = self.now;
         let dev = &self.peers[peer].devs[vol];
         let Some(resync) = dev.resync.as_ref() else { return };
-        if !resync.may_write || resync.finishing {
+        if !resync.may_write || resync.finishing || resync.halted {
             return;
         }
         if resync.next_turn.is_none_or(|at| at > now) {
@@ -549,7 +560,7 @@ impl Resource {
         peer: PeerIx,
         nr: VolumeNr,
         ack: BlockAck,
-        failed: bool,
+        refused: Refused,
     ) -> Result<(), &'static str> {
         let vol = self.vol_ix(nr).ok_or("an answer names an unknown volume")?;
         if Resource::block_key(ack.block_id, IdKind::Verify).is_some() {
@@ -561,9 +572,11 @@ impl Resource {
         let request = resync.requests.remove(&id).expect("found above");
         resync.in_flight -= request.range.len.0;
         resync.window.refused(next);
-        if failed {
+        if refused == Refused::Failed {
             resync.failed += request.range.len.0;
         }
+        // This may come late, on a stream of its own.
+        resync.halted |= refused == Refused::Ahead && id >= resync.resumed_at;
         resync.next_turn = Some(now + RETRY);
         self.end_interval(vol, request.key);
         Ok(())
@@ -635,5 +648,15 @@ impl Resource {
         self.free(late.buf);
         self.end_interval(vol, late.key);
         true
+    }
+}
+
+#[cfg(test)]
+impl Resource {
+    /// Asks peer 0 for a block of volume 0, and gives the number of the request.
+    pub(crate) fn ask_of_test(&mut self, range: SectorRange) -> u64 {
+        let id = self.next_resync_request;
+        self.request_block(0, 0, range, DagtagDep::default(), Ask::Data);
+        id
     }
 }

@@ -83,7 +83,6 @@ macro_rules! options {
 }
 
 const NO_RDMA: &str = "the only transport is tcp";
-const NO_AHEAD: &str = "a congested connection always blocks";
 
 options! {
     /// Options of a resource (`options { }`).
@@ -215,11 +214,11 @@ options! {
         /// Gather small packets; what is queued leaves together and at once, whichever is set.
         "tcp-cork" tcp_cork: bool = "yes", YES_NO;
         /// A congested connection under protocol A.
-        "on-congestion" on_congestion: OnCongestion = "block", Kind::Choice(OnCongestion::WORDS), Honoured::DefaultOnly(NO_AHEAD);
+        "on-congestion" on_congestion: OnCongestion = "block", Kind::Choice(OnCongestion::WORDS);
         /// Sectors in flight that count as congestion; 0 is off.
-        "congestion-fill" congestion_fill: Sectors = "0s", num(0, 20_971_520, Unit::Sectors), Honoured::DefaultOnly(NO_AHEAD);
+        "congestion-fill" congestion_fill: Sectors = "0s", num(0, 20_971_520, Unit::Sectors);
         /// Active extents that count as congestion.
-        "congestion-extents" congestion_extents: u32 = "1237", num(67, 65_534, Unit::One), Honoured::DefaultOnly(NO_AHEAD);
+        "congestion-extents" congestion_extents: u32 = "1237", num(67, 65_534, Unit::One);
         /// Digest that spares identical blocks during a resync.
         "csums-alg" csums_alg: String = "", TEXT, Honoured::Only(&["", "md5", "sha1", "sha256", "sha512"], "by crc32c one of 2^32 requests that differ would count as equal and leave stale blocks, and other digests are not known");
         /// Resync by digest only after a Primary crashed.
