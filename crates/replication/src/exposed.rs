@@ -503,6 +503,14 @@ impl Resource {
         })
     }
 
+    /// The peer has been resynced from a disk that has left behind what this Primary uses: others had
+    /// quorum, and wrote. It counts for nothing here, least of all for quorum: a handshake has to
+    /// settle which data are given up.
+    pub(crate) fn is_overtaken_as_primary(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        self.st.role == Role::Primary && uuids.is_some_and(|u| self.leaves_own_behind(vol, u))
+    }
+
     /// The peer's disk has become UpToDate by a resync from elsewhere, and may have left the
     /// generation of this one behind. Its source need not be in reach, and the peer compares with
     /// nobody: this node asks for it. Where a Primary is near, it is the one to tell.

@@ -250,6 +250,13 @@ impl Resource {
             return self.peer_negotiates(peer, vol, word, role);
         }
         let was = self.st.peers[peer].devs[vol];
+        if disk == DiskState::UpToDate
+            && was.disk < DiskState::UpToDate
+            && self.is_overtaken_as_primary(peer, vol)
+        {
+            self.disagree(peer, "has newer data from elsewhere than this Primary uses");
+            return Ok(());
+        }
         let theirs = word.repl_state();
         self.hear_follower(peer, vol, theirs);
         // What it said before it took part is no end (wire §7.1 step 3).
