@@ -115,6 +115,8 @@ fn a_guest_goes_on_after_kills_and_restarts_of_the_engine() {
     write_four(&mut client.guest, 10);
     finish_four(&mut client.guest);
     for round in 0..4u8 {
+        // A disk that is being resynced can not tell whether it is what it was.
+        bed.cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
         let seed = 20 + 10 * round;
         write_four(&mut client.guest, seed);
         match round % 2 {
