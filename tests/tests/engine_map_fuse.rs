@@ -263,6 +263,16 @@ fn the_loss_of_a_peer_under_load_is_no_matter_of_the_device() {
     rig.finish();
 }
 
+/// Some seconds of I/O that is verified, on a file system. Each block once: fio does not know what to
+/// expect where writes overlap.
+fn load(place: &Path) -> Child {
+    fio(&["--name=load", &format!("--directory={}", place.display())])
+        .args(["--rw=randrw", "--bs=4k", "--size=192m", "--iodepth=16", "--fsync=64"])
+        .arg("--rate_iops=1500")
+        .spawn()
+        .unwrap()
+}
+
 #[test]
 fn an_engine_that_is_killed_is_no_error_of_its_device() {
     let Some(mut rig) = Rig::of_two() else { return };
@@ -270,12 +280,7 @@ fn an_engine_that_is_killed_is_no_error_of_its_device() {
     ok("mkfs.ext4", &["-qF", &device]);
     let place = rig.alpha().directory.join("mounted");
     let mounted = Mount::new(&device, "ext4", &place);
-    // Each block once: fio does not know what to expect where writes overlap.
-    let mut load = fio(&["--name=load", &format!("--directory={}", place.display())])
-        .args(["--rw=randrw", "--bs=4k", "--size=192m", "--iodepth=16", "--fsync=64"])
-        .arg("--rate_iops=1500")
-        .spawn()
-        .unwrap();
+    let mut load = load(&place);
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(700));
         // One that is being resynced can not tell whether its data are what they were.
@@ -303,11 +308,7 @@ fn an_engine_that_hands_over_is_no_error_of_its_device() {
     ok("mkfs.ext4", &["-qF", &device]);
     let place = rig.alpha().directory.join("mounted");
     let mounted = Mount::new(&device, "ext4", &place);
-    let mut load = fio(&["--name=load", &format!("--directory={}", place.display())])
-        .args(["--rw=randrw", "--bs=4k", "--size=192m", "--iodepth=16", "--fsync=64"])
-        .arg("--rate_iops=1500")
-        .spawn()
-        .unwrap();
+    let mut load = load(&place);
     let all = maps(rig.alpha());
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(700));

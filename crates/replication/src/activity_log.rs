@@ -451,7 +451,7 @@ impl ActivityLog {
 
     /// True if some write uses an extent or waits for one.
     pub fn is_active(&self) -> bool {
-        self.free.len() + self.idle < self.slots.len()
+        self.in_use() > 0
     }
 
     /// True if no write uses any extent.

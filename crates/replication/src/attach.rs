@@ -83,17 +83,13 @@ impl Resource {
         let grows = self.vols[vol].size.0 != 0 && size > self.vols[vol].size;
         let restored = backing.sb.members;
         let volume = &mut self.vols[vol];
-        // A disk that is back has not crashed since; what it had lost before is still lost.
-        volume.crashed_primary &= crashed;
-        volume.crashed_secondary &= unclean;
-        // Nor has that of a Primary which goes on without it.
-        let running = self.st.role == Role::Primary && volume.exposed.is_real();
-        if !same && !running {
-            volume.crashed_primary = crashed;
-            volume.crashed_secondary = unclean;
-        }
+        // A disk that is back has not crashed since, nor has that of a Primary which goes on without it.
+        // What it had lost before is still lost.
+        let ran = same || self.st.role == Role::Primary && volume.exposed.is_real();
+        volume.crashed_primary = crashed && (volume.crashed_primary || !ran);
+        volume.crashed_secondary = unclean && (volume.crashed_secondary || !ran);
         // As a Primary it goes by what it knows itself: it may have lost quorum while it had no disk.
-        volume.lost_quorum = if running || same { volume.lost_quorum } else { lost_quorum };
+        volume.lost_quorum = if ran { volume.lost_quorum } else { lost_quorum };
         volume.told_behind = false;
         volume.lost_cache = image.volatile_cache && !ran_on;
         volume.boot = image.boot;

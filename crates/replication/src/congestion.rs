@@ -132,8 +132,14 @@ impl Resource {
         self.drop_serve(key);
     }
 
-    /// Something has arrived at the peer, or there is nothing under way: if this node is Ahead of it,
-    /// it is brought up to date soon.
+    /// Something has arrived at the peer.
+    pub(crate) fn arrived(&mut self, peer: PeerIx) {
+        if self.sectors_under_way(peer) == 0 {
+            self.review_ahead(peer);
+        }
+    }
+
+    /// If this node is Ahead of the peer, and nothing is under way to it, it is brought up to date soon.
     pub(crate) fn review_ahead(&mut self, peer: PeerIx) {
         let ahead = (0..self.vols.len()).any(|vol| self.repl(peer, vol) == ReplState::Ahead);
         if !ahead {

@@ -93,7 +93,7 @@ impl Resource {
             // The peer got nothing of the epochs closed since.
             send.acked_epoch = send.acked_epoch.max(last_closed);
         }
-        self.review_ahead(peer);
+        self.arrived(peer);
         self.unconfirmed_barrier_ack(peer, epoch);
         self.advance_all();
         Ok(())
@@ -154,7 +154,7 @@ impl Resource {
             let write = self.log.get_mut(seq).expect("collected above");
             write.parts[node.index()] = Part::Stable;
         }
-        self.review_ahead(peer);
+        self.arrived(peer);
         self.advance_all();
         self.flush_peer_acks();
         Ok(())

@@ -617,3 +617,41 @@ impl Resource {
         self.peers.iter().filter(|p| p.hs.losing).map(|p| p.node).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use codec::disk::MdFlags;
+    use codec::wire::{Packet, StateWord};
+    use vocab::options::ResourceOptions;
+    use vocab::{ConnState, VolumeNr};
+
+    use super::*;
+    use crate::resource::Link;
+    use crate::testing::attached;
+
+    /// It has quorum through that peer, or would have: it would begin a generation on its old data.
+    #[test]
+    fn a_primary_does_not_go_on_with_a_peer_that_was_resynced_from_newer_data() {
+        const OWN: GenUuid = GenUuid(0x2000);
+        for (history, stays) in [(vec![], true), (vec![OWN], false)] {
+            let mut resource = attached(ResourceOptions::default(), |superblock| {
+                superblock.current_uuid = OWN;
+                superblock.flags.set(MdFlags::CONSISTENT, true);
+                superblock.flags.set(MdFlags::WAS_UP_TO_DATE, true);
+            });
+            resource.st.role = Role::Primary;
+            resource.st.vols[0].disk = DiskState::UpToDate;
+            resource.peers[0].link = Link::Up;
+            resource.st.peers[0].conn = ConnState::Connected;
+            resource.st.peers[0].devs[0].repl = ReplState::Established;
+            resource.st.peers[0].devs[0].disk = DiskState::Inconsistent;
+            let current = if stays { OWN } else { GenUuid(0x3000) };
+            let uuids = PeerUuids { history, ..PeerUuids::diskless(current) };
+            resource.peers[0].devs[0].uuids = Some(uuids);
+            let word = StateWord::default().with_disk(DiskState::UpToDate);
+            let word = word.with_repl_state(ReplState::Established);
+            resource.take(0, Packet::State(Some(VolumeNr(0)), word), None).expect("it is allowed");
+            assert_eq!(resource.st.is_connected(0), stays);
+        }
+    }
+}

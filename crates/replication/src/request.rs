@@ -522,7 +522,7 @@ impl Resource {
         }
         let send = &mut self.peers[peer].send;
         send.app_in_flight = send.app_in_flight.saturating_sub(len);
-        self.review_ahead(peer);
+        self.arrived(peer);
         self.advance(seq);
         Ok(())
     }

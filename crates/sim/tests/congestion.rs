@@ -8,7 +8,7 @@ use sim::net::Pace;
 use sim::plan::{MILLISECOND, Plan, SECOND, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::{OnCongestion, Protocol};
+use vocab::options::{OnCongestion, Protocol, Quorum};
 use vocab::{
     ConfigError, ConnState, DiskState, HandlerEvent, HandlerSet, RefusalCode, ReplState, Sectors,
     VolumeNr,
@@ -127,6 +127,29 @@ fn a_disk_that_is_behind_is_promoted_by_nobody() {
         w.wait_disk(1, DiskState::Outdated);
         w.refused(1, AdminCommand::Primary { force: false });
         w.start_node(0);
+        w.settle();
+    });
+}
+
+/// What n0 says of itself does not arrive. Together the others are a majority, and may go on from what
+/// they have: n0 must not.
+#[test]
+fn a_peer_that_has_not_heard_that_it_is_left_behind_has_its_vote() {
+    let mut plan = pull_ahead(3, 0);
+    plan.resource.quorum = Quorum::Majority;
+    scenario(plan, |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        w.cut_off(0, [1, 2]);
+        for i in 0..6 {
+            w.start(0, WRITE, i * 64, 8);
+        }
+        w.wait("n0 is ahead", |w| (1..3).all(|peer| repl(w, 0, peer) == ReplState::Ahead));
+        w.wait_lost_all(0, [1, 2]);
+        w.expect("it has no quorum", |w| !w.seen(0).volumes[0].quorum);
+        w.rejoin(0, [1, 2]);
+        w.close(0, opener);
         w.settle();
     });
 }

@@ -436,3 +436,30 @@ impl Resource {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use codec::wire::StateWord;
+    use vocab::options::ResourceOptions;
+    use vocab::{ConnState, DiskState};
+
+    use super::*;
+    use crate::testing::attached;
+
+    /// The disk is resynced from another node meanwhile, so the Primary that is Ahead takes it for
+    /// Inconsistent as well.
+    #[test]
+    fn a_primary_that_is_ahead_sends_nothing_for_this_disk() {
+        for (repl, sends) in [(ReplState::Established, true), (ReplState::Behind, false)] {
+            let mut resource = attached(ResourceOptions::default(), |_| {});
+            resource.st.peers[0].conn = ConnState::Connected;
+            resource.st.peers[0].role = Role::Primary;
+            resource.st.peers[0].devs[0].repl = repl;
+            resource.peers[0].agreed_features = feature::BITS_OF_EQUALS;
+            let word = StateWord::default().with_pdsk(DiskState::Inconsistent);
+            resource.peers[0].devs[0].last_word = Some(word);
+            let another = 1;
+            assert_eq!(resource.is_mirrored(another, 0), sends, "{repl}");
+        }
+    }
+}

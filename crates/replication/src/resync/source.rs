@@ -463,7 +463,7 @@ impl Resource {
             resync.failed += ack.range.len.0;
         }
         self.end_serve(key);
-        self.review_ahead(peer);
+        self.arrived(peer);
         Ok(())
     }
 
