@@ -11,12 +11,13 @@ use anyhow::{Context, Result, bail};
 use crate::workspace;
 
 const HELP: &str = "\
-cargo xtask sim [--cluster | --liar] [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose]
-               [--watch VOLUME:SECTOR]
+cargo xtask sim [--cluster | --liar | --protocol-a] [--seeds N] [--start S] [--jobs J]
+               [--failures F] [--verbose] [--watch VOLUME:SECTOR]
     Runs N seeds (default 2000) from S (default 1) on J processes (default: one per core).
     Stops after F violations per process (default 1).
     --cluster runs the control plane in place of the data plane.
     --liar runs the data plane with a node that sends what nobody should.
+    --protocol-a runs the data plane under protocol A, with disks that fail.
     --verbose prints everything that happens; meant for one seed.
     --watch adds what every node holds in one sector and thinks of it, whenever that changes.";
 
@@ -29,6 +30,8 @@ pub enum Kind {
     Cluster,
     /// The data plane with a node that lies.
     Liar,
+    /// The data plane under protocol A.
+    ProtocolA,
 }
 
 impl Kind {
@@ -38,6 +41,7 @@ impl Kind {
             Kind::Data => None,
             Kind::Cluster => Some("--cluster"),
             Kind::Liar => Some("--liar"),
+            Kind::ProtocolA => Some("--protocol-a"),
         }
     }
 }
@@ -129,6 +133,7 @@ fn parse(arguments: &[String]) -> Result<Option<Campaign>> {
             "--verbose" => campaign.verbose = true,
             "--cluster" => campaign.kind = Kind::Cluster,
             "--liar" => campaign.kind = Kind::Liar,
+            "--protocol-a" => campaign.kind = Kind::ProtocolA,
             "--watch" => {
                 let place = arguments.next().context("--watch needs VOLUME:SECTOR")?;
                 campaign.watch = Some(place.clone());

@@ -175,7 +175,9 @@ fn simulate() -> Result<Outcome> {
     println!("{cluster} of {SIM_SEEDS} seeds of the control plane break a rule, none may");
     let lies = sim::share(SIM_SEEDS, sim::Kind::Liar)?;
     println!("{lies} of {SIM_SEEDS} seeds with a node that lies break a rule, none may");
-    Ok(Outcome::of(found <= bound && cluster + lies == 0))
+    let asynchronous = sim::share(SIM_SEEDS, sim::Kind::ProtocolA)?;
+    println!("{asynchronous} of {SIM_SEEDS} seeds under protocol A break a rule, none may");
+    Ok(Outcome::of(found <= bound && cluster + lies + asynchronous == 0))
 }
 
 /// `cargo` with these arguments, at the root.

@@ -166,6 +166,7 @@ impl Resource {
                 // bits tell which, until it has caught up.
                 clear_bits: (outcome == Outcome::NoSync(Bits::Clear)
                     || outcome == Outcome::NoSync(Bits::Keep) && !connecting && caught_up)
+                    && !self.lacks_reported(peer, vol)
                     && me.disk >= DiskState::UpToDate
                     && them.disk >= DiskState::UpToDate,
                 preparations: resolution.preparations,

@@ -15,6 +15,7 @@ use vocab::{DiskState, GenUuid, NodeId, NodeMask, ReplState, Role};
 
 use crate::compare::Decided;
 use crate::generation::{HISTORY, is_generation, weak_nodes};
+use crate::io::LogLevel;
 use crate::jobs::JobKind;
 use crate::peer_uuids::{PeerUuids, gave_up};
 use crate::resource::{Decision, Resource, Volume, Work};
@@ -83,6 +84,30 @@ impl Volume {
         let reached = list.iter().position(|p| p.uuid.same(uuid)).unwrap_or(list.len());
         let overtaken = list.drain(..list.len().min(reached + 1)).count();
         self.proposals.reached |= overtaken > 0;
+    }
+}
+
+/// Nodes that were lost before they had confirmed what this Primary had reported (protocol A), each
+/// with the generation of then.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Lacking(Vec<(NodeId, GenUuid)>);
+
+impl Lacking {
+    pub(crate) fn insert(&mut self, node: NodeId, generation: GenUuid) {
+        self.remove(node);
+        self.0.push((node, generation));
+    }
+
+    pub(crate) fn remove(&mut self, node: NodeId) {
+        self.0.retain(|(lacking, _)| *lacking != node);
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn get(&self, node: NodeId) -> Option<GenUuid> {
+        self.0.iter().find(|(lacking, _)| *lacking == node).map(|(_, generation)| *generation)
     }
 }
 
@@ -314,6 +339,14 @@ impl Resource {
 
     // --- connections between a node with a disk and one without ----------------------------
 
+    /// The peer is not known to have what this Primary has reported under protocol A.
+    pub(crate) fn lacks_reported(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let lost_at = self.vols[vol].lacking.get(self.peers[peer].node);
+        let uuids = self.peers[peer].devs[vol].uuids.as_ref();
+        // Others went on with a new generation, and it has got that one's data.
+        lost_at.is_some_and(|generation| !uuids.is_some_and(|u| u.has_passed(generation)))
+    }
+
     /// This node has no disk, the peer has one (semantics §4.9).
     pub(crate) fn decide_as_client(
         &mut self,
@@ -338,6 +371,15 @@ impl Resource {
                 && peer_disk == DiskState::Consistent
             {
                 // It rebooted: what it had acknowledged it may have lost. Resync first.
+                return Decided::peer_disk(DiskState::Outdated);
+            }
+            if self.st.role == Role::Primary && self.lacks_reported(peer, vol) {
+                let text = format!(
+                    "{}/{nr}: {} lacks writes that were reported, which are on the disk that was \
+                     given up: attach that one",
+                    self.name, self.peers[peer].name
+                );
+                self.log(LogLevel::Error, text);
                 return Decided::peer_disk(DiskState::Outdated);
             }
             return Decided::none();

@@ -12,6 +12,7 @@ use vocab::{
 };
 
 use crate::io::{DiskError, DiskOp, LogLevel, OpenError, Output};
+use crate::request::Part;
 use crate::resize::ResizeWish;
 use crate::resource::{Link, Op, Resource, Work};
 use crate::state::{PeerIx, VolIx, VolState};
@@ -274,6 +275,9 @@ impl Resource {
         if let (JobKind::Attach(vol), true) = (&job.kind, result.is_err()) {
             // Nobody goes on with it: the disk is as free as before.
             self.drop_disk(*vol);
+        }
+        if let JobKind::Detach { vol, .. } = job.kind {
+            self.vols[vol].leaving = None;
         }
         if let Some(id) = job.admin {
             if result.is_ok() && job.kind == (JobKind::Primary { force: false })
@@ -717,12 +721,29 @@ impl Resource {
             return Start::Done(Err(refusal));
         }
         if self.st.connected().next().is_some() {
+            if self.st.role == Role::Primary && !self.peers_have_all(vol) {
+                let why = "no peer has confirmed yet what was reported as written";
+                return self.wait_or_fail(id, Refusal::state(StateError::InTransientState, why));
+            }
             self.start_twopc(id, Operation::Detach, None, Some(vol));
             return Start::Running;
         }
         self.change_hard(|st| st.vols[vol].disk = DiskState::Detaching);
         self.job_succeeded(id);
         Start::At(self.now)
+    }
+
+    /// The disks of peers are about to take the place of this Primary's: under protocol A they may
+    /// not have yet what was reported. From the first time this is asked on, nothing more is
+    /// reported before they do.
+    fn peers_have_all(&mut self, vol: VolIx) -> bool {
+        if self.vols[vol].leaving.is_none() {
+            self.close_epoch();
+            self.vols[vol].leaving = Some(self.log.epoch);
+        }
+        let Some(epoch) = self.vols[vol].leaving else { return true };
+        let mut before = self.log.iter().filter(|w| w.vol == vol && w.epoch < epoch);
+        !before.any(|write| write.parts.contains(&Part::Sent))
     }
 
     // --- pairs --------------------------------------------------------------------------------

@@ -154,6 +154,9 @@ impl Resource {
     /// What was sent and is not confirmed: held while suspended, else given up, after a new
     /// generation if writes are in flight (L1, L2, L7).
     fn settle_sent(&mut self, peer: PeerIx) {
+        for vol in 0..self.vols.len() {
+            self.peers[peer].devs[vol].lost_at = self.presented(vol);
+        }
         if self.holds_sent() {
             self.freeze_parts(peer);
             self.unconfirmed_peer_lost(self.peers[peer].node);

@@ -412,6 +412,7 @@ impl Resource {
             self.yield_to_newer_data();
         }
         match self.st.role {
+            Role::Primary if self.lacks_reported(peer, vol) => DiskState::Outdated,
             _ if client && same => disk,
             _ if self.is_ancestor(peer, vol) => DiskState::Outdated,
             Role::Primary if client => DiskState::Consistent,

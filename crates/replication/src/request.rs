@@ -392,6 +392,11 @@ impl Resource {
         p.devs[write.vol].sent_sectors += write.range.len.0;
         let mut flags = DataFlags::SYNC;
         match protocol {
+            // There is no other copy: lost on the way, it would be lost under a user who has been
+            // told that it is written, and reads what was there before. Stricter than DRBD.
+            Protocol::A if write.local.is_missing() || self.vols[write.vol].leaving.is_some() => {
+                flags = flags.with(DataFlags::SEND_WRITE_ACK)
+            }
             Protocol::A => {}
             Protocol::B => flags = flags.with(DataFlags::SEND_RECEIVE_ACK),
             Protocol::C => flags = flags.with(DataFlags::SEND_WRITE_ACK),
@@ -477,6 +482,8 @@ impl Resource {
         let (vol, op, range) = (write.vol, write.op, write.range);
         write.local = if result.is_ok() { Local::Ok } else { Local::Failed };
         if let Err(error) = result {
+            // What was sent under protocol A has to be confirmed now.
+            self.close_epoch();
             let harmless = error == DiskError::Unsupported
                 && matches!(op, RequestOp::Discard | RequestOp::Zeroes { .. });
             if !harmless {
@@ -568,10 +575,12 @@ impl Resource {
         }
         let flush = write.op == RequestOp::Flush;
         for peer in &self.peers {
-            if write.parts[peer.node.index()] == Part::Pending
-                && !(flush && peer.send.acked_epoch >= write.epoch)
-            {
-                return;
+            let confirmed = peer.send.acked_epoch >= write.epoch;
+            match write.parts[peer.node.index()] {
+                Part::Pending if !(flush && confirmed) => return,
+                // What the own disk could not take is nowhere while it is on its way.
+                Part::Sent if write.local == Local::Failed && !confirmed => return,
+                _ => {}
             }
         }
         let susp = &self.st.susp;

@@ -16,7 +16,7 @@ use vocab::{
 };
 
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
-use crate::exposed::{Proposals, Unconfirmed};
+use crate::exposed::{Lacking, Proposals, Unconfirmed};
 use crate::fencing::Fence;
 use crate::generation::Generations;
 use crate::handlers::Handlers;
@@ -169,6 +169,11 @@ pub(crate) struct Volume {
     pub released: Option<Box<Generations>>,
     /// The disk that this Primary gave up when it was current.
     pub given_up: Option<Content>,
+    /// Nodes that lack what this Primary has reported.
+    pub lacking: Lacking,
+    /// An operator detaches the disk of this Primary: what was written before this epoch was
+    /// reported without the peers' word, what is written since is not.
+    pub leaving: Option<u64>,
     /// When a write was last recorded as missing on a node.
     pub missed_at: [Instant; MAX_NODES],
     /// Diskless Primary: the newest generation is not confirmed by its peers yet.
@@ -408,6 +413,8 @@ pub(crate) struct PeerDevice {
     pub together: bool,
     /// On this connection its disk has got to what the disk here is on its way to.
     pub holds_bound: bool,
+    /// The generation here when the connection was lost.
+    pub lost_at: GenUuid,
     /// They are the peer's answer to this node's disk that negotiates.
     pub uuids_fresh: bool,
     /// They are those of a disk that the peer is attaching, and were not compared yet.
@@ -754,6 +761,8 @@ impl Resource {
             detached: None,
             released: None,
             given_up: None,
+            lacking: Lacking::default(),
+            leaving: None,
             missed_at: [Instant::default(); MAX_NODES],
             unconfirmed: None,
             openers: Vec::new(),
@@ -933,6 +942,7 @@ impl PeerDevice {
             together: false,
             uuids_fresh: false,
             holds_bound: false,
+            lost_at: GenUuid::NONE,
             maybe_current: false,
             disk_since: Instant::default(),
             uuids_attaching: false,

@@ -15,6 +15,7 @@ use vocab::{
     Suspended,
 };
 
+use crate::exposed::Lacking;
 use crate::generation::is_generation;
 use crate::io::LogLevel;
 use crate::jobs::JobKind;
@@ -650,6 +651,16 @@ impl Resource {
         if gone && self.st.role == Role::Primary {
             self.vols[vol].given_up = self.vols[vol].backing.as_ref().map(|b| b.content());
         }
+        if disk == DiskState::UpToDate && !self.vols[vol].lacking.is_empty() {
+            for (peer, st) in self.peers.iter().zip(&self.st.peers) {
+                let dev = &st.devs[vol];
+                let equal = self.vols[vol].backing.as_ref().is_some_and(|b| b.oos(peer.node) == 0);
+                let current = dev.repl == ReplState::Established && dev.disk == DiskState::UpToDate;
+                if current && equal {
+                    self.vols[vol].lacking.remove(peer.node);
+                }
+            }
+        }
         self.note_lost_data(old, vol);
     }
 
@@ -695,6 +706,10 @@ impl Resource {
             self.vols[vol].unconfirmed = None;
             self.vols[vol].telling = GenUuid::NONE;
             self.vols[vol].given_up = None;
+            // Users go on with the data of others.
+            if primary && self.st.vols[vol].disk != DiskState::UpToDate {
+                self.vols[vol].lacking = Lacking::default();
+            }
             if let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !primary) {
                 backing.gens.demote();
             }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use codec::disk::{MdFlags, PeerFlags, activity_log, bitmap};
 use replication::io::{MetaPlace, MetaWrite};
+use vocab::options::Protocol;
 use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
 
 use crate::blank;
@@ -279,7 +280,9 @@ impl World {
         let known = &mut self.checks.known[node];
         let first = *known.first_ack.get_or_insert(now);
         known.last_ack = now;
-        if !self.plan.failover_is_safe() {
+        // Under protocol A a Primary that nobody hears goes on until it notices; what it reports in
+        // that time the others do not have.
+        if !self.plan.failover_is_safe() || self.plan.net.protocol == Protocol::A {
             return;
         }
         let other = self.checks.known.iter().enumerate().find(|(n, known)| {

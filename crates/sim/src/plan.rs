@@ -315,6 +315,16 @@ impl Plan {
 
     /// The plan of a seed.
     pub fn random(rng: &mut Rng) -> Plan {
+        Plan::random_with(rng, None)
+    }
+
+    /// The same with all faults, but under protocol A: an acknowledged write may be on the disk of
+    /// the Primary alone, and that disk may fail, too.
+    pub fn asynchronous(rng: &mut Rng) -> Plan {
+        Plan::random_with(rng, Some(Protocol::A))
+    }
+
+    fn random_with(rng: &mut Rng, protocol: Option<Protocol>) -> Plan {
         let (diskful, diskless) = [(2, 0), (3, 0), (2, 1), (1, 1), (3, 1), (4, 0), (5, 0), (2, 2)]
             [rng.weighted(&[30, 28, 20, 4, 8, 4, 2, 4])];
         let mut plan = Plan::quiet(diskful, diskless);
@@ -328,7 +338,7 @@ impl Plan {
         plan.start = if rng.one_in(5) { Start::InitialSync } else { Start::SkipInitialSync };
         plan.random_options(rng, diskful, diskless);
         plan.random_workload(rng, diskful);
-        plan.random_faults(rng);
+        plan.random_faults(rng, protocol);
         plan.random_sizes(diskful as u64);
         // Not drawn either.
         plan.legacy = plan.may_be_legacy() && plan.fault_pause % 7 < 3;
@@ -470,7 +480,7 @@ impl Plan {
         };
     }
 
-    fn random_faults(&mut self, rng: &mut Rng) {
+    fn random_faults(&mut self, rng: &mut Rng, protocol: Option<Protocol>) {
         // Each run has its own few kinds of trouble: they combine more deeply than all at once.
         for fault in Fault::ALL {
             let rare = matches!(
@@ -518,6 +528,7 @@ impl Plan {
             self.net.csums_alg = "sha256".to_owned();
             self.net.csums_after_crash_only = self.fault_pause.is_multiple_of(21);
         }
+        self.net.protocol = protocol.unwrap_or(self.net.protocol);
         // Most runs have no congestion worth that name; here some writes under way are one.
         if self.net.protocol == Protocol::A && !self.fault_pause.is_multiple_of(3) {
             self.net.on_congestion = OnCongestion::PullAhead;

@@ -36,6 +36,13 @@ pub fn seed(seed: u64, trace: Trace) -> Verdict {
     judge(plan, rng, trace, World::run_plan)
 }
 
+/// Runs one seed under protocol A.
+pub fn asynchronous(seed: u64, trace: Trace) -> Verdict {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::asynchronous(&mut rng);
+    judge(plan, rng, trace, World::run_plan)
+}
+
 /// Runs one seed in which a node lies about everything.
 pub fn liar(seed: u64, trace: Trace) -> Verdict {
     let mut rng = Rng::new(seed);

@@ -453,6 +453,8 @@ fn a_target_counts_for_a_third_node_from_the_generation_of_its_disk() {
         w.form();
         let opener = w.open(2);
         w.write(2, 0);
+        // A disk that is let go by force says nothing of what it has not flushed.
+        w.flush(2);
         w.detach(2);
         let volume = VolumeNr(0);
         for node in [0, 1] {

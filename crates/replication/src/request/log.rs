@@ -55,6 +55,13 @@ pub(crate) enum Local {
     Failed,
 }
 
+impl Local {
+    /// The write is not on a disk of this node, and is not going there.
+    pub(super) const fn is_missing(self) -> bool {
+        matches!(self, Local::None | Local::Failed)
+    }
+}
+
 /// State of a write towards one peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Part {

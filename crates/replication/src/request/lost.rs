@@ -1,7 +1,7 @@
 //! Writes in flight when a peer or the own disk is lost, and when the peer is back (semantics §8.6).
 
 use vocab::options::Protocol;
-use vocab::{ConnState, DiskState, NodeId, ReplState, Role, SectorRange};
+use vocab::{ConnState, DiskState, GenUuid, NodeId, ReplState, Role, SectorRange};
 
 use super::{Local, Part, WaitingOn, Write, local_io};
 use crate::handshake::Phase;
@@ -25,7 +25,13 @@ impl Resource {
             if only.is_some_and(|vol| vol != write.vol) {
                 continue;
             }
+            let reported = write.completed && write.op != RequestOp::Flush;
             let part = &mut write.parts[node.index()];
+            if *part == Part::Sent && reported {
+                let peer = self.peers.iter().find(|p| p.node == node);
+                let generation = peer.map_or(GenUuid::NONE, |p| p.devs[write.vol].lost_at);
+                self.vols[write.vol].lacking.insert(node, generation);
+            }
             match *part {
                 Part::Pending | Part::Sent | Part::Acked | Part::InSync => *part = Part::Lost,
                 Part::Stable => *part = Part::Kept,
@@ -36,18 +42,30 @@ impl Resource {
     }
 
     /// The connection is lost while suspended (L2): acknowledged parts keep their ok, others
-    /// stay pending, so that their writes are held. Protocol A is treated as if not suspended.
+    /// stay pending, so that their writes are held. Protocol A is treated as if not suspended,
+    /// except for what the own disk does not have.
     pub(crate) fn freeze_parts(&mut self, peer: PeerIx) {
         let node = self.peers[peer].node;
-        if self.peers[peer].net.protocol == Protocol::A {
-            return self.forget_parts(node, None);
-        }
+        let lax = self.peers[peer].net.protocol == Protocol::A;
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
+            let held = !lax || write.op != RequestOp::Flush && write.local.is_missing();
+            let reported = write.completed && write.op != RequestOp::Flush;
             let part = &mut write.parts[node.index()];
-            if *part == Part::Stable {
-                *part = Part::Kept;
+            if *part == Part::Sent && reported {
+                let peer = self.peers.iter().find(|p| p.node == node);
+                let generation = peer.map_or(GenUuid::NONE, |p| p.devs[write.vol].lost_at);
+                self.vols[write.vol].lacking.insert(node, generation);
             }
+            match *part {
+                Part::Stable => *part = Part::Kept,
+                Part::Sent => *part = Part::Lost,
+                Part::Pending | Part::Acked | Part::InSync if !held => *part = Part::Lost,
+                _ => {}
+            }
+        }
+        if lax {
+            self.advance_all();
         }
     }
 
@@ -222,6 +240,8 @@ impl Resource {
 
     /// The disk is given up: its parts of writes in flight count as failed (L8).
     pub(crate) fn abort_local(&mut self, vol: VolIx) {
+        // What was sent under protocol A has to be confirmed now.
+        self.close_epoch();
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
             if write.vol == vol && matches!(write.local, Local::Pending | Local::Again) {
@@ -241,7 +261,7 @@ impl Resource {
         let mut ranges = Vec::new();
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
-            let lacks = matches!(write.local, Local::None | Local::Failed);
+            let lacks = write.local.is_missing();
             if write.vol == vol && !write.completed && lacks && write.op != RequestOp::Flush {
                 write.local = Local::Again;
                 ranges.push(write.range);

@@ -25,6 +25,8 @@ struct Arguments {
     cluster: bool,
     /// With a peer that lies.
     liar: bool,
+    /// Under protocol A.
+    asynchronous: bool,
 }
 
 fn main() -> ExitCode {
@@ -44,12 +46,17 @@ fn main() -> ExitCode {
     for i in 0..arguments.seeds {
         let seed = arguments.start + i * arguments.step;
         let trace = if arguments.verbose {
-            println!("plan {:#?}", Plan::random(&mut Rng::new(seed)));
+            let plan = if arguments.asynchronous { Plan::asynchronous } else { Plan::random };
+            println!("plan {:#?}", plan(&mut Rng::new(seed)));
             Trace::to(|line| println!("{line}")).watching(arguments.watch.clone())
         } else {
             Trace::off()
         };
-        let run = if arguments.liar { run::liar } else { run::seed };
+        let run = match arguments {
+            Arguments { liar: true, .. } => run::liar,
+            Arguments { asynchronous: true, .. } => run::asynchronous,
+            _ => run::seed,
+        };
         let verdict = run(seed, trace);
         total.add(&verdict.stats);
         done += 1;
@@ -111,6 +118,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         failures: 1,
         cluster: false,
         liar: false,
+        asynchronous: false,
     };
     let mut arguments = arguments;
     while let Some(name) = arguments.next() {
@@ -120,6 +128,10 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         }
         if name == "--liar" {
             parsed.liar = true;
+            continue;
+        }
+        if name == "--protocol-a" {
+            parsed.asynchronous = true;
             continue;
         }
         if name == "--verbose" {
