@@ -90,6 +90,14 @@ fn with_text(folder: &Path, texts: &[&str]) -> Vec<PathBuf> {
     found
 }
 
+/// What `nbdinfo` tells of an export's holes, where it is installed.
+fn nbd_map(socket: &Path, name: &str) -> std::io::Result<String> {
+    let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
+    let output = std::process::Command::new("nbdinfo").args(["--map", &uri]).output()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 fn disk_state(cluster: &Cluster, on: &str) -> String {
     let node = &cluster.nodes[cluster.index(on)];
     let status: serde_json::Value =
@@ -140,6 +148,11 @@ fn an_encrypted_volume_is_noise_on_disk_and_needs_its_key_after_each_start() {
     }
     assert!(client.read(16 * MIB, MIB as usize).unwrap() == expected);
     assert!(client.read(0, MIB as usize).unwrap() == first);
+
+    // What is not allocated there is noise to whoever reads it.
+    if let Ok(map) = nbd_map(&socket, "web/0") {
+        assert!(map.contains("data") && !map.contains("hole"), "{map}");
+    }
 
     // A discard is refused rather than leaving noise behind.
     let _ = client.trim(0, 1 << 20);

@@ -77,20 +77,50 @@ fn libnbds_tools_work_with_a_replicated_volume() {
     ok("nbdcopy", &[original.to_str().unwrap(), &uri]);
     ok("nbdcopy", &[&uri, copy.to_str().unwrap()]);
     assert_eq!(fs::read(&copy).unwrap()[..4 * MIB], pattern(7, 4 * MIB)[..]);
-    // All of the volume counts as data, whatever was written.
+    // What the disk has not allocated are holes, which read as zeroes; where it is not there, all is data.
     let script = "
+h.pwrite(b'x' * (1 << 20), 16 << 20)
 h.pwrite(b'x' * 8192, 8 << 20, nbd.CMD_FLAG_FUA)
 h.zero(4096, 8 << 20)
 h.trim(1 << 20, 16 << 20)
 h.flush()
 assert h.pread(8192, 8 << 20) == b'\\0' * 4096 + b'x' * 4096
+";
+    let map = "
 seen = []
 def status(context, offset, entries, error):
-    seen.extend(entries)
-h.block_status(32 << 20, 0, status)
-assert seen and all(state == 0 for state in seen[1::2]), seen
+    at = offset
+    for len, state in zip(entries[::2], entries[1::2]):
+        seen.append((at, len, state))
+        at += len
+at = 0
+while at < 32 << 20:
+    h.block_status((32 << 20) - at, at, status)
+    assert sum(len for _, len, _ in seen) > at, seen
+    at = sum(len for _, len, _ in seen)
+def state(place):
+    return [s for at, len, s in seen if at <= place < at + len][0]
+for at, len, s in seen:
+    assert s in (0, 3) and at % 512 == 0, seen
+    if s == 3:
+        assert all(h.pread(min(at + len - p, 1 << 20), p).count(b'\\0') == min(at + len - p, 1 << 20)
+                   for p in range(at, at + len, 1 << 20)), seen
 ";
-    ok(python, &["-m", "nbd", "--base-allocation", "-u", &uri, "-c", script]);
+    let holes = "
+assert state(0) == 0 and state((4 << 20) - 1) == 0 and state((8 << 20) + 4096) == 0, seen
+assert state(12 << 20) == 3 and state((16 << 20) + 65536) == 3, seen
+";
+    let none = "assert seen and all(s == 0 for _, _, s in seen), seen";
+    let run = |script: &str| {
+        ok(python, &["-m", "nbd", "--base-allocation", "-u", &uri, "-c", script]);
+    };
+    run(&format!("{script}{map}{holes}"));
+    let alpha = &cluster.nodes[0];
+    alpha.ok(&["detach", "r0/0"]);
+    run(&format!("{map}{none}"));
+    alpha.ok(&["attach", "r0/0"]);
+    cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
+    run(&format!("{map}{holes}"));
     compare(&cluster);
     let disk = cluster.content(1, 0, (4 * MIB) as u64);
     assert!(disk == pattern(7, 4 * MIB), "what nbdcopy wrote is on the other node's disk");

@@ -333,6 +333,12 @@ impl Resource {
         has_disk.then_some(self.vols[vol].stats.foreign)
     }
 
+    /// The disk of this node has all that any user of the volume was told to be written.
+    pub fn is_up_to_date(&self, nr: VolumeNr) -> bool {
+        let vol = self.vol_ix(nr);
+        vol.is_some_and(|vol| self.st.vols[vol].disk == DiskState::UpToDate)
+    }
+
     /// The generation that users of a volume see: the disk's, or without a disk the last seen.
     pub fn generation(&self, nr: vocab::VolumeNr) -> vocab::GenUuid {
         self.vol_ix(nr).map_or(vocab::GenUuid::NONE, |vol| {

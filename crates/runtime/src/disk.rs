@@ -257,6 +257,16 @@ impl DiskFile {
         }
     }
 
+    /// Looks what of a range is holes, which read as zeroes, if the disk is a file of a file system that
+    /// can tell; an error otherwise.
+    pub fn holes(&self, ring: &mut Ring, token: Token, range: SectorRange) -> OpId {
+        match self.check(range.start.0, range.len.bytes().0) {
+            Ok(_) if self.info().block_device => ring.fail(token, Errno::EOPNOTSUPP, Payload::None),
+            Ok(offset) => ring.holes(token, &self.fd, offset, range.len.bytes().0),
+            Err(errno) => ring.fail(token, errno, Payload::None),
+        }
+    }
+
     /// Makes a range read as zeroes, by whatever way the disk offers; with `no_hole` it stays
     /// allocated.
     pub fn write_zeroes(

@@ -21,6 +21,8 @@ impl Errno {
     pub const EINVAL: Errno = Errno(libc::EINVAL);
     pub const ENOTTY: Errno = Errno(libc::ENOTTY);
     pub const ENOSPC: Errno = Errno(libc::ENOSPC);
+    /// No such device or address; also: no more data behind that place of a file.
+    pub const ENXIO: Errno = Errno(libc::ENXIO);
     pub const EROFS: Errno = Errno(libc::EROFS);
     pub const EPIPE: Errno = Errno(libc::EPIPE);
     pub const ETIME: Errno = Errno(libc::ETIME);

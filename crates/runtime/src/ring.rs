@@ -53,7 +53,7 @@ use vocab::Instant;
 use crate::{Buf, BufPool, Errno, clock};
 use busy_poll::BusyPoll;
 use fixed::Fixed;
-use offload::{Job, Offload};
+use offload::{Call, Job, Offload};
 use op::{Kind, Memory, Op, OpTable, Zeroing};
 
 /// Entries of the submission queue unless stated otherwise: more than one turn usually collects.
@@ -343,6 +343,16 @@ impl Ring {
 
     /// Discards a range of a block device (`BLKDISCARD`) on a helper thread.
     pub fn discard_blocks(&mut self, token: Token, fd: &Fd, offset: u64, len: u64) -> OpId {
+        self.offload(token, fd, Call::Discard, offset, len)
+    }
+
+    /// Looks on a helper thread what of a file's range is holes. The payload is
+    /// [`Payload::Extents`], from `offset` on; they may end early.
+    pub fn holes(&mut self, token: Token, fd: &Fd, offset: u64, len: u64) -> OpId {
+        self.offload(token, fd, Call::Holes, offset, len)
+    }
+
+    fn offload(&mut self, token: Token, fd: &Fd, call: Call, offset: u64, len: u64) -> OpId {
         let raw = fd.as_raw_fd();
         let op = Op {
             token,
@@ -365,7 +375,7 @@ impl Ring {
             }
         }
         let offload = self.offload.as_ref().expect("started above");
-        offload.send(Job { id, fd: raw, offset, len });
+        offload.send(Job { id, call, fd: raw, offset, len });
         id
     }
 
@@ -375,7 +385,7 @@ impl Ring {
         let memory = match payload {
             Payload::Buf(buf) => Memory::Buf(buf),
             Payload::Vectored(list) => Memory::Vectored(list),
-            Payload::None | Payload::Fd(_) => Memory::None,
+            Payload::None | Payload::Fd(_) | Payload::Extents(_) => Memory::None,
         };
         let op = Op { token, fd: None, memory, kind: Kind::Offloaded, cancelled: false };
         let id = self.ops.insert(op);
@@ -616,8 +626,16 @@ impl Ring {
             match user_data {
                 USER_CANCEL => {}
                 USER_OFFLOAD => {
+                    let mut done = Vec::new();
                     if let Some(offload) = &self.offload {
-                        offload.outcomes.drain(&mut self.outcomes);
+                        offload.outcomes.drain(&mut done);
+                    }
+                    for offload::Done { outcome, extents } in done {
+                        let op = self.ops.get_mut(outcome.0);
+                        if let (Some(op), Some(extents)) = (op, extents) {
+                            op.memory = Memory::Extents(extents);
+                        }
+                        self.outcomes.push(outcome);
                     }
                     self.arm_offload();
                 }
@@ -655,6 +673,7 @@ impl Ring {
                 let payload = match (op.memory, op.kind, result) {
                     (Memory::Buf(buf), ..) => Payload::Buf(buf),
                     (Memory::Vectored(list), ..) => Payload::Vectored(list),
+                    (Memory::Extents(extents), ..) => Payload::Extents(extents),
                     (_, Kind::Accept, Ok(fd)) => {
                         // SAFETY: a successful accept returns a new descriptor that nobody
                         // else knows.

@@ -23,7 +23,7 @@ use replication::io::{
     DiskData, DiskError, DiskLimits, DiskMeasure, DiskOp, MetaBlock, MetaPlace, MetaWrite,
     MovedMetadata, OpId,
 };
-use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Payload};
+use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Extent, Payload};
 use vocab::{SECTOR_SIZE, Sector, SectorRange, VolumeNr};
 
 use super::attach::AttachJob;
@@ -129,6 +129,18 @@ pub(crate) enum Finished {
     Attach(Box<AttachJob>),
     /// A disk in use was looked at. Tell the core, as `DiskMeasured`.
     Measured(u16, VolumeNr, Result<DiskMeasure, String>),
+    /// A disk was looked at for holes, for a request of a client.
+    Looked(Look, Option<Box<[Extent]>>),
+}
+
+/// A client's wish to know what of a volume is holes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Look {
+    pub(crate) resource: u16,
+    pub(crate) volume: VolumeNr,
+    /// The volume's number of the request.
+    pub(crate) id: u64,
+    pub(crate) range: SectorRange,
 }
 
 /// Jobs on disks, by token.
@@ -164,6 +176,8 @@ enum Job {
     Zero(Owner, Box<ZeroJob>),
     Meta(Owner, Box<MetaJob>),
     Attach(Box<AttachJob>),
+    /// The disk is not let go of meanwhile.
+    Look(Look, Rc<Disk>),
 }
 
 /// What is made of what was read.
@@ -198,7 +212,7 @@ impl Job {
     fn owner(&self) -> Option<Owner> {
         match self {
             Job::Data(owner, _) | Job::Zero(owner, _) | Job::Meta(owner, _) => Some(*owner),
-            Job::Attach(_) => None,
+            Job::Attach(_) | Job::Look(..) => None,
         }
     }
 
@@ -214,6 +228,7 @@ impl Job {
             ) => Some(disk),
             Job::Zero(_, job) => Some(&job.disk),
             Job::Meta(_, job) => Some(&job.disk),
+            Job::Look(_, disk) => Some(disk),
             Job::Attach(_) => None,
         }
     }
@@ -246,7 +261,7 @@ impl Jobs {
                 }
                 Job::Zero(owner, _) => (owner, &mut count.others),
                 Job::Meta(owner, _) => (owner, &mut count.metadata),
-                Job::Attach(_) => continue,
+                Job::Attach(_) | Job::Look(..) => continue,
             };
             *counter += u32::from((owner.resource, owner.volume) == (resource, volume));
         }
@@ -403,6 +418,12 @@ pub(crate) fn start_attach(io: &mut Io, job: AttachJob) {
     go_on(io, index, None);
 }
 
+/// Looks at a disk for holes.
+pub(crate) fn look(io: &mut Io, look: Look, disk: &Rc<Disk>) {
+    let index = io.jobs.insert(Job::Look(look, disk.clone()));
+    disk.data.holes(&mut io.ring, token::disk(index), look.range);
+}
+
 /// A ring operation of a job has completed.
 pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Finished> {
     match &io.jobs.slots[index as usize] {
@@ -421,6 +442,15 @@ pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Fini
                 has_space(io, owner);
             }
             Some(Finished::Disk(owner, result))
+        }
+        Some(Job::Look(look, _)) => {
+            let look = *look;
+            io.jobs.remove(index);
+            let extents = match done.payload {
+                Payload::Extents(extents) if !extents.is_empty() => Some(extents),
+                _ => None,
+            };
+            Some(Finished::Looked(look, extents))
         }
         Some(_) => {
             go_on(io, index, Some(done));
@@ -522,7 +552,9 @@ pub(crate) fn retry_full(io: &mut Io) {
                 let error = DiskError::NoSpace;
                 let finished = match job {
                     Job::Data(..) | Job::Zero(..) => Finished::Disk(owner, Err(error)),
-                    Job::Meta(..) | Job::Attach(_) => Finished::Meta(owner, Err(error)),
+                    Job::Meta(..) | Job::Attach(_) | Job::Look(..) => {
+                        Finished::Meta(owner, Err(error))
+                    }
                 };
                 io.jobs.remove(index);
                 io.jobs.finished.push(finished);
@@ -550,7 +582,7 @@ fn go_on(io: &mut Io, index: u32, done: Option<Completed>) {
         Job::Zero(_, job) => job.go_on(io, index, done),
         Job::Meta(_, job) => job.go_on(io, index, done),
         Job::Attach(job) => job.go_on(io, index, done),
-        Job::Data(..) => panic!("data operations have one step"),
+        Job::Data(..) | Job::Look(..) => panic!("these operations have one step"),
     };
     io.jobs.slots[index as usize] = Some(job);
     match step {
@@ -579,7 +611,7 @@ fn go_on(io: &mut Io, index: u32, done: Option<Completed>) {
                     Finished::Meta(owner, job.failed.map_or(Ok(()), Err))
                 }
                 Job::Attach(job) => Finished::Attach(job),
-                Job::Data(..) => unreachable!("seen above"),
+                Job::Data(..) | Job::Look(..) => unreachable!("seen above"),
             };
             io.jobs.finished.push(finished);
         }

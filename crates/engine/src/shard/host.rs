@@ -25,7 +25,7 @@ use vocab::{ConfigError, Dagtag, Instant, Minor, NodeId, Refusal, SectorRange, V
 
 use super::attach::AttachJob;
 use super::calls::Calls;
-use super::disk::{self, Disk, Finished, Owner};
+use super::disk::{self, Disk, Finished, Look, Owner};
 use super::io::Io;
 use super::token::SocketOp;
 use super::volume::{Volumes, Wish, WishOp};
@@ -144,6 +144,9 @@ impl Host {
         let input = match wish {
             Wish::Open { opener, write } => Input::Open { volume: nr, opener, write },
             Wish::Close { opener } => Input::Close { volume: nr, opener },
+            Wish::Look { id, range } => {
+                return self.look(io, Look { resource: self.id, volume: nr, id, range });
+            }
             Wish::Request { id, op, range } => {
                 let weight = self.count(nr, &op, range, io.now());
                 let request = Wish::request(nr, id, op, range, &mut io.bufs);
@@ -243,6 +246,23 @@ impl Host {
             Finished::Measured(_, volume, result) => {
                 self.feed(io, volumes, Input::DiskMeasured { volume, result });
             }
+            Finished::Looked(look, extents) => {
+                let target = self.volume_mut(look.volume).map(|v| v.target);
+                if let Some(target) = target.and_then(|key| volumes.get_mut(key)) {
+                    target.looked(look.id, look.range, extents);
+                }
+            }
+        }
+    }
+
+    /// A client wishes to know what of a volume is holes. The disk of this node says it, if it is
+    /// current: a hole that is looked for from now on has no data that anybody has been told of.
+    fn look(&mut self, io: &mut Io, look: Look) {
+        let disk = self.disk_of(look.volume).filter(|_| self.core.is_up_to_date(look.volume));
+        match disk {
+            // What is a hole there reads as noise.
+            Some(disk) if disk.crypt.is_none() => disk::look(io, look, &disk),
+            _ => io.jobs.finished.push(Finished::Looked(look, None)),
         }
     }
 

@@ -212,6 +212,7 @@ impl Shard {
             Finished::Disk(owner, _) | Finished::Meta(owner, _) => owner.resource,
             Finished::Attach(job) => job.resource,
             Finished::Measured(resource, ..) => *resource,
+            Finished::Looked(look, _) => look.resource,
         };
         self.with(resource, |host, io, volumes| host.finished(io, volumes, finished));
     }

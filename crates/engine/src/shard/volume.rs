@@ -26,6 +26,8 @@ pub(crate) enum Wish {
     Close { opener: u64 },
     /// `Input::Request`; the buffer of a write comes along.
     Request { id: u64, op: WishOp, range: SectorRange },
+    /// What of that is holes.
+    Look { id: u64, range: SectorRange },
 }
 
 /// As `RequestOp`, before the buffer has its number.
@@ -283,6 +285,17 @@ impl Volume {
         }
     }
 
+    /// A disk was looked at for holes. Without extents all is data, as far as anybody knows.
+    pub(crate) fn looked(&mut self, id: u64, range: SectorRange, extents: Option<Box<[Extent]>>) {
+        let index = id as u32;
+        let pending = std::mem::replace(&mut self.pending[index as usize], Pending::Free);
+        self.free.push(index);
+        let Pending::Whole { opener, tag } = pending else { panic!("a look is one request") };
+        let all = Extent { len: range.len.bytes().0, hole: false, zero: false };
+        let extents = Some(extents.unwrap_or_else(|| Box::new([all])));
+        self.finish(opener, Completion { extents, ..Completion::new(opener, tag, Ok(())) });
+    }
+
     fn part_done(&mut self, index: u32, result: Result<(), IoError>) {
         let Pending::Split { opener, tag, parts, flush, failed } =
             &mut self.pending[index as usize]
@@ -436,12 +449,6 @@ impl Target for Volume {
             self.completions.push(Completion { buf: request.buf, ..completion });
             return;
         }
-        if request.op == Op::BlockStatus {
-            let extent = Extent { len: u64::from(request.len), hole: false, zero: false };
-            let completion = Completion::new(opener, tag, Ok(()));
-            self.completions.push(Completion { extents: Some(Box::new([extent])), ..completion });
-            return;
-        }
         self.openers.get_mut(&opener).expect("seen above").in_flight += 1;
         let range = sectors(request.offset, u64::from(request.len));
         let op = match request.op {
@@ -454,7 +461,10 @@ impl Target for Volume {
             }
             Op::Flush => WishOp::Flush,
             Op::Trim | Op::WriteZeroes { .. } => return self.submit_range(&request),
-            Op::BlockStatus => unreachable!("answered above"),
+            Op::BlockStatus => {
+                let id = self.add(Pending::Whole { opener, tag });
+                return self.wishes.push(Wish::Look { id, range });
+            }
         };
         let id = self.add(Pending::Whole { opener, tag });
         self.wish(id, op, range);

@@ -204,3 +204,28 @@ fn writes_of_512_bytes_to_a_4k_device_are_refused() {
     disk.write_zeroes(&mut ring, Token(2), SectorRange { start: Sector(1), len: Sectors(8) }, true);
     assert_eq!(wait_for(&mut ring, Token(2)).result, Err(Errno::EINVAL));
 }
+
+#[test]
+fn holes_of_a_file_are_told_and_those_of_a_range_end_with_it() {
+    let (pool, mut ring) = (pool(), ring());
+    let file = file(1 << 20);
+    let disk = DiskFile::open(file.path(), DiskOptions::default()).unwrap();
+    for at in [64, 1024] {
+        disk.write(&mut ring, Token(1), Sector(at), pool.copy_from(&[7; 65536]).unwrap(), false);
+        assert_eq!(wait_for(&mut ring, Token(1)).result, Ok(65536));
+    }
+    let mut told = |start, len| {
+        disk.holes(&mut ring, Token(2), SectorRange::new(start, len));
+        let done = wait_for(&mut ring, Token(2));
+        assert_eq!(done.result, Ok(0));
+        let Payload::Extents(extents) = done.payload else { panic!("they come along") };
+        extents.iter().map(|e| (e.len / 512, e.hole && e.zero)).collect::<Vec<_>>()
+    };
+    let all = [(64, true), (128, false), (832, true), (128, false), (896, true)];
+    assert_eq!(told(0, 2048), all);
+    assert_eq!(told(80, 16), [(16, false)]);
+    assert_eq!(told(32, 64), [(32, true), (32, false)]);
+    assert_eq!(told(1100, 948), [(52, false), (896, true)]);
+    disk.holes(&mut ring, Token(3), SectorRange::new(2040, 16));
+    assert_eq!(wait_for(&mut ring, Token(3)).result, Err(Errno::ENOSPC));
+}

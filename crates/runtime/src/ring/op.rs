@@ -9,7 +9,7 @@ use io_uring::types::Timespec;
 use socket2::SockAddr;
 
 use super::ublk::UblkCommand;
-use crate::{Buf, Errno};
+use crate::{Buf, Errno, Extent};
 
 /// Chosen by the caller, returned with the completion; not interpreted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -87,6 +87,8 @@ pub enum Payload {
     Vectored(Box<Vectored>),
     /// The accepted connection.
     Fd(OwnedFd),
+    /// What of the range is holes.
+    Extents(Box<[Extent]>),
 }
 
 /// One segment of a [`Vectored`].
@@ -252,6 +254,7 @@ pub(super) enum Memory {
     Vectored(Box<Vectored>),
     Address(Box<SockAddr>),
     Timespec(Box<Timespec>),
+    Extents(Box<[Extent]>),
 }
 
 /// What to do, with the progress of operations that take several steps.
