@@ -147,14 +147,27 @@ fn who_can_not_hand_over_says_why_and_goes_on() {
     std::thread::scope(|scope| {
         scope.spawn(|| client.write(0, &pattern(3, BLOCK)).unwrap());
         std::thread::sleep(Duration::from_millis(300));
-        let (_, text) = cluster.nodes[0].fails(&["upgrade"]);
+        let (_, text) = cluster.nodes[0].fails(&["upgrade", "--retry", "0"]);
         cluster.nodes[1].signal(libc::SIGCONT);
         assert!(text.contains("not at rest"), "{text}");
     });
     assert_eq!(client.read(0, BLOCK).unwrap(), pattern(3, BLOCK));
     assert_eq!(cluster.nodes[0].pid(), pid);
     cluster.nodes[0].ok(&["info"]);
-    cluster.nodes[0].upgrade();
+    // Asked for in the same state, it is done as soon as the peer answers again.
+    let (alpha, others) = cluster.nodes.split_at_mut(1);
+    others[0].signal(libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.write(0, &pattern(3, BLOCK)).unwrap());
+        std::thread::sleep(Duration::from_millis(300));
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(1000));
+            others[0].signal(libc::SIGCONT);
+        });
+        let begin = Instant::now();
+        alpha[0].upgrade();
+        assert!(begin.elapsed() > Duration::from_secs(2), "the first try is refused");
+    });
     client.write(0, &pattern(4, BLOCK)).unwrap();
     assert_eq!(client.read(0, BLOCK).unwrap(), pattern(4, BLOCK));
     client.close();

@@ -488,8 +488,11 @@ impl Node {
 fn is_gone(pid: u32) -> bool {
     let start = Instant::now();
     let stat = format!("/proc/{pid}/stat");
-    // Nobody may have waited for it yet: `Z` stands behind its name.
-    let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z"));
+    // Nobody may have waited for it yet: `Z` stands behind its name. Its other threads may end after
+    // that, and what it had open, such as its control socket, is closed with the last of them.
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let runs =
+        || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z") || threads() > 1);
     while runs() && start.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -470,6 +470,9 @@ pub enum Command {
         /// The program that takes over [default: what is where the running one was started from]
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
+        /// Try again for so long while I/O does not come to rest in time, as on a slow disk; 0 for once
+        #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds_or_none)]
+        retry: Duration,
     },
     /// Take every resource down and end the engine
     Shutdown {

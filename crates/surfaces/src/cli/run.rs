@@ -7,7 +7,7 @@ mod maps;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use codec::admin::{
     Answer, Event, ExportStatus, Listen, MapOptions, Request, ResourceStatistics, ResourceStatus,
@@ -16,7 +16,7 @@ use codec::admin::{
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
 use vocab::options::Secret;
-use vocab::{ConfigError, NodeId, RefusalCode, Sector, VolumeNr};
+use vocab::{ConfigError, NodeId, RefusalCode, Sector, StateError, VolumeNr};
 
 use super::args::{Command, Common, DoctorArgs, FaceName, Objects};
 use super::client::Client;
@@ -30,6 +30,9 @@ use super::{doctor, events, status, why};
 
 /// Bytes of the longest passphrase.
 const PASSPHRASE_MAX: u64 = 8192;
+
+/// Between two tries to have another engine take over: I/O goes on for several times as long as it waits.
+const UPGRADE_AGAIN: Duration = Duration::from_secs(2);
 
 const NOT_UP: &str = "bring it up with `ashlar up`, or look with `ashlar status`";
 const NOT_CONFIGURED: &str = "check the name, or add it to the configuration";
@@ -142,7 +145,7 @@ impl Session<'_> {
                 self.simple(&format!("lock {disk}"), Request::Lock { disk: disk.clone() })
             }
             Command::Info => self.info(),
-            Command::Upgrade { binary } => self.upgrade(binary.as_deref()),
+            Command::Upgrade { binary, retry } => self.upgrade(binary.as_deref(), *retry),
             Command::Shutdown { force } => {
                 self.simple("shutdown", Request::Shutdown { force: *force })
             }
@@ -758,11 +761,24 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn upgrade(&mut self, binary: Option<&Path>) -> Result<(), Error> {
+    fn upgrade(&mut self, binary: Option<&Path>, retry: Duration) -> Result<(), Error> {
         // The engine has another working directory.
         let absolute = binary.map(std::path::absolute).transpose()?;
         let binary = absolute.map(|path| path.display().to_string());
-        match self.ask("upgrade", Request::Upgrade { binary })? {
+        let end = Instant::now() + retry;
+        let answer = loop {
+            match self.ask("upgrade", Request::Upgrade { binary: binary.clone() }) {
+                Err(Error::Refused { what, refusal })
+                    if refusal.code == RefusalCode::State(StateError::InTransientState)
+                        && Instant::now() < end =>
+                {
+                    writeln!(self.err, "{what}: {}; it is tried again", refusal.detail)?;
+                    std::thread::sleep(UPGRADE_AGAIN.min(end - Instant::now()));
+                }
+                other => break other?,
+            }
+        };
+        match answer {
             Answer::Upgraded(report) => {
                 let pause = report.pause_us as f64 / 1e3;
                 writeln!(
