@@ -188,3 +188,80 @@ fn one_client_at_a_time_and_none_where_another_node_is_primary() {
     assert!(!bed.socket.exists());
     bed.cluster.wait("nobody is Primary", |c| c.nodes[0].status()["role"] == "Secondary");
 }
+
+#[test]
+fn a_guest_does_not_notice_upgrades_and_goes_on_after_a_kill() {
+    let mut bed = Bed::new();
+    let mut client = bed.connect(Guest::new(2), &mut None, [0, 0]);
+    for round in 0..4u8 {
+        let seed = 10 + 10 * round;
+        write_four(&mut client.guest, seed);
+        bed.cluster.nodes[0].upgrade();
+        finish_four(&mut client.guest);
+        check_four(&mut client.guest, seed);
+        assert_eq!(client.guest.request(1, FLUSH, 0, &[], 0).0, OK);
+        // The conversation goes on, too: a ring ends and begins again.
+        let base = client.stop(1);
+        client.start(1, base as u16);
+        check_four(&mut client.guest, seed);
+    }
+    let exports = bed.cluster.nodes[0].ok(&["exports"]);
+    assert!(exports.contains("vhost-user-blk:") && exports.contains("clients:1"), "{exports}");
+    write_four(&mut client.guest, 90);
+    bed.cluster.nodes[0].kill();
+    bed.cluster.nodes[0].start();
+    let (guest, mut log) = disconnect(client);
+    let bases = [guest.used_index(0), guest.used_index(1)];
+    client = bed.connect(guest, &mut log, bases);
+    finish_four(&mut client.guest);
+    check_four(&mut client.guest, 90);
+    assert!(!bed.log().contains("can not go on"), "{}", bed.log());
+    drop(client);
+    bed.cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
+    bed.cluster.nodes.iter_mut().for_each(|node| assert!(node.stop(), "{}", node.name));
+    bed.cluster.assert_equal(0, &[0, 1]);
+}
+
+#[test]
+fn a_guest_that_is_away_during_an_upgrade_goes_on_unless_others_have_written() {
+    let mut bed = Bed::new();
+    let mut client = bed.connect(Guest::new(2), &mut None, [0, 0]);
+    for others_write in [false, true] {
+        assert_eq!(client.guest.request(0, WRITE, 0, &[1; 4096], 0).0, OK);
+        let (guest, mut log) = disconnect(client);
+        bed.cluster.wait("nobody is Primary", |c| c.nodes[0].status()["role"] == "Secondary");
+        bed.cluster.nodes[0].upgrade();
+        if others_write {
+            let socket = bed.cluster.nodes[1].export();
+            let mut other = nbd::Client::open(&socket, "r0/0").unwrap();
+            other.write(0, &[2; 4096]).unwrap();
+            other.flush().unwrap();
+            other.close();
+            bed.cluster.wait("nobody is Primary", |c| c.nodes[1].status()["role"] == "Secondary");
+        }
+        let bases = [guest.used_index(0), guest.used_index(1)];
+        client = bed.connect(guest, &mut log, bases);
+        let expected = if others_write { IOERR } else { OK };
+        assert_eq!(client.guest.request(0, READ, 0, &[], 4096).0, expected, "{}", bed.log());
+    }
+    assert!(bed.log().contains("others have written"), "{}", bed.log());
+}
+
+#[test]
+fn an_upgrade_in_the_middle_of_a_message_is_refused_and_changes_nothing() {
+    let mut bed = Bed::new();
+    let mut client = bed.connect(Guest::new(2), &mut None, [0, 0]);
+    write_four(&mut client.guest, 10);
+    // Half of a question for the features.
+    let question = vhost_client::words(&[1, 1, 0]);
+    client.send_raw(&question[..6], &[]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let (_, why) = bed.cluster.nodes[0].fails(&["upgrade", "--retry", "0"]);
+    assert!(why.contains("is being answered") && why.contains("nothing was changed"), "{why}");
+    finish_four(&mut client.guest);
+    client.send_raw(&question[6..], &[]).unwrap();
+    assert_eq!(client.answer().0.len(), 8);
+    check_four(&mut client.guest, 10);
+    bed.cluster.nodes[0].upgrade();
+    check_four(&mut client.guest, 10);
+}

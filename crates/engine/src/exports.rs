@@ -35,6 +35,21 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
+    /// Goes on with what another process has served over vhost-user.
+    pub(crate) fn inherit_vhost(&mut self, name: String, server: Server) {
+        self.vhost.insert(name, server);
+    }
+
+    /// An export by its name.
+    pub(crate) fn get(&self, name: &str) -> Option<&StoredExport> {
+        self.by_name.get(name)
+    }
+
+    /// What is served over vhost-user, by its name.
+    pub(crate) fn vhost_servers(&self) -> impl Iterator<Item = (&String, &Server)> {
+        self.vhost.iter()
+    }
+
     /// What is served over vhost-user.
     pub(crate) fn vhost(&self) -> impl Iterator<Item = (&StoredExport, &Server)> {
         self.vhost.iter().map(|(name, server)| (&self.by_name[name], server))
@@ -145,6 +160,9 @@ impl Engine {
             self.listen(&mut exports, place)?;
         }
         for (name, export) in &exports.by_name {
+            if path_of(&export.listen).is_some() {
+                continue;
+            }
             let entry = self.entry(&export.resource)?;
             let (id, volume) = (entry.id, VolumeNr(export.volume));
             let target = move |shard: &mut Shard| shard.hosts.get_mut(id)?.target(volume);

@@ -134,10 +134,11 @@ pub fn run(options: &Options) -> Result<(), StartError> {
     let order = order::Order::default();
     // An heir waits here until the other engine hands over, with all its threads ready.
     let (legacy, state, metrics, shards, predecessor);
-    let instance = random::seed().max(1);
+    let mut instance = random::seed().max(1);
     if options.heir {
         shards = start_shards(options, &hub, &order)?;
         let (left, directory) = upgrade::take_over(&options.state_dir)?;
+        instance = left.instance();
         (legacy, state, metrics, predecessor) = (Some(left), directory, None, None);
     } else {
         (legacy, state) = (None, StateDir::open(&options.state_dir)?);

@@ -28,6 +28,7 @@ use zeroize::Zeroizing;
 use crate::engine::{Done, Engine, Stop, lock};
 use crate::log::{Level, log};
 use crate::shard::FrozenShard;
+use crate::vhost::{FrozenGuest, HeldGuest};
 pub(crate) use heir::{follow, take_over};
 use passing::{Kind, receive, send, send_descriptors};
 
@@ -53,6 +54,8 @@ const TICK: Duration = Duration::from_micros(500);
 /// lock of the state directory.
 #[derive(Serialize, Deserialize)]
 struct Handover {
+    /// The run goes on: guests know it.
+    instance: u64,
     shards: Vec<FrozenShard>,
     /// As they are kept, with the shard of each.
     resources: Vec<(String, usize)>,
@@ -61,6 +64,8 @@ struct Handover {
     listeners: String,
     /// Volumes that are mapped.
     maps: String,
+    /// What serves guests.
+    guests: Vec<FrozenGuest>,
     /// Of encrypted disks, by their paths.
     keys: BTreeMap<String, Opened>,
 }
@@ -68,7 +73,8 @@ struct Handover {
 impl Handover {
     /// How many descriptors belong to it.
     fn descriptors(&self) -> usize {
-        1 + self.shards.iter().map(FrozenShard::descriptors).sum::<usize>()
+        let guests: usize = self.guests.iter().map(FrozenGuest::descriptors).sum();
+        1 + self.shards.iter().map(FrozenShard::descriptors).sum::<usize>() + guests
     }
 }
 
@@ -125,13 +131,6 @@ impl Engine {
     fn check_upgrade(&self) -> Done {
         supervisor::check().map_err(Stop::invalid)?;
         self.check_maps_handover()?;
-        if let Some((export, _)) = lock(&self.exports).vhost().next() {
-            return Err(Stop::invalid(format!(
-                "{}/{} is exported over vhost-user, which can not be handed over yet; restart the \
-                 engine instead: guests go on with the next one",
-                export.resource, export.volume
-            )));
-        }
         if lock(&self.exports).tls_clients() > 0 {
             let why = "NBD clients over TLS are connected, whose encryption can not be handed over; \
                        disconnect them, or restart the engine instead";
@@ -154,7 +153,8 @@ impl Engine {
         // Guests of this run may not go on from any but the next one.
         self.state.forget_run().map_err(failed)?;
         let begin = Instant::now();
-        let result = self.freeze(begin).and_then(|(state, descriptors)| {
+        let mut held = Vec::new();
+        let result = self.freeze(begin, &mut held).and_then(|(state, descriptors)| {
             let passed =
                 send(line, Kind::State, &state).and_then(|()| send_descriptors(line, &descriptors));
             passed.map_err(|e| failed(format!("the new engine takes no state: {e}")))?;
@@ -165,8 +165,9 @@ impl Engine {
         match result {
             Ok(()) => {
                 let pause = begin.elapsed();
-                // No command is obeyed here any more.
+                // No command is obeyed here any more, and no guest answered.
                 std::mem::forget(commands);
+                std::mem::forget(held);
                 if let Err(stop) = expect(line, RUNNING, Kind::Running, "run") {
                     // It may have done anything: this engine must not go on.
                     let why = crate::restore::text(&stop);
@@ -201,7 +202,14 @@ impl Engine {
     }
 
     /// Lets everything come to rest, first what clients have asked for, and freezes it.
-    fn freeze(&self, begin: Instant) -> Done<(Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
+    fn freeze(
+        &self,
+        begin: Instant,
+        held: &mut Vec<HeldGuest>,
+    ) -> Done<(Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
+        let (guests, files) = self
+            .hold_guests(begin + REST, held)
+            .map_err(|why| refused(format!("{why}; nothing was changed")))?;
         let mut left = Err("it was not looked at".to_owned());
         while left.is_err() {
             left = self.rest_clients()?;
@@ -232,10 +240,13 @@ impl Engine {
             stored.map(|stored| (stored, entry.shard)).map_err(|e| failed(e.to_string()))
         };
         let resources = self.entries(None).iter().map(kept).collect::<Done<Vec<_>>>()?;
+        descriptors.extend(files);
         let (exports, listeners) = lock_exports(self)?;
         let maps = self.freeze_maps().map_err(failed)?;
         let keys = self.keys.all();
-        let handover = Handover { shards, resources, exports, listeners, maps, keys };
+        let instance = self.instance;
+        let handover =
+            Handover { instance, shards, resources, exports, listeners, maps, guests, keys };
         debug_assert_eq!(handover.descriptors(), descriptors.len());
         let state =
             codec::frozen::to_bytes(VERSION, &handover).map_err(|e| failed(e.to_string()))?;

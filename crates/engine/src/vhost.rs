@@ -17,10 +17,13 @@
 //! A run that ends in peace leaves its peers connected for a moment after its clients are gone. It counts
 //! as one before only if nobody has used that ([`Engine::end_run`]).
 
+mod handover;
+
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,7 +31,7 @@ use std::time::Duration;
 use codec::admin::{FailureKind, Listen};
 use frontend::vhost::DeviceKey;
 use frontend::vhost::inflight::Lease;
-use frontend::vhost::session::{End, Owner, Session, Task};
+use frontend::vhost::session::{End, Owner, Session, Signals, Task};
 use runtime::{Errno, Intent, TargetInfo};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use vocab::VolumeNr;
@@ -39,6 +42,8 @@ use crate::maps::refused;
 use crate::restore::text;
 use crate::shard::{Message, Shard};
 use crate::state::StoredExport;
+use handover::Hold;
+pub(crate) use handover::{FrozenGuest, HeldGuest};
 
 /// How long opening a volume may take: promotion asks all peers.
 const OPEN: Duration = Duration::from_secs(45);
@@ -48,6 +53,9 @@ const YOUNG: Duration = Duration::from_secs(30);
 /// An export that is served.
 pub(crate) struct Server {
     stop: Arc<OwnedFd>,
+    /// Is readable while the thread is to rest; why and for how long comes by `holds`.
+    hold: Arc<OwnedFd>,
+    holds: Sender<Hold>,
     path: String,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -88,7 +96,10 @@ struct Thread {
     engine: Weak<Engine>,
     name: String,
     export: StoredExport,
+    listener: UnixListener,
     stop: Arc<OwnedFd>,
+    hold: Arc<OwnedFd>,
+    holds: Receiver<Hold>,
     shared: Arc<Shared>,
     /// What was said last of a client that could not be served: it comes again and again.
     said: String,
@@ -111,21 +122,37 @@ impl Engine {
             || runtime::net::listen_unix(Path::new(path)),
         );
         let listener = UnixListener::from(listener.map_err(|e| failed(e.to_string()))?);
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let stop = Arc::new(stop.map_err(|e| failed(e.to_string()))?);
+        self.start_vhost(name, export, path, listener, Thread::listen)
+            .map_err(|e| failed(e.to_string()))
+    }
+
+    /// Has a thread of its own serve what comes in at a listener.
+    fn start_vhost(
+        self: &Arc<Self>,
+        name: &str,
+        export: &StoredExport,
+        path: &str,
+        listener: UnixListener,
+        run: impl FnOnce(&mut Thread) + Send + 'static,
+    ) -> std::io::Result<Server> {
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
+        let (stop, hold) = (event()?, event()?);
+        let (holds, held) = mpsc::channel();
         let shared = Arc::new(Shared::default());
         let mut thread = Thread {
             engine: Arc::downgrade(self),
             name: name.to_owned(),
             export: export.clone(),
+            listener,
             stop: stop.clone(),
+            hold: hold.clone(),
+            holds: held,
             shared: shared.clone(),
             said: String::new(),
         };
         let builder = std::thread::Builder::new().name("vhost".to_owned());
-        let spawned = builder.spawn(move || thread.listen(&listener));
-        let thread = Some(spawned.map_err(|e| failed(e.to_string()))?);
-        Ok(Server { stop, path: path.to_owned(), shared, thread })
+        let thread = Some(builder.spawn(move || run(&mut thread))?);
+        Ok(Server { stop, hold, holds, path: path.to_owned(), shared, thread })
     }
 
     /// How often others may have changed a volume, in this life of its resource.
@@ -176,12 +203,19 @@ impl Engine {
 }
 
 impl Thread {
-    fn listen(&mut self, listener: &UnixListener) {
+    fn listen(&mut self) {
         loop {
-            let mut fds =
-                [PollFd::new(&*self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(&*self.stop, PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&*self.hold, PollFlags::IN),
+            ];
             match poll(&mut fds, None) {
                 Ok(_) if !fds[0].revents().is_empty() => return,
+                Ok(_) if !fds[2].revents().is_empty() => {
+                    self.rest(None);
+                    continue;
+                }
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => {
@@ -192,7 +226,7 @@ impl Thread {
                     );
                 }
             }
-            match listener.accept() {
+            match self.listener.accept() {
                 Ok((stream, _)) => {
                     self.shared.clients.store(1, Ordering::Relaxed);
                     self.serve(stream);
@@ -217,6 +251,10 @@ impl Thread {
     fn serve(&mut self, stream: UnixStream) {
         let Some(engine) = self.engine.upgrade() else { return };
         let served = self.serve_on(&engine, stream);
+        self.note_end(served);
+    }
+
+    fn note_end(&mut self, served: Done<End>) {
         match served {
             Ok(end) => {
                 let level = match end {
@@ -243,17 +281,32 @@ impl Thread {
         self.said.clear();
         let client = Client { engine, entry: &entry, nr, name: &self.name };
         *lock(&self.shared.lease) = Some(client.lease());
-        let end = match Session::new(stream, &self.stop, &client, (key, info, read_only)) {
-            Ok(mut session) => session.serve(),
+        let signals = Signals { stop: &self.stop, hold: &self.hold };
+        let end = match Session::new(stream, signals, &client, (key, info, read_only)) {
+            Ok(mut session) => self.converse(&mut session),
             Err(error) => End::Io(error),
         };
+        self.close(&client, key)?;
+        Ok(end)
+    }
+
+    /// Serves a client to its end.
+    fn converse(&self, session: &mut Session<'_>) -> End {
+        loop {
+            match session.serve() {
+                End::Held => self.rest(Some(session)),
+                end => return end,
+            }
+        }
+    }
+
+    fn close(&self, client: &Client<'_>, key: DeviceKey) -> Done {
         // The count of now: what changed while it was open is what its guest has seen.
         *lock(&self.shared.lease) = Some(client.lease());
-        engine.on(entry.shard, move |shard| {
+        client.engine.on(client.entry.shard, move |shard| {
             let Shard { vhost, io, volumes, .. } = shard;
             vhost.close(&mut io.ring, volumes, key);
-        })?;
-        Ok(end)
+        })
     }
 }
 

@@ -12,6 +12,7 @@
 //! * [`session`]: one client, from its connection to its end; blocks, so it has a thread of its own.
 //! * [`memory`]: the guest's memory, mapped. [`inflight`]: the log by which requests outlive the
 //!   process that serves them.
+//! * [`handover`]: a client on its way to another process.
 //! * [`split`]: a ring in the guest's memory; [`request`]: what one of its chains asks; `queue`: the
 //!   requests of a ring as a state machine; [`server`]: the devices of one thread.
 //!
@@ -29,6 +30,7 @@
 //! * A turn takes only so much from a ring; then it is the others' turn.
 
 pub mod config;
+pub mod handover;
 pub mod inflight;
 pub mod memory;
 pub mod proto;
@@ -41,7 +43,8 @@ pub mod split;
 #[cfg(test)]
 mod tests;
 
-pub use server::{DeviceKey, Devices};
+pub use handover::FrozenSession;
+pub use server::{DeviceKey, Devices, FrozenDevices};
 
 /// Most rings of a device: one thread serves them all.
 pub const QUEUES_MAX: u16 = 64;

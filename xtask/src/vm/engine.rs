@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::PATIENCE;
 use super::rig::Rig;
@@ -24,7 +24,15 @@ pub struct Engine<'a> {
     name: String,
     binary: PathBuf,
     daemon: Option<Daemon>,
+    /// The process that has taken over from it.
+    heir: Option<u32>,
     starts: u32,
+}
+
+impl Drop for Engine<'_> {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }
 
 /// The binary of this tree, built.
@@ -37,14 +45,27 @@ fn binary() -> Result<PathBuf> {
     Ok(target.join("debug").join("ashlar"))
 }
 
+/// True until all threads of a process have ended.
+fn is_running(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    !stat.is_empty() && (!stat.contains(") Z") || threads > 1)
+}
+
 impl<'a> Engine<'a> {
     /// One of that name, with that configuration; it does not run yet.
     ///
     /// # Errors
     /// If the binary can not be built, or its files not written.
     pub fn new(rig: &'a Rig<'a>, name: &str, config: &str) -> Result<Engine<'a>> {
-        let engine =
-            Engine { rig, name: name.to_owned(), binary: binary()?, daemon: None, starts: 0 };
+        let engine = Engine {
+            rig,
+            name: name.to_owned(),
+            binary: binary()?,
+            daemon: None,
+            heir: None,
+            starts: 0,
+        };
         fs::write(engine.file("conf"), config)?;
         fs::create_dir_all(engine.file("state"))?;
         Ok(engine)
@@ -77,6 +98,30 @@ impl<'a> Engine<'a> {
         if let Some(mut daemon) = self.daemon.take() {
             daemon.end();
         }
+        if let Some(heir) = self.heir.take() {
+            let mut command = process::command("kill");
+            command.args(["-KILL", &heir.to_string()]);
+            // It may have ended by itself.
+            let _ = process::output(command, PATIENCE);
+            let begun = Instant::now();
+            while is_running(heir) && begun.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// Has another process take over, and returns how long I/O waited, in milliseconds.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn upgrade(&mut self) -> Result<f64> {
+        let said = self.say(&["upgrade"])?;
+        let mut words = said.split_whitespace();
+        let pid = words.nth(1).and_then(|word| word.parse().ok());
+        let waited = words.rev().nth(1).and_then(|word| word.parse().ok());
+        let (Some(pid), Some(waited)) = (pid, waited) else { bail!("`ashlar upgrade`: {said}") };
+        self.heir = Some(pid);
+        Ok(waited)
     }
 
     /// What it has kept is gone: its next start begins with nothing.

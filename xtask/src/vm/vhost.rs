@@ -91,6 +91,7 @@ pub fn main() -> Result<()> {
         done(what, begun);
         process::check_signals()?;
     }
+    bed.upgraded_under_load(&guest)?;
     bed.killed_under_load(&guest)?;
     bed.ended_under_load(&guest)?;
     bed.peer_lost_under_load(&guest)?;
@@ -196,6 +197,23 @@ impl<'a> Bed<'a> {
             }
         }
         self.on(guest, "! dmesg | grep -i -e 'i/o error' -e 'ext4-fs error' >&2").map(drop)
+    }
+
+    fn upgraded_under_load(&mut self, guest: &Guest) -> Result<()> {
+        let begun = Instant::now();
+        let mut load = self.load(guest)?;
+        let mut waited = Vec::new();
+        for _ in 0..5 {
+            ensure!(load.try_wait()?.is_none(), "the load ended before the engine was upgraded");
+            waited.push(self.alpha.upgrade()?);
+            std::thread::sleep(Duration::from_secs(2));
+        }
+        self.wait_load(guest, load)?;
+        self.settle(in_sync)?;
+        let opened = self.alpha.log().matches("opened to read and write by a vhost-user").count();
+        ensure!(opened <= 1, "QEMU had to connect again\n{}", self.logs());
+        done(&format!("five upgrades under load, I/O waited {waited:.1?} ms"), begun);
+        Ok(())
     }
 
     fn killed_under_load(&mut self, guest: &Guest) -> Result<()> {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use frontend::nbd::server::{FrozenServer, TargetKey};
-use frontend::ublk::FrozenDevices;
+use frontend::{ublk, vhost};
 use serde::{Deserialize, Serialize};
 
 use super::host::{FrozenHost, Host};
@@ -18,15 +18,17 @@ use crate::handlers::Programs;
 /// the NBD server.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct FrozenShard {
-    hosts: Vec<FrozenHost>,
+    /// Each in its place: guests know how often others had changed a volume in which of its lives.
+    hosts: Vec<Option<FrozenHost>>,
     nbd: FrozenServer,
-    mapped: FrozenDevices,
+    mapped: ublk::FrozenDevices,
+    guests: vhost::FrozenDevices,
 }
 
 impl FrozenShard {
     /// How many descriptors belong to it.
     pub(crate) fn descriptors(&self) -> usize {
-        let hosts: usize = self.hosts.iter().map(FrozenHost::descriptors).sum();
+        let hosts: usize = self.hosts.iter().flatten().map(FrozenHost::descriptors).sum();
         hosts + self.nbd.descriptors()
     }
 }
@@ -34,7 +36,8 @@ impl FrozenShard {
 impl Shard {
     /// Why the shard can not be handed over, whatever is waited for.
     pub(crate) fn never_frozen(&mut self) -> Option<String> {
-        self.hosts.iter_mut().find_map(|host| host.never_frozen())
+        let of_guests = self.vhost.never_frozen();
+        of_guests.or_else(|| self.hosts.iter_mut().find_map(|host| host.never_frozen()))
     }
 
     /// Takes no more requests of clients, and tells what needs peers to end. To be called
@@ -42,8 +45,12 @@ impl Shard {
     pub(crate) fn pause_clients(&mut self) -> Option<String> {
         self.nbd.pause(&mut self.io.ring);
         self.ublk.pause();
+        self.vhost.pause(&mut self.io.ring);
         if let Some(unfrozen) = self.nbd.unfrozen() {
             return Some(unfrozen.0);
+        }
+        if let Some(unfrozen) = self.vhost.unfrozen() {
+            return Some(unfrozen);
         }
         self.hosts.iter_mut().find_map(|host| host.needs_peers())
     }
@@ -67,16 +74,21 @@ impl Shard {
             return Err("disk operations are under way".to_owned());
         }
         let (mut frozen, mut descriptors) = (Vec::new(), Vec::new());
-        for host in hosts.iter_mut() {
+        let guests = self.vhost.freeze()?;
+        for slot in &mut hosts.slots {
+            let Some(host) = slot else {
+                frozen.push(None);
+                continue;
+            };
             let (host, files) = host.freeze(volumes)?;
-            frozen.push(host);
+            frozen.push(Some(host));
             descriptors.extend(files);
         }
         let (nbd, files) = self.nbd.freeze().map_err(|e| format!("NBD clients: {e}"))?;
         descriptors.extend(files);
         let mapped = self.ublk.freeze();
         self.frozen = true;
-        Ok((FrozenShard { hosts: frozen, nbd, mapped }, descriptors))
+        Ok((FrozenShard { hosts: frozen, nbd, mapped, guests }, descriptors))
     }
 
     /// Goes on: nobody has taken over, or this is who has.
@@ -89,8 +101,9 @@ impl Shard {
         for id in self.hosts.ids() {
             self.with(id, |host, io, volumes| host.resume(io, volumes));
         }
-        let Shard { nbd, io, volumes, .. } = self;
+        let Shard { nbd, vhost, io, volumes, .. } = self;
         nbd.resume(&mut io.ring, volumes);
+        vhost.go_on(&mut io.ring, volumes);
         // What it was told meanwhile, or the process before was, it has not done.
         self.look_at_order();
     }
@@ -112,6 +125,10 @@ impl Shard {
         let mut next = || descriptors.next().ok_or_else(|| "a descriptor is missing".to_owned());
         let mut names = Vec::new();
         for host in frozen.hosts {
+            let Some(host) = host else {
+                self.hosts.slots.push(None);
+                continue;
+            };
             let id = u16::try_from(self.hosts.slots.len()).map_err(|e| e.to_string())?;
             let Some(programs) = programs.get(&host.name) else {
                 return Err(format!("resource {} is not configured", host.name));
@@ -129,6 +146,7 @@ impl Shard {
         let now = self.io.now();
         self.nbd.thaw(frozen.nbd, descriptors.collect(), now, target)?;
         self.ublk.thaw(&frozen.mapped, target)?;
+        self.vhost.thaw(frozen.guests, &mut self.volumes, target)?;
         Ok(names)
     }
 

@@ -19,6 +19,7 @@ use crate::handlers::Programs;
 use crate::log::{Level, log};
 use crate::restore::text;
 use crate::state::{StateDir, Stored};
+use crate::vhost::HeldGuest;
 use crate::{Options, StartError};
 
 /// What has come of it.
@@ -73,14 +74,20 @@ fn give_up(line: &UnixStream, why: &str) -> ! {
 }
 
 impl Legacy {
+    /// The run that goes on.
+    pub(crate) const fn instance(&self) -> u64 {
+        self.handover.instance
+    }
+
     /// Takes over into an engine that has no resources, and goes on with everything. Returns the line,
     /// to be given to [`follow`], once that is so.
     pub(crate) fn install(self, engine: &Arc<Engine>, options: &Options) -> UnixStream {
         let Legacy { line, handover, descriptors } = self;
-        let listener = match thaw(engine, handover, descriptors)
-            .and_then(|()| crate::control::prepare(&options.socket))
+        let thawed = thaw(engine, handover, descriptors);
+        let (guests, listener) = match thawed
+            .and_then(|guests| Ok((guests, crate::control::prepare(&options.socket)?)))
         {
-            Ok(listener) => listener,
+            Ok(all) => all,
             Err(why) => give_up(&line, &why),
         };
         if send(&line, Kind::Taken, &[]).is_err() {
@@ -100,6 +107,7 @@ impl Legacy {
                 std::process::exit(1);
             }
         }
+        guests.into_iter().for_each(HeldGuest::go_on);
         let server = engine.clone();
         let serve = listener.publish().and_then(|listener| {
             let run = move || crate::control::serve(server, listener);
@@ -113,8 +121,13 @@ impl Legacy {
     }
 }
 
-fn thaw(engine: &Arc<Engine>, handover: Handover, descriptors: Vec<OwnedFd>) -> Taken {
-    let Handover { shards, resources, exports, listeners, maps, keys } = handover;
+fn thaw(
+    engine: &Arc<Engine>,
+    handover: Handover,
+    descriptors: Vec<OwnedFd>,
+) -> Taken<Vec<HeldGuest>> {
+    let Handover { instance: _, shards, resources, exports, listeners, maps, guests, keys } =
+        handover;
     if shards.len() != engine.shards.len() {
         return Err(format!(
             "this engine has {} threads, and the other one has {}; start it with --threads",
@@ -161,7 +174,8 @@ fn thaw(engine: &Arc<Engine>, handover: Handover, descriptors: Vec<OwnedFd>) -> 
     }
     engine.keys.inherit(keys);
     engine.inherit_maps(&maps)?;
-    engine.inherit_exports(&exports, &listeners).map_err(|stop| text(&stop))
+    engine.inherit_exports(&exports, &listeners).map_err(|stop| text(&stop))?;
+    engine.inherit_guests(guests, descriptors.collect())
 }
 
 /// Waits until the other engine is gone, and then goes on with what only one process can do.

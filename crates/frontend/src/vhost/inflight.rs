@@ -13,6 +13,7 @@
 //! order of their counters. To repeat a request does no harm: it had no answer, so nothing relies on it.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,6 +21,7 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
+use serde::{Deserialize, Serialize};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
@@ -36,7 +38,7 @@ const AT_INSTANCE: usize = 8;
 const AT_CHANGES: usize = 16;
 
 /// Who has served a device last, by which the next one knows what may have happened in between.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Lease {
     /// The engine's run; not 0.
     pub instance: u64,
@@ -109,6 +111,18 @@ impl Inflight {
 
     fn load<T: vm_memory::AtomicAccess + Default>(&self, at: usize) -> T {
         self.mapping.as_volatile_slice().load(at, Ordering::Acquire).unwrap_or_default()
+    }
+
+    /// How it is laid out, and its file, for [`Inflight::open`] in another process.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn file(&self) -> io::Result<(InflightArea, OwnedFd)> {
+        let Inflight { queues, queue_size, .. } = *self;
+        let size = area_bytes(queues, queue_size) as u64;
+        let file = self.mapping.file_offset().expect("it is mapped from a file");
+        let file = file.file().try_clone()?.into();
+        Ok((InflightArea { size, offset: 0, queues, queue_size }, file))
     }
 
     /// Who has served the device, if anybody has.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{fstat, fstatfs};
 use vm_memory::mmap::{GuestRegionMmap, MmapRegion};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::proto::Region;
 
@@ -225,13 +225,26 @@ impl Regions {
     /// They do not fit together.
     pub fn guest(&self) -> Result<Arc<Guest>, String> {
         let mut mappings: Vec<_> = self.pieces.iter().map(|piece| piece.mapping.clone()).collect();
-        mappings.sort_by_key(|mapping| vm_memory::GuestMemoryRegion::start_addr(&**mapping));
+        mappings.sort_by_key(|mapping| GuestMemoryRegion::start_addr(&**mapping));
         let guards = self.pieces.iter().map(|piece| piece.guard.clone()).collect();
         let memory = match mappings.is_empty() {
             true => GuestMemoryMmap::new(),
             false => GuestMemoryMmap::from_arc_regions(mappings).map_err(|e| e.to_string())?,
         };
         Ok(Arc::new(Guest { guards, memory }))
+    }
+
+    /// All pieces with their files, for [`Regions::add`] in another process.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn files(&self) -> io::Result<Vec<(Region, OwnedFd)>> {
+        let file = |piece: &Piece| {
+            let file = GuestMemoryRegion::file_offset(&*piece.mapping);
+            let file = file.expect("a piece is mapped from a file").file().try_clone()?;
+            Ok((piece.region, file.into()))
+        };
+        self.pieces.iter().map(file).collect()
     }
 
     /// The guest's address of `len` bytes that the client names by its own.

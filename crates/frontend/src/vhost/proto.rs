@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a header: request, flags, length of the payload.
 pub const HEADER_LEN: usize = 12;
 /// Longest payload that any request here has.
@@ -49,7 +51,7 @@ pub struct Header {
 }
 
 /// A piece of the guest's memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Region {
     /// Address in the guest.
     pub guest: u64,
@@ -62,7 +64,7 @@ pub struct Region {
 }
 
 /// Where a ring's parts are, as addresses of the client.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RingAddress {
     /// The ring.
     pub index: u32,
@@ -77,7 +79,7 @@ pub struct RingAddress {
 }
 
 /// The log of requests in flight.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InflightArea {
     /// Bytes of the mapping.
     pub size: u64,

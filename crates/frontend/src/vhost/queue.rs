@@ -70,6 +70,8 @@ pub(super) struct Context<'a> {
     pub(super) pool: &'a BufPool,
     pub(super) guest: &'a Guest,
     pub(super) terms: &'a Terms,
+    /// No chains are taken, and no kicks are waited for.
+    pub(super) paused: bool,
     /// The ring's number, in the place it has in tags of requests.
     pub(super) tag: u64,
     /// Tokens of this ring.
@@ -120,7 +122,9 @@ pub(super) struct Vring {
     in_flight: usize,
     log: Option<RingLog>,
     kick: Fd,
-    kick_op: OpId,
+    /// The read that waits for a kick, or what it is to be read into.
+    kick_op: Option<OpId>,
+    kick_buf: Option<Buf>,
     call: Option<Fd>,
     err: Option<Fd>,
     /// Eight bytes that say 1.
@@ -157,7 +161,7 @@ impl Vring {
         let bytes = one.as_mut_slice().expect("nobody else has a buffer just allocated");
         bytes.copy_from_slice(&1u64.to_ne_bytes());
         let kick = Fd::new(kick);
-        let kick_op = cx.ring.read(cx.tokens.kick, &kick, 0, buffer(EVENT_LEN)?);
+        let kick_buf = Some(buffer(EVENT_LEN)?);
         let slot = || Slot {
             state: State::Free,
             op: Op::Flush,
@@ -176,7 +180,8 @@ impl Vring {
             in_flight: 0,
             log,
             kick,
-            kick_op,
+            kick_op: None,
+            kick_buf,
             call: call.map(Fd::new),
             err: err.map(Fd::new),
             one,
@@ -189,8 +194,51 @@ impl Vring {
             stopped: None,
         };
         // Chains may be there already, and their kick may have gone to whoever served the ring before.
-        vring.schedule(cx);
+        if !cx.paused {
+            vring.go_on(cx);
+        }
         Ok(vring)
+    }
+
+    /// Withdraws the read that waits for a kick: another process may be about to wait for them.
+    pub(super) fn pause(&mut self, ring: &mut Ring) {
+        if let Some(op) = self.kick_op {
+            ring.cancel(op);
+        }
+    }
+
+    /// What keeps it from being handed over, once it is paused.
+    pub(super) fn unfrozen(&self) -> Option<&'static str> {
+        let told = self.kick_op.is_some() || self.calling || self.due || self.scheduled;
+        match (self.in_flight, told) {
+            (0, false) => None,
+            (0, true) => Some("a guest is being told of answers"),
+            _ => Some("requests of a guest are under way"),
+        }
+    }
+
+    /// It takes no more chains, for good.
+    pub(super) const fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Index of the next chain to be taken.
+    pub(super) fn next_chain(&self) -> u16 {
+        self.split.next_avail()
+    }
+
+    /// Goes on after a pause. What was offered meanwhile may have had its kick taken by another process.
+    pub(super) fn go_on(&mut self, cx: &mut Context<'_>) {
+        if self.stopped.is_none() {
+            self.await_kick(cx);
+            self.schedule(cx);
+        }
+    }
+
+    fn await_kick(&mut self, cx: &mut Context<'_>) {
+        if let Some(buf) = self.kick_buf.take() {
+            self.kick_op = Some(cx.ring.read(cx.tokens.kick, &self.kick, 0, buf));
+        }
     }
 
     /// Requests that are taken and not used.
@@ -221,7 +269,7 @@ impl Vring {
 
     /// Takes no more chains. `told` gets the index of the next one once all that were taken are used.
     pub(super) fn stop(&mut self, ring: &mut Ring, told: mpsc::Sender<u16>) {
-        ring.cancel(self.kick_op);
+        self.pause(ring);
         self.stopped = Some(told);
         self.tell_stopped();
     }
@@ -251,10 +299,14 @@ impl Vring {
         payload: Payload,
         result: Result<u32, Errno>,
     ) -> Result<(), Broken> {
+        self.kick_op = None;
         let (Payload::Buf(buf), true) = (payload, self.stopped.is_none()) else { return Ok(()) };
+        self.kick_buf = Some(buf);
         match result {
-            Ok(_) => {
-                self.kick_op = cx.ring.read(cx.tokens.kick, &self.kick, 0, buf);
+            // It is considered when the ring goes on.
+            _ if cx.paused => Ok(()),
+            Ok(_) | Err(Errno::ECANCELED) => {
+                self.await_kick(cx);
                 self.serve(cx, target)
             }
             // Without kicks there is nothing to go by.
@@ -298,7 +350,7 @@ impl Vring {
         cx: &mut Context<'_>,
         target: &mut dyn Target,
     ) -> Result<(), Broken> {
-        if !self.enabled || self.broken.is_some() || self.stopped.is_some() {
+        if !self.enabled || cx.paused || self.broken.is_some() || self.stopped.is_some() {
             return Ok(());
         }
         match self.take_all(cx, target) {

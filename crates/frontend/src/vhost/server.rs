@@ -15,6 +15,8 @@ use runtime::{
     BufPool, Completed, Completion, Errno, Intent, OpenerId, Ring, Target, TargetInfo, Token,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::QUEUES_MAX;
 use super::memory::Guest;
 use super::queue::{Context, Setup, Terms, Tokens, Vring};
@@ -23,7 +25,7 @@ use super::split::Broken;
 use crate::nbd::server::{TargetKey, Targets};
 
 /// Names a device among those of its thread. Never used again.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct DeviceKey(u32);
 
 /// Answers to an open: the target's limits.
@@ -40,6 +42,24 @@ pub struct RingBroken {
     pub why: Broken,
 }
 
+/// Devices at rest, on their way to another process; their clients go separately ([`super::session`]).
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenDevices {
+    next: u32,
+    devices: Vec<FrozenDevice>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct FrozenDevice {
+    key: u32,
+    name: String,
+    read_only: bool,
+    write_through: bool,
+    gone: bool,
+    /// Rings that are served, and their next chains.
+    rings: Vec<(u16, u16)>,
+}
+
 /// The devices of one thread; see the module.
 pub struct Devices {
     space: u8,
@@ -51,6 +71,8 @@ pub struct Devices {
     /// Rings that lack buffers.
     waiting: Vec<(u32, u16)>,
     broken: Vec<RingBroken>,
+    /// No chains are taken, and no kicks waited for.
+    paused: bool,
 }
 
 struct Device {
@@ -61,6 +83,8 @@ struct Device {
     terms: Terms,
     guest: Option<Arc<Guest>>,
     rings: Vec<Option<Vring>>,
+    /// Next chains of rings that another process has served, until they are served here.
+    inherited: BTreeMap<u16, u16>,
 }
 
 /// Bits of tokens, below the space and the device.
@@ -74,12 +98,36 @@ const ERR: u64 = 3;
 /// Where the ring is in the tags of requests.
 const TAG_RING_SHIFT: u32 = 16;
 
+impl Device {
+    fn new(
+        name: &str,
+        target: TargetKey,
+        opener: OpenerId,
+        read_only: bool,
+        opening: Option<OpenReply>,
+    ) -> Device {
+        let mut id = [0; ID_LEN];
+        name.bytes().zip(&mut id).for_each(|(byte, into)| *into = byte);
+        let (part_max, write_through, gone) = (0, true, false);
+        Device {
+            name: name.to_owned(),
+            target,
+            opening,
+            terms: Terms { opener, part_max, write_through, read_only, gone, id },
+            guest: None,
+            rings: (0..QUEUES_MAX).map(|_| None).collect(),
+            inherited: BTreeMap::new(),
+        }
+    }
+}
+
 impl Devices {
     /// Devices whose tokens and openers have `space` in their highest eight bits. Buffers come from
     /// `pool`.
     pub fn new(space: u8, pool: BufPool) -> Devices {
         let (devices, touched, waiting) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Devices { space, pool, next: 0, devices, touched, waiting, broken: Vec::new() }
+        let (broken, paused) = (Vec::new(), false);
+        Devices { space, pool, next: 0, devices, touched, waiting, broken, paused }
     }
 
     /// True if a completion with that token is for [`Devices::on_completed`].
@@ -114,21 +162,106 @@ impl Devices {
         let opened = targets.target(target).ok_or(Errno::ENODEV)?;
         self.next = key.checked_add(1).ok_or(Errno::ENOSPC)?;
         opened.open(opener, intent, 0);
-        let mut id = [0; ID_LEN];
-        name.bytes().zip(&mut id).for_each(|(byte, into)| *into = byte);
         let read_only = intent == Intent::Read;
-        let (part_max, write_through, gone) = (0, true, false);
-        let terms = Terms { opener, part_max, write_through, read_only, gone, id };
-        let device = Device {
-            name: name.to_owned(),
-            target,
-            opening: Some(reply),
-            terms,
-            guest: None,
-            rings: (0..QUEUES_MAX).map(|_| None).collect(),
-        };
-        self.devices.insert(key, device);
+        self.devices.insert(key, Device::new(name, target, opener, read_only, Some(reply)));
         Ok(DeviceKey(key))
+    }
+
+    /// Takes no more chains, and no kicks either.
+    pub fn pause(&mut self, ring: &mut Ring) {
+        if !std::mem::replace(&mut self.paused, true) {
+            let rings = self.devices.values_mut().flat_map(|device| &mut device.rings);
+            rings.flatten().for_each(|vring| vring.pause(ring));
+        }
+    }
+
+    /// What keeps the devices from being handed over, once they are paused.
+    pub fn unfrozen(&self) -> Option<String> {
+        let why = |device: &Device| match device.opening {
+            Some(_) => Some("the volume is being opened"),
+            None => device.rings.iter().flatten().find_map(Vring::unfrozen),
+        };
+        let named = |device: &Device| Some(format!("{}: {}", device.name, why(device)?));
+        self.devices.values().find_map(named)
+    }
+
+    /// A device with a ring that broke: what the guest did to it is not known any more.
+    pub fn never_frozen(&self) -> Option<String> {
+        let is_broken = |device: &&Device| device.rings.iter().flatten().any(Vring::is_broken);
+        let device = self.devices.values().find(is_broken)?;
+        Some(format!("a guest has broken a ring of {}; reset it first", device.name))
+    }
+
+    /// The devices, for [`Devices::thaw`] in another process.
+    ///
+    /// # Errors
+    /// What is under way.
+    pub fn freeze(&self) -> Result<FrozenDevices, String> {
+        if let Some(why) = self.unfrozen() {
+            return Err(why);
+        }
+        let freeze = |(key, device): (&u32, &Device)| FrozenDevice {
+            key: *key,
+            name: device.name.clone(),
+            read_only: device.terms.read_only,
+            write_through: device.terms.write_through,
+            gone: device.terms.gone,
+            rings: (0..)
+                .zip(&device.rings)
+                .filter_map(|(index, vring)| Some((index, vring.as_ref()?.next_chain())))
+                .collect(),
+        };
+        Ok(FrozenDevices { next: self.next, devices: self.devices.iter().map(freeze).collect() })
+    }
+
+    /// Takes over the devices of another process, paused. `target` says what an opener has open. Memory
+    /// and rings come with their sessions.
+    ///
+    /// # Errors
+    /// If an opener has nothing.
+    ///
+    /// # Panics
+    /// If there have been devices already.
+    pub fn thaw(
+        &mut self,
+        frozen: FrozenDevices,
+        targets: &mut dyn Targets,
+        target: impl Fn(OpenerId) -> Option<TargetKey>,
+    ) -> Result<(), String> {
+        assert!(self.next == 0, "new devices are thawed");
+        (self.next, self.paused) = (frozen.next, true);
+        for device in frozen.devices {
+            let FrozenDevice { key, name, read_only, write_through, gone, rings } = device;
+            let opener = OpenerId(self.bits(key));
+            let target = target(opener).filter(|_| key < frozen.next);
+            let target = target.ok_or_else(|| format!("device {name} has no target"))?;
+            let mut device = Device::new(&name, target, opener, read_only, None);
+            let info = targets.target(target).map(|target| target.info());
+            let info = info.ok_or_else(|| format!("device {name} has no target"))?;
+            device.terms.part_max = info.max_transfer;
+            (device.terms.write_through, device.terms.gone) = (write_through, gone);
+            device.inherited = rings.into_iter().collect();
+            self.devices.insert(key, device);
+        }
+        Ok(())
+    }
+
+    /// Goes on: nobody has taken over, or this is who has.
+    pub fn go_on(&mut self, ring: &mut Ring, targets: &mut dyn Targets) {
+        if !std::mem::replace(&mut self.paused, false) {
+            return;
+        }
+        let served = |(key, device): (&u32, &Device)| {
+            let rings = (0..).zip(&device.rings).filter(|(_, vring)| vring.is_some());
+            rings.map(|(index, _)| (*key, index)).collect::<Vec<_>>()
+        };
+        let all: Vec<(u32, u16)> = self.devices.iter().flat_map(served).collect();
+        for (key, index) in all {
+            self.run(ring, targets, key, index, |vring, cx, _| {
+                vring.go_on(cx);
+                Ok(())
+            });
+        }
     }
 
     /// The target as it is now.
@@ -172,6 +305,7 @@ impl Devices {
         let vring = rings.get_mut(usize::from(index))?.as_mut()?;
         let guest = guest.as_deref()?;
         let mut cx = context(ring, &self.pool, guest, terms, bits, index);
+        cx.paused = self.paused;
         let result = run(vring, &mut cx);
         self.touched.push(key.0);
         Some(result)
@@ -186,7 +320,7 @@ impl Devices {
         ring: &mut Ring,
         key: DeviceKey,
         index: u16,
-        setup: Setup,
+        mut setup: Setup,
     ) -> Result<(), String> {
         let bits = self.bits(key.0);
         let device = self.devices.get_mut(&key.0).ok_or("the device is closed")?;
@@ -195,7 +329,11 @@ impl Devices {
         if place.is_some() {
             return Err("it is served already".to_owned());
         }
+        if let Some(base) = device.inherited.remove(&index) {
+            setup.base = base;
+        }
         let mut cx = context(ring, &self.pool, guest, &device.terms, bits, index);
+        cx.paused = self.paused;
         *place = Some(Vring::start(&mut cx, setup)?);
         Ok(())
     }
@@ -303,6 +441,7 @@ impl Devices {
         let (Some(vring), Some(guest)) = (place.as_mut(), guest.as_deref()) else { return };
         let Some(target) = targets.target(*target) else { return };
         let mut cx = context(ring, &self.pool, guest, terms, bits, index);
+        cx.paused = self.paused;
         if let Err(why) = step(vring, &mut cx, target) {
             self.broken.push(RingBroken { device: name.clone(), ring: index, why });
         }
@@ -381,5 +520,6 @@ fn context<'a>(
     let token = |kind| Token(bits | u64::from(index) << RING_SHIFT | kind << KIND_SHIFT);
     let tokens =
         Tokens { kick: token(KICK), call: token(CALL), again: token(AGAIN), err: token(ERR) };
-    Context { ring, pool, guest, terms, tag: u64::from(index) << TAG_RING_SHIFT, tokens }
+    let tag = u64::from(index) << TAG_RING_SHIFT;
+    Context { ring, pool, guest, terms, paused: false, tag, tokens }
 }

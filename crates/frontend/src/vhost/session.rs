@@ -82,6 +82,8 @@ pub enum End {
     Closed,
     /// Somebody wished it, or the devices' thread has ended.
     Stopped,
+    /// It is to rest, and can go on: [`Session::serve`] again, or [`Session::freeze`].
+    Held,
     /// The client broke the protocol.
     Violation(Violation),
     /// It asked for what can not be.
@@ -95,6 +97,7 @@ impl fmt::Display for End {
         match self {
             End::Closed => f.write_str("it has gone"),
             End::Stopped => f.write_str("it was to end"),
+            End::Held => f.write_str("it was to rest"),
             End::Violation(violation) => write!(f, "it sent {violation}"),
             End::Refused(why) => f.write_str(why),
             End::Io(error) => write!(f, "its socket: {error}"),
@@ -107,6 +110,7 @@ impl From<ReadError> for End {
         match error {
             ReadError::Closed => End::Closed,
             ReadError::Stopped => End::Stopped,
+            ReadError::Held => End::Held,
             ReadError::Violation(violation) => End::Violation(violation),
             ReadError::Io(error) => End::Io(error),
         }
@@ -115,36 +119,47 @@ impl From<ReadError> for End {
 
 /// A ring as far as the client has described it.
 #[derive(Default)]
-struct RingState {
-    size: u16,
-    address: Option<RingAddress>,
-    base: u16,
-    call: Option<OwnedFd>,
-    err: Option<OwnedFd>,
-    enabled: bool,
-    started: bool,
+pub(super) struct RingState {
+    pub(super) size: u16,
+    pub(super) address: Option<RingAddress>,
+    pub(super) base: u16,
+    /// Given when it is started.
+    pub(super) kick: Option<OwnedFd>,
+    pub(super) call: Option<OwnedFd>,
+    pub(super) err: Option<OwnedFd>,
+    pub(super) enabled: bool,
+    pub(super) started: bool,
+}
+
+/// Ends that a session watches beside its client.
+#[derive(Clone, Copy)]
+pub struct Signals<'a> {
+    /// Becomes readable when it is to end.
+    pub stop: &'a OwnedFd,
+    /// Is readable while it is to rest.
+    pub hold: &'a OwnedFd,
 }
 
 /// A session; see the module.
 pub struct Session<'a> {
-    socket: Socket,
-    stop: &'a OwnedFd,
-    owner: &'a dyn Owner,
-    key: DeviceKey,
-    read_only: bool,
-    info: TargetInfo,
-    features: u64,
-    protocol: u64,
-    cached: bool,
-    regions: Regions,
-    rings: Vec<RingState>,
-    inflight: Option<Inflight>,
+    pub(super) socket: Socket,
+    pub(super) signals: Signals<'a>,
+    pub(super) owner: &'a dyn Owner,
+    pub(super) key: DeviceKey,
+    pub(super) read_only: bool,
+    pub(super) info: TargetInfo,
+    pub(super) features: u64,
+    pub(super) protocol: u64,
+    pub(super) cached: bool,
+    pub(super) regions: Regions,
+    pub(super) rings: Vec<RingState>,
+    pub(super) inflight: Option<Inflight>,
     /// A ring was started with this log: whether the guest can go on is settled.
-    settled: bool,
+    pub(super) settled: bool,
     /// It can, or it is a new one: the volume has been open for it since.
-    goes_on: bool,
+    pub(super) goes_on: bool,
     /// Where the client hears of a new size.
-    news: Option<UnixStream>,
+    pub(super) news: Option<UnixStream>,
 }
 
 /// What a request comes to.
@@ -161,19 +176,18 @@ fn refused(why: impl Into<String>) -> End {
 
 impl<'a> Session<'a> {
     /// A session with a client that has just connected, for a device that is open and as `info` says.
-    /// `stop` becomes readable when it is to end.
     ///
     /// # Errors
     /// The socket does not work.
     pub fn new(
         stream: UnixStream,
-        stop: &'a OwnedFd,
+        signals: Signals<'a>,
         owner: &'a dyn Owner,
         (key, info, read_only): (DeviceKey, TargetInfo, bool),
     ) -> io::Result<Session<'a>> {
         Ok(Session {
             socket: Socket::new(stream)?,
-            stop,
+            signals,
             owner,
             key,
             read_only,
@@ -201,7 +215,8 @@ impl<'a> Session<'a> {
 
     fn step(&mut self) -> Result<(), End> {
         let limit = self.news.is_some().then_some(LOOK);
-        let Some(received) = self.socket.receive(self.stop, limit)? else {
+        let Some(received) = self.socket.receive(self.signals.stop, self.signals.hold, limit)?
+        else {
             return self.look_at_size();
         };
         let Received { header, message, fds } = received;
@@ -230,15 +245,7 @@ impl<'a> Session<'a> {
         &self,
         run: impl FnOnce(&mut Devices, &mut Ring, &mut dyn Targets) -> T + Send + 'static,
     ) -> Result<T, End> {
-        let (reply, result) = mpsc::channel();
-        let task: Task = Box::new(move |devices, ring, targets| {
-            // Whoever waited may have ended.
-            let _ = reply.send(run(devices, ring, targets));
-        });
-        match self.owner.run(task) {
-            true => result.recv().map_err(|_| End::Stopped),
-            false => Err(End::Stopped),
-        }
+        ask(self.owner, run)
     }
 
     fn answer(
@@ -315,9 +322,7 @@ impl<'a> Session<'a> {
             }
             Message::SetBackendReqFd => {
                 let fd = fds.pop().ok_or_else(|| refused("a socket that is not there"))?;
-                let news = UnixStream::from(fd);
-                news.set_write_timeout(Some(NEWS)).map_err(End::Io)?;
-                self.news = Some(news);
+                self.hear(fd)?;
             }
             Message::GetConfig { offset, len } => {
                 return Ok(Answer::Bytes(reply(request, &self.config(offset, len)), None));
@@ -337,6 +342,14 @@ impl<'a> Session<'a> {
             }
         }
         Ok(Answer::Done)
+    }
+
+    /// The client hears of a new size there.
+    pub(super) fn hear(&mut self, fd: OwnedFd) -> Result<(), End> {
+        let news = UnixStream::from(fd);
+        news.set_write_timeout(Some(NEWS)).map_err(End::Io)?;
+        self.news = Some(news);
+        Ok(())
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut RingState, End> {
@@ -380,7 +393,7 @@ impl<'a> Session<'a> {
         self.on(move |devices, _, _| devices.set_write_through(key, write_through))
     }
 
-    fn hand_memory(&self) -> Result<(), End> {
+    pub(super) fn hand_memory(&self) -> Result<(), End> {
         let guest = self.regions.guest().map_err(refused)?;
         let key = self.key;
         self.on(move |devices, _, _| devices.set_memory(key, guest))
@@ -389,10 +402,11 @@ impl<'a> Session<'a> {
     fn set_call(&mut self, index: u32, call: Option<OwnedFd>) -> Result<(), End> {
         let call = call.map(check_event).transpose()?;
         let ring = self.ring(index)?;
+        ring.call = call;
         if !ring.started {
-            ring.call = call;
             return Ok(());
         }
+        let call = copy_of(ring.call.as_ref())?;
         let (key, index) = (self.key, index as u16);
         self.on(move |devices, ring, _| devices.set_call(ring, key, index, call))
     }
@@ -400,10 +414,11 @@ impl<'a> Session<'a> {
     fn set_err(&mut self, index: u32, err: Option<OwnedFd>) -> Result<(), End> {
         let err = err.map(check_event).transpose()?;
         let ring = self.ring(index)?;
+        ring.err = err;
         if !ring.started {
-            ring.err = err;
             return Ok(());
         }
+        let err = copy_of(ring.err.as_ref())?;
         let (key, index) = (self.key, index as u16);
         self.on(move |devices, ring, _| devices.set_err(ring, key, index, err))
     }
@@ -455,10 +470,18 @@ impl<'a> Session<'a> {
 
     fn start_ring(&mut self, index: u32, kick: OwnedFd) -> Result<(), End> {
         let kick = check_event(kick)?;
+        let base = self.stopped_ring(index)?.base;
+        let described = self.described_ring(index)?;
+        self.settle(base)?;
+        self.ring(index)?.kick = Some(kick);
+        self.hand_ring(index, described)
+    }
+
+    /// A ring in the guest's memory.
+    pub(super) fn described_ring(&mut self, index: u32) -> Result<Split, End> {
         let event_idx = self.features & bit::EVENT_IDX != 0;
-        let ring = self.stopped_ring(index)?;
-        let (size, base) = (ring.size, ring.base);
-        let address = ring.address;
+        let ring = self.ring(index)?;
+        let (size, address) = (ring.size, ring.address);
         let whole = || refused(format!("ring {index} is not described yet, or lies nowhere"));
         let address = address.filter(|_| size > 0).ok_or_else(whole)?;
         let count = u64::from(size);
@@ -466,8 +489,12 @@ impl<'a> Session<'a> {
         let desc = at(address.desc, 16 * count)?;
         let avail = at(address.avail, 6 + 2 * count)?;
         let used = at(address.used, 6 + 8 * count)?;
-        let split = Split::new(size, desc, avail, used, event_idx).ok_or_else(whole)?;
-        self.settle(base)?;
+        Split::new(size, desc, avail, used, event_idx).ok_or_else(whole)
+    }
+
+    /// Has a ring served that is described.
+    pub(super) fn hand_ring(&mut self, index: u32, split: Split) -> Result<(), End> {
+        let size = self.ring(index)?.size;
         let log = match &self.inflight {
             Some(inflight) => Some(inflight.ring(index as u16, size).ok_or_else(|| {
                 refused(format!("its log of requests has no place for ring {index}"))
@@ -475,7 +502,10 @@ impl<'a> Session<'a> {
             None => None,
         };
         let ring = self.ring(index)?;
-        let (call, err, enabled) = (ring.call.take(), ring.err.take(), ring.enabled);
+        let kick = copy_of(ring.kick.as_ref())?;
+        let kick = kick.ok_or_else(|| refused(format!("ring {index} has no kick")))?;
+        let (call, err) = (copy_of(ring.call.as_ref())?, copy_of(ring.err.as_ref())?);
+        let (base, enabled) = (ring.base, ring.enabled);
         ring.started = true;
         let setup = Setup { split, base, kick, call, err, log, enabled };
         let (key, nr) = (self.key, index as u16);
@@ -495,7 +525,10 @@ impl<'a> Session<'a> {
         loop {
             match stopped.recv_timeout(TICK) {
                 Ok(base) => {
-                    self.ring(index)?.base = base;
+                    let ring = self.ring(index)?;
+                    (ring.base, ring.kick) = (base, None);
+                    // As before it was started: a client that starts it again tells them.
+                    (ring.call, ring.err) = (None, None);
                     return Ok(());
                 }
                 // A volume that waits does not answer; its guest waits as long.
@@ -510,7 +543,7 @@ impl<'a> Session<'a> {
     /// Ends where somebody wishes it, or the client has gone.
     fn check_alive(&self) -> Result<(), End> {
         let mut fds = [
-            PollFd::new(self.stop, PollFlags::IN),
+            PollFd::new(self.signals.stop, PollFlags::IN),
             PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::RDHUP),
         ];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -563,6 +596,27 @@ impl<'a> Session<'a> {
         }
         Ok(())
     }
+}
+
+/// Has something done by the devices, and waits for it.
+pub(super) fn ask<T: Send + 'static>(
+    owner: &dyn Owner,
+    run: impl FnOnce(&mut Devices, &mut Ring, &mut dyn Targets) -> T + Send + 'static,
+) -> Result<T, End> {
+    let (reply, result) = mpsc::channel();
+    let task: Task = Box::new(move |devices, ring, targets| {
+        // Whoever waited may have ended.
+        let _ = reply.send(run(devices, ring, targets));
+    });
+    match owner.run(task) {
+        true => result.recv().map_err(|_| End::Stopped),
+        false => Err(End::Stopped),
+    }
+}
+
+/// The same descriptor for the devices; this one is kept, for another process.
+fn copy_of(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, End> {
+    fd.map(OwnedFd::try_clone).transpose().map_err(End::Io)
 }
 
 /// Refuses what is no eventfd: reading or writing it could take any time.

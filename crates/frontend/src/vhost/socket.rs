@@ -24,6 +24,8 @@ pub enum ReadError {
     Closed,
     /// Somebody wishes an end.
     Stopped,
+    /// Somebody wishes that it rests; nothing of a message was read.
+    Held,
     /// What came makes no sense.
     Violation(Violation),
     /// The socket does not work.
@@ -84,16 +86,17 @@ impl Socket {
     }
 
     /// Waits for a message, for so long at most if there is a limit: `None` then. `stop` becomes
-    /// readable when this is to end.
+    /// readable when this is to end, and `hold` when no other message is to be begun with.
     ///
     /// # Errors
     /// [`ReadError`]
     pub fn receive(
         &self,
         stop: &OwnedFd,
+        hold: &OwnedFd,
         limit: Option<Duration>,
     ) -> Result<Option<Received>, ReadError> {
-        if !self.wait(stop, limit)? {
+        if !self.wait(stop, Some(hold), limit)? {
             return Ok(None);
         }
         let mut fds = Vec::new();
@@ -107,17 +110,27 @@ impl Socket {
     }
 
     /// True once there is something to read, false if the time is over.
-    fn wait(&self, stop: &OwnedFd, limit: Option<Duration>) -> Result<bool, ReadError> {
+    fn wait(
+        &self,
+        stop: &OwnedFd,
+        hold: Option<&OwnedFd>,
+        limit: Option<Duration>,
+    ) -> Result<bool, ReadError> {
         let timeout = limit.map(|limit| Timespec {
             tv_sec: limit.as_secs() as i64,
             tv_nsec: i64::from(limit.subsec_nanos()),
         });
         loop {
+            let hold = hold
+                .map_or(PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::empty()), |hold| {
+                    PollFd::new(hold, PollFlags::IN)
+                });
             let mut fds =
-                [PollFd::new(stop, PollFlags::IN), PollFd::new(&self.stream, PollFlags::IN)];
+                [PollFd::new(stop, PollFlags::IN), PollFd::new(&self.stream, PollFlags::IN), hold];
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(0) => return Ok(false),
                 Ok(_) if !fds[0].revents().is_empty() => return Err(ReadError::Stopped),
+                Ok(_) if !fds[2].revents().is_empty() => return Err(ReadError::Held),
                 Ok(_) => return Ok(true),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -133,7 +146,7 @@ impl Socket {
         fds: &mut Vec<OwnedFd>,
     ) -> Result<(), ReadError> {
         while !into.is_empty() {
-            self.wait(stop, None)?;
+            self.wait(stop, None, None)?;
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -159,6 +172,14 @@ impl Socket {
             into = &mut into[got.bytes..];
         }
         Ok(())
+    }
+
+    /// The connection once more, for another process.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn try_clone(&self) -> io::Result<OwnedFd> {
+        Ok(self.stream.try_clone()?.into())
     }
 
     /// Sends an answer, with a descriptor or without.

@@ -18,7 +18,7 @@ use vocab::Bytes;
 
 use super::Devices;
 use super::inflight::Lease;
-use super::session::{End, Owner, Session, Task};
+use super::session::{End, Owner, Session, Signals, Task};
 use crate::nbd::server::{TargetKey, Targets};
 use client::{Client, GUEST, Guest, SIZE, event, words};
 
@@ -138,7 +138,9 @@ impl Bed {
                 tell.send(key.unwrap()).unwrap();
             }));
             let (key, info) = (told.recv().unwrap(), opened.recv().unwrap().unwrap());
-            let mut session = Session::new(ours, &stopper, &owner, (key, info, read_only)).unwrap();
+            let hold = event();
+            let signals = Signals { stop: &stopper, hold: &hold };
+            let mut session = Session::new(ours, signals, &owner, (key, info, read_only)).unwrap();
             let end = session.serve();
             owner.run(Box::new(move |devices, ring, targets| devices.close(ring, targets, key)));
             end
