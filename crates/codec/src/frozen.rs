@@ -1,10 +1,11 @@
 //! State that one engine hands to the next: values to bytes and back, exactly.
 //!
-//! Made for two programs of different age. Whatever is not the same type with the same fields at
-//! both ends is refused, with the place where the two differ: a field that one of them does not
-//! know is never left out and never made up. So every struct and field carries a checksum of its
-//! name, every value a tag of its type, and all of it one checksum; a change of what a field
-//! *means* is told by the version that [`to_bytes`] is given.
+//! Made for two programs of different age. Every struct and field carries a checksum of its name,
+//! every value a tag of its type, and all of it one checksum. A field that the other program does
+//! not have is made up only if its type says with what (`#[serde(default)]`: what an engine without
+//! the field has meant); an `Option` by itself says nothing. A field or variant that is not known
+//! here is never left out: the value is refused, with the place where the two differ. A change
+//! of what a field *means* is told by the version that [`to_bytes`] is given.
 //!
 //! ```text
 //! magic u64 | version u32 | length u64 | crc32c of the value u32 | value
@@ -31,11 +32,18 @@ pub struct FrozenError {
     /// Where, outermost name first; empty for the value as a whole.
     path: Vec<&'static str>,
     what: String,
+    /// Serde has found too few fields.
+    length: bool,
 }
 
 impl FrozenError {
     fn new(what: impl Into<String>) -> FrozenError {
-        FrozenError { path: Vec::new(), what: what.into() }
+        FrozenError { path: Vec::new(), what: what.into(), length: false }
+    }
+
+    /// Serde has found too few fields in the value itself.
+    const fn is_length(&self) -> bool {
+        self.length && self.path.is_empty()
     }
 
     /// The same, seen from the struct around it.
@@ -65,6 +73,11 @@ impl serde::ser::Error for FrozenError {
 impl serde::de::Error for FrozenError {
     fn custom<T: fmt::Display>(what: T) -> FrozenError {
         FrozenError::new(what.to_string())
+    }
+
+    fn invalid_length(found: usize, wanted: &dyn serde::de::Expected) -> FrozenError {
+        let what = format!("{found} parts where {wanted} belongs");
+        FrozenError { length: true, ..FrozenError::new(what) }
     }
 }
 

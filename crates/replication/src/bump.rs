@@ -15,9 +15,10 @@ use crate::generation::{
 };
 use crate::io::LogLevel;
 use crate::meta::Backing;
+use crate::peer_device::SentUuids;
 use crate::peer_uuids::PeerUuids;
 use crate::request::Write;
-use crate::resource::{Decision, NewGeneration, Resource, SentUuids, Volume, Work};
+use crate::resource::{Decision, NewGeneration, Resource, Volume, Work};
 use crate::state::{PeerIx, PeerState, VolIx};
 
 impl Resource {

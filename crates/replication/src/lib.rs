@@ -37,6 +37,7 @@ mod packets;
 mod pair_metadata;
 mod parting;
 mod peer_ack;
+mod peer_device;
 mod peer_uuids;
 mod peers_in_sync;
 mod pings;

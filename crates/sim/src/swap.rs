@@ -93,5 +93,8 @@ impl World {
         n.resource = Some(heir);
         n.swap = None;
         self.stats.swaps += 1;
+        if let Some(kept) = &mut self.frozen {
+            kept.push(bytes.to_vec());
+        }
     }
 }

@@ -180,6 +180,8 @@ pub struct World {
     pub stats: Stats,
     /// The first broken rule.
     pub violation: Option<Violation>,
+    /// What nodes were frozen to, if that is to be kept.
+    pub frozen: Option<Vec<Vec<u8>>>,
     pub(crate) queue: Queue<Event>,
     pub(crate) rng: Rng,
     pub(crate) stamp: Stamp,
@@ -255,6 +257,7 @@ impl World {
             histories,
             stats: Stats::default(),
             violation: None,
+            frozen: None,
             queue: Queue::default(),
             rng,
             stamp: 1,

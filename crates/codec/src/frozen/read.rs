@@ -40,6 +40,11 @@ impl<'a> Reader<'a> {
         self.array().map(u32::from_le_bytes)
     }
 
+    /// What [`u32`](Self::u32) would take.
+    fn next_u32(&self) -> Result<u32> {
+        Reader::new(self.bytes).u32()
+    }
+
     fn u64(&mut self) -> Result<u64> {
         self.array().map(u64::from_le_bytes)
     }
@@ -91,8 +96,14 @@ impl<'a> Reader<'a> {
     ) -> Result<V::Value> {
         self.expect(tag::STRUCT, name)?;
         self.name(name)?;
-        self.length(fields.len(), name).map_err(|e| e.within(name))?;
-        visitor.visit_seq(Fields { reader: self, fields }).map_err(|e| e.within(name))
+        let left = self.u32()?;
+        let mut fields = Fields { reader: self, fields, left, absent: None };
+        let value = visitor.visit_seq(&mut fields);
+        let value = value.map_err(|e| fields.explain(e)).and_then(|value| match fields.left {
+            0 => Ok(value),
+            left => Err(FrozenError::new(format!("{left} fields more than are known here"))),
+        });
+        value.map_err(|e| e.within(name))
     }
 
     fn tuple<'de, V: Visitor<'de>>(&mut self, length: usize, visitor: V) -> Result<V::Value> {
@@ -266,18 +277,47 @@ impl<'de> Deserializer<'de> for &mut Reader<'_> {
     }
 }
 
-/// The fields of a struct, each behind its name.
+/// The fields of a struct, each behind its name, in the order in which this program has them.
 struct Fields<'a, 'b> {
     reader: &'a mut Reader<'b>,
+    /// Those that were not asked for yet.
     fields: &'static [&'static str],
+    /// How many are there still.
+    left: u32,
+    /// The last one that was asked for and is not there.
+    absent: Option<&'static str>,
 }
 
-impl<'de> SeqAccess<'de> for Fields<'_, '_> {
+impl Fields<'_, '_> {
+    /// Serde knows the absent field by its position only.
+    fn explain(&self, error: FrozenError) -> FrozenError {
+        match self.absent {
+            Some(name) if error.is_length() => {
+                FrozenError::new("it is not there, and has no value that stands for that")
+                    .within(name)
+            }
+            _ => error,
+        }
+    }
+}
+
+impl<'de> SeqAccess<'de> for &mut Fields<'_, '_> {
     type Error = FrozenError;
 
+    /// `None` is no end here, but a field that the other program does not have.
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>> {
         let Some((name, rest)) = self.fields.split_first() else { return Ok(None) };
         self.fields = rest;
+        let found = if self.left > 0 { Some(self.reader.next_u32()?) } else { None };
+        if found != Some(mark(name)) {
+            if found.is_some_and(|found| !rest.iter().any(|name| mark(name) == found)) {
+                let what = format!("a field that is not known here stands where `{name}` belongs");
+                return Err(FrozenError::new(what));
+            }
+            self.absent = Some(name);
+            return Ok(None);
+        }
+        self.left -= 1;
         self.reader.name(name)?;
         seed.deserialize(&mut *self.reader).map(Some).map_err(|e| e.within(name))
     }

@@ -90,13 +90,19 @@ mod other {
     use serde::{Deserialize, Serialize};
 
     macro_rules! plain {
-        ($($module:ident { $($field:ident: $type:ty),* })+) => {$(
+        ($($module:ident { $($(#[$attribute:meta])? $field:ident: $type:ty),* })+) => {$(
             pub(super) mod $module {
                 use super::*;
                 #[derive(Serialize, Deserialize, Debug)]
-                pub(in super::super) struct Plain { $(pub(in super::super) $field: $type),* }
+                pub(in super::super) struct Plain {
+                    $($(#[$attribute])? pub(in super::super) $field: $type),*
+                }
             }
         )+};
+    }
+
+    fn seven() -> u64 {
+        7
     }
 
     plain! {
@@ -106,6 +112,9 @@ mod other {
         renamed { length: u32, more: Option<u64> }
         swapped { more: Option<u64>, size: u32 }
         wider { size: u64, more: Option<u64> }
+        grown { #[serde(default)] first: bool, size: u32, #[serde(default = "seven")] seven: u64,
+                more: Option<u64>, #[serde(default)] last: Option<u64> }
+        moved { #[serde(default)] more: Option<u64>, size: u32 }
     }
 }
 
@@ -126,6 +135,25 @@ fn another_set_of_fields_is_refused_and_named() {
     for error in errors {
         assert!(error.to_string().contains("Plain"), "{error}");
     }
+}
+
+#[test]
+fn a_new_field_is_made_up_only_as_its_type_says() {
+    let now = other::now::Plain { size: 5, more: Some(6) };
+    let bytes = to_bytes(1, &now).unwrap();
+    let grown: other::grown::Plain = from_bytes(1, &bytes).unwrap();
+    assert_eq!((grown.first, grown.size, grown.seven), (false, 5, 7));
+    assert_eq!((grown.more, grown.last), (Some(6), None));
+    // The way back is none: nothing is left out.
+    let grown = other::grown::Plain { last: Some(1), ..grown };
+    let error = from_bytes::<other::now::Plain>(1, &to_bytes(1, &grown).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("not known here"), "{error}");
+    let gone = from_bytes::<other::gone::Plain>(1, &bytes).unwrap_err();
+    assert!(gone.to_string().contains("1 fields more"), "{gone}");
+    let added = from_bytes::<other::added::Plain>(1, &bytes).unwrap_err();
+    assert!(added.to_string().starts_with("Plain.new: it is not there"), "{added}");
+    // A field that is there is not made up, wherever it stands.
+    assert!(from_bytes::<other::moved::Plain>(1, &bytes).is_err());
 }
 
 #[test]
