@@ -6,7 +6,7 @@
 //!
 //! - `table`: every row on every system; `options`: its arguments; `rows`: what is done;
 //!   `bed`: the systems, with `cluster` for ours and `peers` for others', and `place`, where their
-//!   disks lie; `revision`: an older one.
+//!   disks lie.
 //! - `results`: the figures; `statistics`: medians and noise; `report`, `chart`, `history`: what
 //!   becomes of them.
 //! - `targets`: what the project wants to reach, each with a verdict; `control`: the same of the
@@ -35,7 +35,6 @@ mod profile;
 mod report;
 mod results;
 mod resync;
-mod revision;
 mod rows;
 pub mod shares;
 mod statistics;

@@ -12,8 +12,10 @@ mod fuzz;
 mod mutants;
 mod netns;
 mod process;
+mod revision;
 mod scaling;
 mod sim;
+mod skew;
 mod test;
 mod tidy;
 mod torture;
@@ -26,6 +28,7 @@ cargo xtask <command>
     bench      measure real engines
     scaling    compute what many nodes would do, from what this machine measures
     sim        run seeds of the simulator
+    skew       run this tree's program beside another release's
     torture    kill, stop and cut off three real engines under load
     vm         boot guests with other kernels, to test against the real thing
     fuzz       run fuzz targets
@@ -57,6 +60,7 @@ fn run() -> Result<()> {
         "bench" => bench::main(rest),
         "scaling" => scaling::main(rest),
         "sim" => sim::main(rest),
+        "skew" => skew::main(rest),
         "torture" => torture::main(rest),
         "vm" => vm::main(rest),
         "mutants" => mutants::main(rest),

@@ -1,14 +1,12 @@
 //! Another revision of the program, built beside this one.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::bed::Program;
-use super::results::git;
-use crate::workspace;
+use crate::workspace::{git, root};
 
 /// Letters of a commit that are shown.
 const SHORT: usize = 9;
@@ -18,15 +16,20 @@ pub fn commit(revision: &str) -> Result<String> {
     let named = format!("{revision}^{{commit}}");
     git(&["rev-parse", "--verify", "--quiet", "--end-of-options", &named])
         .ok()
-        .with_context(|| format!("--compare: git knows no commit {revision:?}"))
+        .with_context(|| format!("git knows no commit {revision:?}"))
 }
 
-/// Builds a commit in a tree of its own in `folder`, unless that was done before.
-pub fn build(commit: &str, folder: &Path) -> Result<Program> {
-    let name = format!("ashlar@{}", &commit[..SHORT]);
+/// A commit as it is shown.
+pub fn short(commit: &str) -> &str {
+    &commit[..SHORT]
+}
+
+/// Builds a commit in a tree of its own in `folder`, unless that was done before; the program.
+pub fn build(commit: &str, folder: &Path, profile: &str) -> Result<PathBuf> {
+    let name = format!("ashlar@{}", short(commit));
     let path = folder.join(&name);
     if path.is_file() {
-        return Ok(Program { name, tree: commit[..SHORT].to_owned(), path });
+        return Ok(path);
     }
     let tree = folder.join("tree");
     remove(&tree)?;
@@ -35,7 +38,7 @@ pub fn build(commit: &str, folder: &Path) -> Result<Program> {
     eprintln!("building {name}, which takes some minutes the first time");
     let target = folder.join("build");
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--release", "--locked", "-p", "ashlar"])
+        .args(["build", "--quiet", "--locked", "-p", "ashlar", "--profile", profile])
         .env("CARGO_TARGET_DIR", &target)
         .current_dir(&tree)
         .status()
@@ -43,19 +46,20 @@ pub fn build(commit: &str, folder: &Path) -> Result<Program> {
     if !status.success() {
         bail!("{name} does not build");
     }
+    let built = target.join(if profile == "dev" { "debug" } else { profile }).join("ashlar");
     // Under its own name only when it is whole.
     let whole = folder.join(format!("{name}.new"));
-    fs::copy(target.join("release").join("ashlar"), &whole)?;
+    fs::copy(built, &whole)?;
     fs::rename(&whole, &path)?;
     remove(&tree)?;
-    Ok(Program { name, tree: commit[..SHORT].to_owned(), path })
+    Ok(path)
 }
 
 /// Takes the files of a commit out of git, which does not have to know of the tree.
 fn extract(commit: &str, tree: &Path) -> Result<()> {
     let mut archive = Command::new("git")
         .args(["-c", "safe.directory=*", "archive", commit])
-        .current_dir(workspace::root())
+        .current_dir(root())
         .stdout(Stdio::piped())
         .spawn()
         .context("git could not be started")?;

@@ -37,6 +37,25 @@ pub fn files() -> Result<Vec<String>> {
     Ok(files)
 }
 
+/// What git says, without the end of the line.
+///
+/// # Errors
+/// If git is missing, or says that it could not.
+pub fn git(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("git")
+        // The tree may belong to another user than the one who measures it.
+        .args(["-c", "safe.directory=*"])
+        .args(arguments)
+        .current_dir(root())
+        .output()
+        .context("git could not be started")?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("git {}: {}", arguments.join(" "), text.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
 /// The part of `cargo metadata` that is read here.
 #[derive(Deserialize)]
 pub struct Metadata {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod bare;
 mod joins;
 
 use std::collections::BTreeMap;
@@ -102,8 +103,12 @@ impl Drop for Pools {
 pub struct Node {
     pub name: &'static str,
     pub directory: PathBuf,
+    /// What engine and agent are started from.
+    pub program: PathBuf,
     address: Ipv4Addr,
     engine: Option<Child>,
+    /// The engine that has taken over from that one.
+    heir: Option<u32>,
     agent: Option<Child>,
 }
 
@@ -111,13 +116,14 @@ impl Node {
     /// A node that runs nothing yet; its folder is made.
     pub fn new(name: &'static str, directory: PathBuf, address: Ipv4Addr) -> Node {
         fs::create_dir(&directory).unwrap();
-        Node { name, directory, address, engine: None, agent: None }
+        let program = binary().to_owned();
+        Node { name, directory, program, address, engine: None, heir: None, agent: None }
     }
 
     /// Makes it a member by a token.
     pub fn join(&self, token: &str) {
         let state = self.directory.join("agent").display().to_string();
-        let mut process = Process::new(binary());
+        let mut process = Process::new(&self.program);
         process.args(["node", "join", token, "--node", self.name, "--state-dir", &state]);
         let output = process.output().unwrap();
         let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -131,7 +137,7 @@ impl Node {
     pub fn start_engine(&mut self) {
         let (socket, state) = (self.directory.join("sock"), self.directory.join("state"));
         let log = self.log("engine.log");
-        let mut process = Process::new(binary());
+        let mut process = Process::new(&self.program);
         process.arg("engine").arg("--socket").arg(socket).arg("--state-dir").arg(state);
         process.args(["--node", self.name, "--threads", "1", "--log-level", "debug"]);
         self.engine = Some(process.stdin(Stdio::null()).stderr(log).spawn().unwrap());
@@ -141,11 +147,20 @@ impl Node {
     pub fn start_agent(&mut self) {
         assert!(self.agent.is_none());
         let log = self.log("agent.log");
-        let mut process = Process::new(binary());
+        let mut process = Process::new(&self.program);
         process.arg("--socket").arg(self.directory.join("sock")).arg("agent");
         process.arg("--state-dir").arg(self.directory.join("agent"));
         process.args(["--suspend-timeout", "10"]);
         self.agent = Some(process.stdin(Stdio::null()).stderr(log).spawn().unwrap());
+    }
+
+    /// Has an engine of another release take over while volumes are in use.
+    pub fn upgrade_engine(&mut self, program: &Path) {
+        let answer = self.ok(&["upgrade", "--binary", program.to_str().unwrap()]);
+        let pid = answer.split(' ').nth(1).and_then(|pid| pid.parse().ok());
+        self.heir = Some(pid.expect("it names the process"));
+        assert!(self.engine.take().unwrap().wait().unwrap().success(), "it ends well");
+        self.program = program.to_owned();
     }
 
     pub fn agent_pid(&self) -> u32 {
@@ -202,6 +217,9 @@ impl Drop for Node {
             // Ended or not, it must not outlive the test.
             let _ = child.kill();
             let _ = child.wait();
+        }
+        if let Some(heir) = self.heir {
+            let _ = Process::new("kill").args(["-9", &heir.to_string()]).status();
         }
     }
 }

@@ -54,6 +54,12 @@ pub fn binary() -> &'static Path {
     })
 }
 
+/// The program of another release, which `cargo xtask skew` has built.
+pub fn other_release() -> PathBuf {
+    let path = std::env::var_os("ASHLAR_OTHER").map(PathBuf::from);
+    path.expect("ASHLAR_OTHER names the program of another release; cargo xtask skew builds it")
+}
+
 /// Options of a cluster.
 #[derive(Clone)]
 pub struct Setup {
@@ -131,8 +137,16 @@ impl Cluster {
         let nodes = setup.nodes.iter().map(|name| {
             let directory = directory.path().join(name);
             fs::create_dir(&directory).unwrap();
-            let (config, args) = (file.clone(), setup.args.clone());
-            Node { name, directory, config, args, inside: Vec::new(), child: None, heir: None }
+            Node {
+                name,
+                directory,
+                engine: binary().to_owned(),
+                config: file.clone(),
+                args: setup.args.clone(),
+                inside: Vec::new(),
+                child: None,
+                heir: None,
+            }
         });
         Cluster { nodes: nodes.collect(), directory }
     }
@@ -265,6 +279,8 @@ impl Drop for Cluster {
 pub struct Node {
     pub name: &'static str,
     pub directory: PathBuf,
+    /// The program that is started; the operator's commands are always those of the one under test.
+    pub engine: PathBuf,
     config: PathBuf,
     /// More arguments of the engine.
     pub args: Vec<String>,
@@ -286,7 +302,7 @@ impl Node {
         let log =
             File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
         let words: Vec<&OsStr> =
-            self.inside.iter().map(OsStr::new).chain([binary().as_os_str()]).collect();
+            self.inside.iter().map(OsStr::new).chain([self.engine.as_os_str()]).collect();
         let mut child = Command::new(words[0])
             .args(&words[1..])
             .arg("engine")
@@ -333,6 +349,26 @@ impl Node {
     pub fn upgrade(&mut self) -> String {
         let before = self.pid();
         let answer = self.ok(&["upgrade"]);
+        self.replaced(before, answer)
+    }
+
+    /// The same, with another program.
+    ///
+    /// # Errors
+    /// What the operator is told.
+    pub fn upgrade_to(&mut self, engine: &Path) -> Result<String, String> {
+        let before = self.pid();
+        let output = self.cli(&["upgrade", "--binary", engine.to_str().unwrap()]);
+        if !output.status.success() {
+            return Err(text(&output.stderr));
+        }
+        self.engine = engine.to_owned();
+        let answer = self.replaced(before, text(&output.stdout));
+        assert_eq!(fs::read_link(format!("/proc/{}/exe", self.pid())).unwrap(), engine);
+        Ok(answer)
+    }
+
+    fn replaced(&mut self, before: u32, answer: String) -> String {
         let pid = answer.split(' ').nth(1).and_then(|pid| pid.parse().ok());
         self.heir = Some(pid.expect("it names the process"));
         match self.child.take() {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fio::{Report, Side};
 use super::statistics::{median, spread};
-use crate::workspace;
+use crate::workspace::git;
 
 /// All of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -278,22 +278,6 @@ impl Machine {
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
     pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
-}
-
-/// What git says, without the end of the line.
-pub fn git(arguments: &[&str]) -> Result<String> {
-    let output = Command::new("git")
-        // The tree may belong to another user than the one who measures it.
-        .args(["-c", "safe.directory=*"])
-        .args(arguments)
-        .current_dir(workspace::root())
-        .output()
-        .context("git could not be started")?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr);
-        bail!("git {}: {}", arguments.join(" "), text.trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// The time, UTC.

@@ -9,8 +9,8 @@ use super::bed::{Bed, Program, RAW};
 use super::options::{Disks, Options};
 use super::results::{self, Machine, Measured, OfSystem, Results, Run, Set, Settings, Tree};
 use super::rows::Row;
-use super::{build, chart, fio, folder, history, report, revision, words};
-use crate::process;
+use super::{build, chart, fio, folder, history, report, words};
+use crate::{process, revision};
 
 /// What a run takes besides its seconds: fio's start, its end, and a look at the nodes.
 const BESIDES: Duration = Duration::from_millis(1_000);
@@ -24,7 +24,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     for peer in &options.peers {
         peer.require()?;
     }
-    let old = options.compare.as_deref().map(revision::commit).transpose()?;
+    let old = options.compare.as_deref().map(revision::commit).transpose().context("--compare")?;
     process::watch_signals()?;
     let (machine, tree) = (Machine::here()?, Tree::here()?);
     let folder = folder()?;
@@ -32,7 +32,8 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let mut programs =
         vec![Program { name: "ashlar".to_owned(), tree: tree.short(), path: build(false)? }];
     if let Some(commit) = &old {
-        programs.push(revision::build(commit, &folder)?);
+        let (tree, path) = (revision::short(commit), revision::build(commit, &folder, "release")?);
+        programs.push(Program { name: format!("ashlar@{tree}"), tree: tree.to_owned(), path });
     }
     process::check_signals()?;
     let mut results = Results {
