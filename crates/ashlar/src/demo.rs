@@ -80,9 +80,10 @@ pub struct Args {
 
 /// The end of the help text.
 pub const HELP: &str = "\
-Everything happens on addresses of the loopback interface (127.0.0.1 to 127.0.0.4, with --cluster four of
-another network of 127.0.0.0/8) and in a temporary folder, and nothing of it remains, except with --keep,
-and except for the logs of a run that failed. With --cluster, snapshots need files that share blocks: where
+Everything happens on addresses of the loopback interface (127.0.0.1 to 127.0.0.4) and in a temporary folder,
+and nothing of it remains, except with --keep, and except for the logs of a run that failed. With --cluster each
+node has a network namespace of its own if root has `ip` and it works, and an address of another network of
+127.0.0.0/8 elsewhere. With --cluster, snapshots need files that share blocks: where
 the folder has none, root gets an XFS for the time of the run, and others go without that step.
 
 Exit status:

@@ -1,11 +1,12 @@
-//! `ashlar demo --cluster`: a control plane on one machine, without root.
+//! `ashlar demo --cluster`: a control plane on one machine, with or without root.
 //!
 //! - `story`: what happens, step by step; `summary`: what it comes to.
 //! - `plane`: the processes, a controller and the engine and agent of three nodes, and the operator's
 //!   commands that drive them.
-//! - `pools`: where the nodes keep their volumes.
+//! - `network`: where the nodes are; `pools`: where they keep their volumes.
 //! - `observe`: what the commands say of nodes and volumes.
 
+mod network;
 mod observe;
 mod plane;
 mod pools;

@@ -1,11 +1,11 @@
-//! What the demo has to clean up: processes, mounts and folders. It is done at the end of a run, whatever
+//! What the demo has to clean up: processes, namespaces, mounts and folders. It is done at the end of a run, whatever
 //! the end is, and by the panic hook, since a panic may not run destructors.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ pub struct Leftovers(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     children: BTreeMap<NodeNr, Child>,
+    namespaces: Vec<String>,
     mounts: Vec<PathBuf>,
     folders: Vec<PathBuf>,
     /// Stays if the run fails.
@@ -50,6 +51,16 @@ impl Leftovers {
     /// A file system that is unmounted.
     pub fn mount(&self, path: &Path) {
         self.lock().mounts.push(path.to_owned());
+    }
+
+    /// A network namespace that is deleted, with what is in it of interfaces.
+    pub fn namespace(&self, name: &str) {
+        self.lock().namespaces.push(name.to_owned());
+    }
+
+    /// Those that were made; they are no longer deleted by this.
+    pub fn take_namespaces(&self) -> Vec<String> {
+        std::mem::take(&mut self.lock().namespaces)
     }
 
     /// A folder that a failed run leaves behind.
@@ -109,6 +120,7 @@ impl Leftovers {
     pub fn keep(&self) {
         let mut inner = self.lock();
         inner.children.clear();
+        inner.namespaces.clear();
         inner.mounts.clear();
         inner.folders.clear();
     }
@@ -120,6 +132,10 @@ impl Leftovers {
         for (_, mut child) in std::mem::take(&mut inner.children) {
             let _ = child.kill();
             let _ = child.wait();
+        }
+        for name in std::mem::take(&mut inner.namespaces) {
+            let mut ip = Command::new("ip");
+            let _ = ip.args(["netns", "delete", &name]).stdin(Stdio::null()).output();
         }
         for mount in std::mem::take(&mut inner.mounts) {
             // Whoever still looks at it keeps it until then, out of sight.
@@ -152,7 +168,6 @@ fn remove_all_but(folder: &Path, kept: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
 
     fn sleeper() -> Child {
         Command::new("sleep").arg("600").spawn().unwrap()

@@ -18,6 +18,7 @@ use surfaces::cli::cluster::Look;
 use super::super::cluster::Places;
 use super::super::leftovers::Leftovers;
 use super::super::{Interrupted, NodeNr};
+use super::network::Network;
 use super::pools::Pools;
 
 /// The nodes.
@@ -32,13 +33,13 @@ const POLL: Duration = Duration::from_millis(20);
 /// How often the controller is asked again.
 const ASK: Duration = Duration::from_millis(150);
 /// Where the nodes serve volumes.
-const NBD: u16 = 10_809;
+pub const NBD: u16 = 10_809;
 /// Where agents find the controller.
-const AGENTS: u16 = 3377;
+pub const AGENTS: u16 = 3377;
 /// LINSTOR's port, and those that are tried if it is taken.
 const REST: std::ops::Range<u16> = 3370..3470;
 /// The last byte of the controller's address.
-const CONTROLLER: u8 = 250;
+pub const CONTROLLER: u8 = 250;
 
 /// What is left to clean up is kept by numbers: the controller, then engines, then agents.
 const CONTROLLER_NR: NodeNr = 0;
@@ -64,7 +65,8 @@ pub struct Plane {
     places: Places,
     /// Where volumes are.
     pub pools: Pools,
-    network: [u8; 3],
+    /// Where nodes are.
+    pub network: Network,
     rest: u16,
     /// Its port, until the controller takes it.
     held: Mutex<Option<TcpListener>>,
@@ -90,7 +92,7 @@ impl Plane {
             fs::create_dir(&folder)
                 .with_context(|| format!("can not make the folder {}", folder.display()))?;
         }
-        let network = network()?;
+        let network = Network::prepare(&leftovers)?;
         let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok();
         // Only who stays is to be found where clients look for it.
         let held = if keep { REST.step_by(10).find_map(free) } else { free(0) };
@@ -106,7 +108,7 @@ impl Plane {
     }
 
     fn address(&self, last: u8) -> Ipv4Addr {
-        let [a, b, c] = self.network;
+        let [a, b, c] = self.network.bytes;
         Ipv4Addr::new(a, b, c, last)
     }
 
@@ -147,13 +149,19 @@ impl Plane {
     /// Starts a process that goes on until it is told to end.
     fn start(&self, nr: NodeNr, arguments: Vec<OsString>) -> anyhow::Result<()> {
         let name = process(nr);
+        let mut words = match name.split_once('-') {
+            Some((_, node)) => self.network.inside(node),
+            None => Vec::new(),
+        };
         let path = self.places.logs().join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(path);
         let log = log.context("can not open the log")?;
         let program = std::env::current_exe().context("this program can not find itself")?;
-        // Ctrl-C is for the demo alone: it ends the others in its own time.
-        let child = Command::new(program)
-            .args(arguments)
+        words.push(program.into());
+        words.extend(arguments);
+        // Ctrl-C is for the demo alone: it ends the others in its own time. `ip` becomes what it runs.
+        let child = Command::new(&words[0])
+            .args(&words[1..])
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("can not share the log")?)
@@ -361,21 +369,4 @@ impl Plane {
         })?;
         found.context("it was found")
     }
-}
-
-/// A network of the loopback interface that nobody uses, so that several demos can run.
-fn network() -> anyhow::Result<[u8; 3]> {
-    for _ in 0..50 {
-        let random = getrandom::u32().context("the kernel gives no random number")?;
-        let [b, c, ..] = random.to_le_bytes();
-        // 127.0.0.0/24 and its neighbours are what others use.
-        let network = [127, b | 16, c];
-        let [a, b, c] = network;
-        let nodes = (1..=NAMES.len() as u8).map(|last| (Ipv4Addr::new(a, b, c, last), NBD));
-        let all = nodes.chain([(Ipv4Addr::new(a, b, c, CONTROLLER), AGENTS)]);
-        if all.into_iter().all(|address| TcpListener::bind(address).is_ok()) {
-            return Ok(network);
-        }
-    }
-    bail!("no addresses of 127.0.0.0/8 can be listened at")
 }

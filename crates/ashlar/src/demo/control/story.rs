@@ -87,7 +87,14 @@ pub fn tell(setting: Setting<'_>) -> anyhow::Result<Summary> {
         plane.of(NAMES[2]),
         plane.pools.folder.display()
     ));
-    let (random, summary) = (Random::new(seed), Summary::default());
+    screen.line(&match &plane.network.namespaces {
+        Ok(()) => "Each node is in a network namespace of its own.".to_owned(),
+        Err(why) => {
+            format!("All are on the loopback interface, without network namespaces: {why}.")
+        }
+    });
+    let (random, mut summary) = (Random::new(seed), Summary::default());
+    summary.namespaces = plane.network.namespaces.is_ok();
     let mut story = Story { plane, screen, random, volume_bytes: disk_bytes, summary };
     story.bring_nodes_in()?;
     let mut others = story.spawn()?;

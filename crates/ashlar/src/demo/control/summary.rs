@@ -9,6 +9,8 @@ use super::super::screen::{Screen, count};
 /// The numbers of a run. The field names are the keys of the JSON object.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
+    /// Each node was in a network namespace of its own.
+    pub namespaces: bool,
     /// Volumes spawned.
     pub volumes: u64,
     /// From the command to the volume that is UpToDate on its nodes: half of them took at most so
