@@ -11,7 +11,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use engine_support::nbd::Client;
 use engine_support::{Cluster, Node, Setup, pattern, text};
@@ -212,9 +213,6 @@ fn a_client_with_a_certificate_reads_and_writes() {
         "{exports}"
     );
 
-    // Its encryption is this engine's alone.
-    let (_, why) = rig.node().fails(&["upgrade"]);
-    assert!(why.contains("NBD clients over TLS are connected"), "{why}");
     request(&mut tls, 3, 0, 0, &[]).unwrap();
     drop(tls);
     rig.cluster.wait("the client is gone", |c| c.nodes[0].ok(&["exports"]).contains("clients:0"));
@@ -251,6 +249,71 @@ fn an_engine_that_is_replaced_listens_on() {
     let mut tls = rig.connect(&good).unwrap();
     assert_eq!(ask(&mut tls, GO, &wish("r0/0")).unwrap().0, ACK);
     assert_eq!(request(&mut tls, 0, 0, 4096, &[]).unwrap(), pattern(1, 4096));
+}
+
+/// Writes and reads back until it is told to stop.
+fn work(mut tls: Tls, number: u64, stop: &AtomicBool, done: &AtomicU64) {
+    assert_eq!(ask(&mut tls, GO, &wish("r0/0")).unwrap().0, ACK);
+    let mut seed = number << 32;
+    // The first key of each direction does not matter any more.
+    tls.conn.refresh_traffic_keys().unwrap();
+    while !stop.load(Ordering::Acquire) {
+        seed += 1;
+        // Requests and answers of one record, and of many.
+        let len = if seed % 8 == 0 { 1 << 20 } else { 4096 };
+        let offset = (number * 2 << 20) + (seed % 16) * 4096;
+        request(&mut tls, 1, offset, len, &pattern(seed, len)).unwrap();
+        assert!(request(&mut tls, 0, offset, len, &[]).unwrap() == pattern(seed, len));
+        done.fetch_add(1, Ordering::AcqRel);
+    }
+    // It says that it leaves, and the engine that the connection has come to hears it.
+    tls.conn.send_close_notify();
+    tls.flush().unwrap();
+}
+
+#[test]
+fn clients_go_on_behind_engines_that_are_replaced() {
+    const CLIENTS: u64 = 6;
+    let mut rig = Rig::new();
+    let good = rig.good();
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (stop, done) = (&stop, &done);
+        for number in 0..CLIENTS {
+            let tls = rig.connect(&good).unwrap();
+            scope.spawn(move || work(tls, number, stop, done));
+        }
+        let goes_on = || {
+            let goal = done.load(Ordering::Acquire) + 40;
+            let begun = Instant::now();
+            while done.load(Ordering::Acquire) < goal {
+                assert!(begun.elapsed() < Duration::from_secs(60), "clients go on");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        goes_on();
+        for _ in 0..4 {
+            println!("{}", rig.cluster.nodes[0].upgrade().trim());
+            goes_on();
+        }
+        // One that is refused leaves them as they are, and so does the next, which is not.
+        rig.cluster.nodes[1].signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(100));
+        let (_, why) = rig.node().fails(&["upgrade", "--retry", "0"]);
+        rig.cluster.nodes[1].signal(libc::SIGCONT);
+        assert!(why.contains("not at rest"), "{why}");
+        goes_on();
+        rig.cluster.nodes[0].upgrade();
+        goes_on();
+        let exports = rig.node().ok(&["exports"]);
+        assert!(exports.contains(&format!("clients:{CLIENTS}")), "{exports}");
+        stop.store(true, Ordering::Release);
+    });
+    rig.cluster.wait("all have left", |c| c.nodes[0].ok(&["exports"]).contains("clients:0"));
+    rig.cluster.assert_equal(0, &[0, 1]);
+    // Others come in as before.
+    let mut tls = rig.connect(&good).unwrap();
+    assert_eq!(ask(&mut tls, GO, &wish("r0/0")).unwrap().0, ACK);
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::handlers::Programs;
 use crate::log::{Level, log};
 use crate::maps;
 use crate::state::Stored;
-use crate::transport::tls::Credentials;
+use crate::tls::Credentials;
 use crate::{convert_md, create_md};
 
 /// Oldest and newest replication protocol spoken.

@@ -161,6 +161,8 @@ pub(crate) struct Engine {
     pub(crate) commands: RwLock<()>,
     /// Held by the one upgrade there may be.
     pub(crate) upgrading: Mutex<()>,
+    /// NBD clients over TLS.
+    pub(crate) tls_clients: Arc<crate::nbd_tls::Clients>,
     /// Held by every call that has no answer yet.
     pub(crate) unanswered: Arc<()>,
 }

@@ -55,9 +55,12 @@ impl Exports {
         self.vhost.iter().map(|(name, server)| (&self.by_name[name], server))
     }
 
-    /// Clients that use TLS.
-    pub(crate) fn tls_clients(&self) -> usize {
-        self.tls.values().map(TlsListener::clients).sum()
+    /// Where clients that use TLS come in.
+    pub(crate) fn tls(&self) -> impl Iterator<Item = (&TlsListen, &TlsListener)> {
+        self.tls.iter().filter_map(|(listen, listener)| match listen {
+            Listen::Tls(place) => Some((place, listener)),
+            _ => None,
+        })
     }
 }
 
@@ -146,15 +149,22 @@ impl Engine {
         self.state.put_exports(&exports.by_name).map_err(not_kept)
     }
 
-    /// Goes on with the exports of another process, whose listeners and clients are here already, but for
-    /// listeners for TLS, which has no clients then.
-    pub(crate) fn inherit_exports(self: &Arc<Self>, by_name: &str, listeners: &str) -> Done {
+    /// Goes on with the exports of another process, whose listeners and clients are here already; `tls`: those
+    /// for TLS.
+    pub(crate) fn inherit_exports(
+        self: &Arc<Self>,
+        by_name: &str,
+        listeners: &str,
+        tls: Vec<(TlsListen, TlsListener)>,
+    ) -> Done {
         let damaged = |e: serde_json::Error| Stop::invalid(format!("exports: {e}"));
         let mut exports = lock(&self.exports);
         exports.by_name = serde_json::from_str(by_name).map_err(damaged)?;
         let listeners: Vec<(Listen, ListenerId)> =
             serde_json::from_str(listeners).map_err(damaged)?;
         exports.listeners = listeners.into_iter().collect();
+        exports.tls = tls.into_iter().map(|(place, there)| (Listen::Tls(place), there)).collect();
+        // An engine that does not hand them over shares the port.
         let places: Vec<Listen> = exports.by_name.values().map(|e| e.listen.clone()).collect();
         for place in places.iter().filter(|place| matches!(place, Listen::Tls(_))) {
             self.listen(&mut exports, place)?;

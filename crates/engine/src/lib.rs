@@ -35,6 +35,7 @@ mod restore;
 mod shard;
 mod signature;
 mod state;
+mod tls;
 mod transport;
 mod upgrade;
 mod vhost;
@@ -172,6 +173,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         shutdown: shutdown.clone(),
         commands: RwLock::default(),
         upgrading: Mutex::default(),
+        tls_clients: Arc::default(),
         unanswered: Arc::default(),
     });
     introduce_shards(&engine)?;

@@ -7,31 +7,38 @@
 //!
 //! A thread and two more copies for each client are what encryption costs beside the ciphers; clients of
 //! unix sockets and of clear TCP have nothing to do with it.
+//!
+//! - This file: who listens, and how a client comes in. `pump`: its traffic. `handover`: its way to
+//!   another process.
 
-use std::collections::VecDeque;
+mod handover;
+mod pump;
+
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use codec::admin::TlsListen;
 use frontend::nbd::proto::option;
 use frontend::nbd::securing::{Securing, Wish};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls::{RootCertStore, ServerConfig};
 use socket2::{Domain, Socket, TcpKeepalive, Type};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, lock};
 use crate::exports::LISTENING;
 use crate::log::{Level, log};
+use crate::tls::{self, Handshake, Traffic};
+pub(crate) use handover::{FrozenTls, Held};
+use pump::{Pump, Received, Shared};
 
 /// Names of the files, as those of `qemu` and `nbdkit`.
 const AUTHORITY: &str = "ca-cert.pem";
@@ -42,9 +49,6 @@ const KEY: &str = "server-key.pem";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Clients at a time; more are turned away.
 const CLIENTS_MAX: usize = 256;
-/// Bytes read at a time, and bytes that wait for the NBD server before no more is decrypted.
-const PIECE: usize = 128 << 10;
-const WAITING_MAX: usize = 512 << 10;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -52,13 +56,41 @@ const BACKLOG: i32 = 128;
 pub(crate) struct TlsListener {
     /// Closing it wakes the thread.
     _stop: UnixStream,
-    clients: Arc<AtomicUsize>,
+    listener: Arc<TcpListener>,
 }
 
-impl TlsListener {
-    /// Clients that are connected.
-    pub(crate) fn clients(&self) -> usize {
-        self.clients.load(Ordering::Relaxed)
+/// All clients over TLS.
+#[derive(Default)]
+pub(crate) struct Clients {
+    present: Mutex<Present>,
+    /// They are no longer on their way to another process.
+    go_on: Condvar,
+}
+
+#[derive(Default)]
+struct Present {
+    next: u64,
+    /// Those in their handshake have nothing yet that could be handed over.
+    all: BTreeMap<u64, Option<Arc<Shared>>>,
+    /// Nobody is let in.
+    closed: bool,
+}
+
+impl Present {
+    /// The number of one more; `None` if there are too many.
+    fn seat(&mut self) -> Option<u64> {
+        let number = self.next;
+        (self.all.len() < CLIENTS_MAX).then(|| {
+            self.next += 1;
+            self.all.insert(number, None);
+            number
+        })
+    }
+}
+
+impl Clients {
+    fn lock(&self) -> MutexGuard<'_, Present> {
+        lock(&self.present)
     }
 }
 
@@ -69,22 +101,28 @@ impl TlsListener {
 pub(crate) fn listen(engine: &Arc<Engine>, place: &TlsListen) -> io::Result<TlsListener> {
     let socket = Socket::new(Domain::for_address(place.address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
-    // The next engine listens there before this one has ended (`ashlar upgrade`).
-    socket.set_reuse_port(true)?;
     socket.bind(&place.address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
+    listen_on(engine, place, TcpListener::from(socket))
+}
+
+/// The same on a socket that listens.
+fn listen_on(
+    engine: &Arc<Engine>,
+    place: &TlsListen,
+    listener: TcpListener,
+) -> io::Result<TlsListener> {
     let (stop, stopped) = UnixStream::pair()?;
-    let clients = Arc::new(AtomicUsize::new(0));
+    let listener = Arc::new(listener);
     let door = Door {
         engine: engine.clone(),
         folder: place.certificates.clone(),
-        clients: clients.clone(),
+        listener: listener.clone(),
     };
-    let listener = TcpListener::from(socket);
-    let run = move || door.watch(&listener, &stopped);
+    let run = move || door.watch(&stopped);
     std::thread::Builder::new().name("nbd-tls".to_owned()).spawn(run)?;
-    Ok(TlsListener { _stop: stop, clients })
+    Ok(TlsListener { _stop: stop, listener })
 }
 
 /// The server's end of TLS, from the files of a folder.
@@ -113,7 +151,8 @@ pub(crate) fn credentials(folder: &str) -> Result<Arc<ServerConfig>, String> {
     let key = path(KEY);
     let private = PrivateKeyDer::from_pem_file(&key)
         .map_err(|e| format!("{}: no private key in PEM format: {e}", key.display()))?;
-    let provider = Arc::new(aws_lc_rs::default_provider());
+    // What it is spoken by travels to the next process: see `crate::tls`.
+    let provider = Arc::new(tls::provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
         .map_err(|e| format!("{}: {e}", path(AUTHORITY).display()))?;
@@ -124,13 +163,14 @@ pub(crate) fn credentials(folder: &str) -> Result<Arc<ServerConfig>, String> {
         )
     };
     let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(unfit)?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, private)
         .map_err(unfit)?;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
+    config.enable_secret_extraction = true;
     Ok(Arc::new(config))
 }
 
@@ -138,14 +178,14 @@ pub(crate) fn credentials(folder: &str) -> Result<Arc<ServerConfig>, String> {
 struct Door {
     engine: Arc<Engine>,
     folder: String,
-    clients: Arc<AtomicUsize>,
+    listener: Arc<TcpListener>,
 }
 
 impl Door {
-    fn watch(&self, listener: &TcpListener, stopped: &UnixStream) {
+    fn watch(&self, stopped: &UnixStream) {
         loop {
             let mut ends =
-                [PollFd::new(listener, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
+                [PollFd::new(&*self.listener, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
             let polled = poll(&mut ends, None);
             if !ends[1].revents().is_empty() {
                 return;
@@ -153,9 +193,9 @@ impl Door {
             if polled.is_err() {
                 continue;
             }
-            match listener.accept() {
-                Ok((stream, address)) => self.admit(stream, address),
-                // A client that gave up before, or another engine's thread was faster.
+            match self.accept() {
+                Ok((stream, address, seat)) => self.admit(stream, address, seat),
+                // A client that gave up before.
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                 Err(e) => {
                     log!(
@@ -169,21 +209,30 @@ impl Door {
         }
     }
 
-    fn admit(&self, stream: TcpStream, address: SocketAddr) {
-        let guard = Counted::new(&self.clients);
-        if self.clients.load(Ordering::Relaxed) > CLIENTS_MAX {
+    /// A client, and its seat if there is one left. What this process does not accept, the next one can.
+    fn accept(&self) -> io::Result<(TcpStream, SocketAddr, Option<Seat>)> {
+        let clients = &self.engine.tls_clients;
+        let closed = |present: &mut Present| present.closed;
+        let present = clients.go_on.wait_while(clients.lock(), closed);
+        let mut present = present.unwrap_or_else(PoisonError::into_inner);
+        let (stream, address) = self.listener.accept()?;
+        let seat = present.seat().map(|number| Seat { clients: clients.clone(), number });
+        Ok((stream, address, seat))
+    }
+
+    fn admit(&self, stream: TcpStream, address: SocketAddr, seat: Option<Seat>) {
+        let Some(seat) = seat else {
             log!(
                 Level::Warn,
                 "engine",
                 "NBD client {address} is turned away: there are {CLIENTS_MAX} over TLS already"
             );
             return;
-        }
+        };
         // Read anew for each: certificates are renewed by replacing files.
         let (engine, folder) = (self.engine.clone(), self.folder.clone());
         let run = move || {
-            let _counted = guard;
-            if let Err(why) = serve(&engine, &folder, stream, address) {
+            if let Err(why) = serve(&engine, &folder, stream, address, &seat) {
                 log!(Level::Warn, "engine", "NBD client {address} over TLS: {why}");
             }
         };
@@ -193,19 +242,25 @@ impl Door {
     }
 }
 
-/// Counts a client as long as it is there.
-struct Counted(Arc<AtomicUsize>);
+/// A client's place among the others, as long as it is there.
+struct Seat {
+    clients: Arc<Clients>,
+    number: u64,
+}
 
-impl Counted {
-    fn new(clients: &Arc<AtomicUsize>) -> Counted {
-        clients.fetch_add(1, Ordering::Relaxed);
-        Counted(clients.clone())
+impl Seat {
+    /// Serves it to its end. A connection that is cut, at either end, is the end of both.
+    fn run(&self, pump: &Arc<Shared>) {
+        self.clients.lock().all.insert(self.number, Some(pump.clone()));
+        if let Err(e) = pump.run() {
+            log!(Level::Debug, "engine", "NBD client {} over TLS: {e}", pump.address);
+        }
     }
 }
 
-impl Drop for Counted {
+impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.clients.lock().all.remove(&self.number);
     }
 }
 
@@ -215,15 +270,13 @@ fn serve(
     folder: &str,
     mut stream: TcpStream,
     address: SocketAddr,
+    seat: &Seat,
 ) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     let config = credentials(folder)?;
     prepare(&stream).map_err(|e| e.to_string())?;
     let Some(flags) = clear_prelude(&mut stream, deadline)? else { return Ok(()) };
-    let mut tls = ServerConnection::new(config).map_err(|e| e.to_string())?;
-    handshake(&mut tls, &mut stream, deadline)?;
-    // A piece at a time is given to it, once the last one has left.
-    tls.set_buffer_limit(None);
+    let (traffic, received) = handshake(config, &mut stream, deadline)?;
     let (inner, outer) = UnixStream::pair().map_err(|e| e.to_string())?;
     inner.set_nonblocking(true).map_err(|e| e.to_string())?;
     let introduced = engine.on(LISTENING, move |shard| {
@@ -235,12 +288,8 @@ fn serve(
         Ok(Err(errno)) => return Err(format!("can not be served: {errno}")),
         Err(_) => return Ok(()),
     }
-    let mut pump =
-        Pump { tls, stream, inner, waiting: VecDeque::from(flags.to_vec()), ended: false };
-    // A connection that is cut, at either end, is the end of both.
-    if let Err(e) = pump.run() {
-        log!(Level::Debug, "engine", "NBD client {address} over TLS: {e}");
-    }
+    let pump = Pump::new(traffic, stream, inner, received, flags.to_vec());
+    seat.run(&Shared::new(pump, address));
     Ok(())
 }
 
@@ -276,15 +325,8 @@ fn clear_prelude(stream: &mut TcpStream, deadline: Instant) -> Result<Option<[u8
     let mut out = option::greeting().to_vec();
     let mut wish = None;
     loop {
-        while !out.is_empty() {
-            match stream.write(&out) {
-                Ok(n) => drop(out.drain(..n)),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    wait(stream, PollFlags::OUT, deadline)?;
-                }
-                Err(e) => return Err(e.to_string()),
-            }
-        }
+        send_all(stream, &out, deadline)?;
+        out.clear();
         match wish {
             Some(Wish::Tls(flags)) => return Ok(Some(flags)),
             Some(Wish::Leave) => return Ok(None),
@@ -303,181 +345,51 @@ fn clear_prelude(stream: &mut TcpStream, deadline: Instant) -> Result<Option<[u8
     }
 }
 
+/// The handshake, and what has arrived behind it.
 fn handshake(
-    tls: &mut ServerConnection,
+    config: Arc<ServerConfig>,
     stream: &mut TcpStream,
     deadline: Instant,
-) -> Result<(), String> {
-    while tls.is_handshaking() || tls.wants_write() {
-        if tls.wants_write() {
-            match tls.write_tls(stream) {
-                Ok(_) => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    wait(stream, PollFlags::OUT, deadline)?;
-                }
-                Err(e) => return Err(e.to_string()),
-            }
-            continue;
+) -> Result<(Traffic, Received), String> {
+    let failed = |failure: tls::Failure| match failure {
+        tls::Failure::Refused(rustls::Error::NoCertificatesPresented) => {
+            "it has no certificate; give it one that ca-cert.pem has signed".to_owned()
         }
-        match tls.read_tls(stream) {
-            Ok(0) => return Err("it left during the TLS handshake".to_owned()),
-            Ok(_) => {
-                if let Err(e) = tls.process_new_packets() {
-                    // The alert says so to the client, too.
-                    let _ = tls.write_tls(stream);
-                    return Err(match e {
-                        rustls::Error::NoCertificatesPresented => {
-                            "it has no certificate; give it one that ca-cert.pem has signed"
-                                .to_owned()
-                        }
-                        e => format!("the TLS handshake failed: {e}"),
-                    });
-                }
+        tls::Failure::Refused(e) => format!("the TLS handshake failed: {e}"),
+        tls::Failure::Records(e) => format!("the TLS handshake failed: {e}"),
+        tls::Failure::Excess => "it says more than the TLS handshake has".to_owned(),
+    };
+    let mut handshake = Handshake::of_server(config).map_err(failed)?;
+    let mut received = Received::default();
+    loop {
+        let mut out = Vec::new();
+        let over = handshake.advance(&mut received, &mut out);
+        // After an error it is the alert that tells the client of it.
+        let sent = send_all(stream, &out, deadline);
+        match over {
+            Ok(true) => {
+                sent?;
+                return Ok((handshake.finish().map_err(failed)?, received));
             }
+            Ok(false) => sent?,
+            Err(failure) => return Err(failed(failure)),
+        }
+        match received.read(stream) {
+            Ok(0) => return Err("it left during the TLS handshake".to_owned()),
+            Ok(_) => {}
             Err(e) if e.kind() == ErrorKind::WouldBlock => wait(stream, PollFlags::IN, deadline)?,
             Err(e) => return Err(e.to_string()),
         }
     }
+}
+
+fn send_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> Result<(), String> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == ErrorKind::WouldBlock => wait(stream, PollFlags::OUT, deadline)?,
+            Err(e) => return Err(e.to_string()),
+        }
+    }
     Ok(())
-}
-
-/// Decrypts one way and encrypts the other, until either end has closed.
-struct Pump {
-    tls: ServerConnection,
-    stream: TcpStream,
-    inner: UnixStream,
-    /// Decrypted, and not taken by the NBD server yet.
-    waiting: VecDeque<u8>,
-    /// The client says nothing more.
-    ended: bool,
-}
-
-impl Pump {
-    fn run(&mut self) -> io::Result<()> {
-        let mut piece = vec![0; PIECE];
-        self.take_plain(&mut piece)?;
-        loop {
-            let moved = self.receive(&mut piece)?
-                | self.pass_on()?
-                | self.take_answers(&mut piece)?
-                | self.send()?;
-            if moved {
-                continue;
-            }
-            let (mut outside, mut inside) = (PollFlags::empty(), PollFlags::empty());
-            outside.set(PollFlags::IN, self.has_room());
-            outside.set(PollFlags::OUT, self.tls.wants_write());
-            inside.set(PollFlags::IN, !self.tls.wants_write());
-            inside.set(PollFlags::OUT, !self.waiting.is_empty());
-            let (stream, inner) = (self.stream.as_fd(), self.inner.as_fd());
-            // A socket that is not asked for anything would tell of its end again and again.
-            let mut ends: Vec<PollFd<'_>> = [(stream, outside), (inner, inside)]
-                .into_iter()
-                .filter(|(_, flags)| !flags.is_empty())
-                .map(|(end, flags)| PollFd::from_borrowed_fd(end, flags))
-                .collect();
-            match poll(&mut ends, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-    }
-
-    fn has_room(&self) -> bool {
-        !self.ended && self.waiting.len() < WAITING_MAX
-    }
-
-    /// True if anything came.
-    fn receive(&mut self, piece: &mut [u8]) -> io::Result<bool> {
-        if !self.has_room() {
-            return Ok(false);
-        }
-        match self.tls.read_tls(&mut self.stream) {
-            Ok(0) => {
-                self.end_of_client()?;
-                Ok(true)
-            }
-            Ok(_) => {
-                if let Err(e) = self.tls.process_new_packets() {
-                    let _ = self.tls.write_tls(&mut self.stream);
-                    return Err(io::Error::other(e));
-                }
-                self.take_plain(piece)?;
-                Ok(true)
-            }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(e) => Err(e),
-        }
-    }
-
-    fn take_plain(&mut self, piece: &mut [u8]) -> io::Result<()> {
-        loop {
-            match self.tls.reader().read(piece) {
-                Ok(0) => return self.end_of_client(),
-                Ok(n) => self.waiting.extend(&piece[..n]),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    /// What it has said already counts.
-    fn end_of_client(&mut self) -> io::Result<()> {
-        self.ended = true;
-        if self.waiting.is_empty() {
-            self.inner.shutdown(std::net::Shutdown::Write)?;
-        }
-        Ok(())
-    }
-
-    fn pass_on(&mut self) -> io::Result<bool> {
-        let mut moved = false;
-        while !self.waiting.is_empty() {
-            let (bytes, _) = self.waiting.as_slices();
-            match self.inner.write(bytes) {
-                Ok(n) => drop(self.waiting.drain(..n)),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(moved),
-                Err(e) => return Err(e),
-            }
-            moved = true;
-            if self.waiting.is_empty() && self.ended {
-                self.inner.shutdown(std::net::Shutdown::Write)?;
-            }
-        }
-        Ok(moved)
-    }
-
-    /// Only once the last piece has left: what waits for a client that does not read is bounded.
-    fn take_answers(&mut self, piece: &mut [u8]) -> io::Result<bool> {
-        if self.tls.wants_write() {
-            return Ok(false);
-        }
-        match self.inner.read(piece) {
-            Ok(0) => {
-                self.tls.send_close_notify();
-                while self.tls.wants_write() {
-                    self.tls.write_tls(&mut self.stream)?;
-                }
-                Err(io::Error::new(ErrorKind::BrokenPipe, "the end"))
-            }
-            Ok(n) => {
-                self.tls.writer().write_all(&piece[..n])?;
-                Ok(true)
-            }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(e) => Err(e),
-        }
-    }
-
-    fn send(&mut self) -> io::Result<bool> {
-        let mut moved = false;
-        while self.tls.wants_write() {
-            match self.tls.write_tls(&mut self.stream) {
-                Ok(_) => moved = true,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(moved)
-    }
 }

@@ -27,6 +27,7 @@ use zeroize::Zeroizing;
 
 use crate::engine::{Done, Engine, Stop, lock};
 use crate::log::{Level, log};
+use crate::nbd_tls::{FrozenTls, Held};
 use crate::shard::FrozenShard;
 use crate::vhost::{FrozenGuest, HeldGuest};
 pub(crate) use heir::{follow, take_over};
@@ -66,6 +67,9 @@ struct Handover {
     maps: String,
     /// What serves guests.
     guests: Vec<FrozenGuest>,
+    /// NBD over TLS. Older engines hand over none of it, and have no clients there when they do.
+    #[serde(default)]
+    tls: FrozenTls,
     /// Of encrypted disks, by their paths.
     keys: BTreeMap<String, Opened>,
 }
@@ -74,7 +78,8 @@ impl Handover {
     /// How many descriptors belong to it.
     fn descriptors(&self) -> usize {
         let guests: usize = self.guests.iter().map(FrozenGuest::descriptors).sum();
-        1 + self.shards.iter().map(FrozenShard::descriptors).sum::<usize>() + guests
+        let shards: usize = self.shards.iter().map(FrozenShard::descriptors).sum();
+        1 + shards + guests + self.tls.descriptors()
     }
 }
 
@@ -131,11 +136,6 @@ impl Engine {
     fn check_upgrade(&self) -> Done {
         supervisor::check().map_err(Stop::invalid)?;
         self.check_maps_handover()?;
-        if lock(&self.exports).tls_clients() > 0 {
-            let why = "NBD clients over TLS are connected, whose encryption can not be handed over; \
-                       disconnect them, or restart the engine instead";
-            return Err(Stop::invalid(why));
-        }
         for shard in 0..self.shards.len() {
             if let Some(why) = self.on(shard, |shard| shard.never_frozen())? {
                 return Err(Stop::invalid(format!("{why}; restart the engine instead")));
@@ -153,21 +153,24 @@ impl Engine {
         // Guests of this run may not go on from any but the next one.
         self.state.forget_run().map_err(failed)?;
         let begin = Instant::now();
-        let mut held = Vec::new();
-        let result = self.freeze(begin, &mut held).and_then(|(state, descriptors)| {
-            let passed =
-                send(line, Kind::State, &state).and_then(|()| send_descriptors(line, &descriptors));
-            passed.map_err(|e| failed(format!("the new engine takes no state: {e}")))?;
-            expect(line, TAKE, Kind::Taken, "take over")?;
-            // If this fails it has not heard of it, and its end of the line is closed: it is gone.
-            send(line, Kind::Go, &[]).map_err(|e| failed(format!("the new engine is gone: {e}")))
-        });
+        let (mut held, mut held_tls) = (Vec::new(), Vec::new());
+        let result =
+            self.freeze(begin, &mut held, &mut held_tls).and_then(|(state, descriptors)| {
+                let passed = send(line, Kind::State, &state)
+                    .and_then(|()| send_descriptors(line, &descriptors));
+                passed.map_err(|e| failed(format!("the new engine takes no state: {e}")))?;
+                expect(line, TAKE, Kind::Taken, "take over")?;
+                // If this fails it has not heard of it, and its end of the line is closed: it is gone.
+                send(line, Kind::Go, &[])
+                    .map_err(|e| failed(format!("the new engine is gone: {e}")))
+            });
         match result {
             Ok(()) => {
                 let pause = begin.elapsed();
                 // No command is obeyed here any more, and no guest answered.
                 std::mem::forget(commands);
                 std::mem::forget(held);
+                std::mem::forget(held_tls);
                 if let Err(stop) = expect(line, RUNNING, Kind::Running, "run") {
                     // It may have done anything: this engine must not go on.
                     let why = crate::restore::text(&stop);
@@ -178,6 +181,7 @@ impl Engine {
             }
             Err(stop) => {
                 self.go_on();
+                held_tls.into_iter().for_each(Held::go_on);
                 if let Err(e) = self.state.begin_run(self.instance) {
                     log!(Level::Warn, "engine", "guests will not go on: {e}");
                 }
@@ -206,6 +210,7 @@ impl Engine {
         &self,
         begin: Instant,
         held: &mut Vec<HeldGuest>,
+        held_tls: &mut Vec<Held>,
     ) -> Done<(Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
         let (guests, files) = self
             .hold_guests(begin + REST, held)
@@ -215,6 +220,13 @@ impl Engine {
             left = self.rest_clients()?;
             in_time(begin, &left)?;
         }
+        // Their threads only pass on, and there is nothing left of what was asked for.
+        let (tls, tls_files) = loop {
+            match self.hold_tls(lock(&self.exports).tls(), held_tls) {
+                Ok(frozen) => break frozen,
+                Err(why) => in_time(begin, &Err(why))?,
+            }
+        };
         // A client may have moved between two shards: now it has arrived, or there is none.
         while let Err(why) = self.rest_clients()? {
             in_time(begin, &Err(why))?;
@@ -223,8 +235,7 @@ impl Engine {
             self.on(shard, |shard| shard.pause_peers())?;
         }
         let (mut shards, mut descriptors) = (Vec::new(), Vec::new());
-        let lock = self.state.share_lock().map_err(failed)?;
-        descriptors.push(lock);
+        descriptors.push(self.state.share_lock().map_err(failed)?);
         for shard in 0..self.shards.len() {
             let (frozen, files) = loop {
                 match self.on(shard, |shard| shard.freeze())? {
@@ -241,12 +252,13 @@ impl Engine {
         };
         let resources = self.entries(None).iter().map(kept).collect::<Done<Vec<_>>>()?;
         descriptors.extend(files);
+        descriptors.extend(tls_files);
         let (exports, listeners) = lock_exports(self)?;
         let maps = self.freeze_maps().map_err(failed)?;
         let keys = self.keys.all();
         let instance = self.instance;
         let handover =
-            Handover { instance, shards, resources, exports, listeners, maps, guests, keys };
+            Handover { instance, shards, resources, exports, listeners, maps, guests, tls, keys };
         debug_assert_eq!(handover.descriptors(), descriptors.len());
         let state =
             codec::frozen::to_bytes(VERSION, &handover).map_err(|e| failed(e.to_string()))?;

@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use vocab::options::NetOptions;
 
 use super::stream::Socket;
-use super::tls::{FrozenSession, Session};
 use super::{Integrity, Link, PingTime, State, Up};
 use crate::digest::Algorithm;
 use crate::shard::io::Io;
+use crate::tls::{FrozenSession, Session};
 
 /// A link at rest, whether it is up or not.
 #[derive(Debug, Serialize, Deserialize)]

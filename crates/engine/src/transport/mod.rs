@@ -3,7 +3,7 @@
 //! - `listen`: listening sockets; `stream`: one socket, bytes to packets and back.
 //! - `integrity`: digests of data on the wire.
 //! - `dance`: how two nodes that both listen and both connect end up with one pair of sockets.
-//! - `securing`, `tls`: both sockets are encrypted then, if they are to be.
+//! - `securing`, with `crate::tls`: both sockets are encrypted then, if they are to be.
 //! - `ping`: how long the peer takes to answer one.
 //! - This file: a [`Link`], from the core's wish to connect until the sockets are closed again.
 //!
@@ -25,7 +25,6 @@ mod securing;
 mod stream;
 #[cfg(test)]
 mod tests;
-pub(crate) mod tls;
 
 use std::time::Duration;
 
@@ -41,6 +40,7 @@ use crate::log::{Level, log};
 use crate::shard::io::Io;
 use crate::shard::token::SocketOp;
 
+use crate::tls::Credentials;
 use dance::Dance;
 pub(crate) use handover::FrozenLink;
 use integrity::Integrity;
@@ -49,7 +49,6 @@ use ping::PingTime;
 use securing::{Progress, Securing, Trouble};
 pub(crate) use stream::LinkId;
 use stream::{Broken, Read, Socket};
-use tls::Credentials;
 
 /// How long queued packets may take to leave before the sockets are closed.
 const PARTING: Duration = Duration::from_secs(1);

@@ -8,9 +8,9 @@ use runtime::Completed;
 use vocab::Instant;
 
 use super::stream::Socket;
-use super::tls::{self, Credentials, Handshake};
 use crate::shard::io::Io;
 use crate::shard::token::SocketOp;
+use crate::tls::{self, Credentials, Handshake, Session};
 
 /// The sockets, and the one whose handshake is under way.
 pub(super) struct Securing {
@@ -145,7 +145,7 @@ impl Securing {
             let advanced = handshake.advance(&mut socket.conn.rx, &mut out);
             socket.conn.tx.push_bytes(&out);
             if advanced? {
-                socket.secure(handshake.finish(io.pool.clone())?);
+                socket.secure(Session::new(handshake.finish()?, io.pool.clone()));
                 match self.turn {
                     Turn::Control => self.turn = Turn::Data,
                     Turn::Data => return Ok(true),

@@ -8,9 +8,9 @@ use runtime::{AllocError, Buf, Completed, Conn, Errno, Received, Ring, Token};
 use vocab::{Instant, NodeId};
 
 use super::integrity::Integrity;
-use super::tls::{FrozenSession, RecordError, Session};
 use crate::digest::Algorithm;
 use crate::shard::token::{LinkToken, SocketOp};
+use crate::tls::{FrozenSession, RecordError, Session};
 
 /// Names a link to the ring: resource on this shard and peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

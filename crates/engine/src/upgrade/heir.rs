@@ -17,9 +17,10 @@ use super::{Handover, VERSION};
 use crate::engine::{Engine, Entry, lock};
 use crate::handlers::Programs;
 use crate::log::{Level, log};
+use crate::nbd_tls::Held;
 use crate::restore::text;
 use crate::state::{StateDir, Stored};
-use crate::vhost::HeldGuest;
+use crate::vhost::{FrozenGuest, HeldGuest};
 use crate::{Options, StartError};
 
 /// What has come of it.
@@ -84,12 +85,11 @@ impl Legacy {
     pub(crate) fn install(self, engine: &Arc<Engine>, options: &Options) -> UnixStream {
         let Legacy { line, handover, descriptors } = self;
         let thawed = thaw(engine, handover, descriptors);
-        let (guests, listener) = match thawed
-            .and_then(|guests| Ok((guests, crate::control::prepare(&options.socket)?)))
-        {
-            Ok(all) => all,
-            Err(why) => give_up(&line, &why),
-        };
+        let ((guests, tls), listener) =
+            match thawed.and_then(|held| Ok((held, crate::control::prepare(&options.socket)?))) {
+                Ok(all) => all,
+                Err(why) => give_up(&line, &why),
+            };
         if send(&line, Kind::Taken, &[]).is_err() {
             std::process::exit(0);
         }
@@ -108,6 +108,7 @@ impl Legacy {
             }
         }
         guests.into_iter().for_each(HeldGuest::go_on);
+        tls.go_on();
         let server = engine.clone();
         let serve = listener.publish().and_then(|listener| {
             let run = move || crate::control::serve(server, listener);
@@ -125,8 +126,8 @@ fn thaw(
     engine: &Arc<Engine>,
     handover: Handover,
     descriptors: Vec<OwnedFd>,
-) -> Taken<Vec<HeldGuest>> {
-    let Handover { instance: _, shards, resources, exports, listeners, maps, guests, keys } =
+) -> Taken<(Vec<HeldGuest>, Held)> {
+    let Handover { instance: _, shards, resources, exports, listeners, maps, guests, tls, keys } =
         handover;
     if shards.len() != engine.shards.len() {
         return Err(format!(
@@ -174,8 +175,11 @@ fn thaw(
     }
     engine.keys.inherit(keys);
     engine.inherit_maps(&maps)?;
-    engine.inherit_exports(&exports, &listeners).map_err(|stop| text(&stop))?;
-    engine.inherit_guests(guests, descriptors.collect())
+    let of_guests = guests.iter().map(FrozenGuest::descriptors).sum();
+    let of_guests = descriptors.by_ref().take(of_guests).collect();
+    let (tls, held) = engine.inherit_tls(tls, descriptors.collect())?;
+    engine.inherit_exports(&exports, &listeners, tls).map_err(|stop| text(&stop))?;
+    Ok((engine.inherit_guests(guests, of_guests)?, held))
 }
 
 /// Waits until the other engine is gone, and then goes on with what only one process can do.

@@ -5,7 +5,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::*;
-use crate::transport::tls::authority::Authority;
+use crate::tls::authority::Authority;
 
 /// Two ends, and where their files are.
 fn world_of(nets: impl FnOnce(&Path) -> [NetOptions; 2]) -> (World, TempDir) {

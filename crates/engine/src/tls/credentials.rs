@@ -82,7 +82,7 @@ impl Credentials {
 }
 
 /// The ciphers that `record` knows. Processors of today compute them fastest, and kernel nodes can.
-fn provider() -> CryptoProvider {
+pub(crate) fn provider() -> CryptoProvider {
     use aws_lc_rs::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384};
     let cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384];
     CryptoProvider { cipher_suites, ..aws_lc_rs::default_provider() }

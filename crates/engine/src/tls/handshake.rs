@@ -2,15 +2,16 @@
 //! at a time, so that nothing which follows the handshake is taken away from whoever reads next.
 
 use std::fmt;
+use std::sync::Arc;
 
-use runtime::{BufPool, RxStream};
+use rustls::ServerConfig;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
 
 use super::credentials::{Credentials, explain};
-use super::record::{HEADER, RecordError, record_len};
-use super::session::{Keys, Session};
+use super::record::{Incoming, RecordError, next_record};
+use super::traffic::{Keys, Traffic};
 
 /// Why there is no session.
 #[derive(Debug)]
@@ -74,12 +75,21 @@ impl Handshake {
     /// # Errors
     /// Why it can not begin.
     pub(crate) fn new(credentials: &Credentials, accepted: bool) -> Result<Handshake, Failure> {
-        let side = if accepted {
-            Side::Server(UnbufferedServerConnection::new(credentials.server.clone())?)
-        } else {
-            let (config, name) = (credentials.client.clone(), credentials.peer.clone());
-            Side::Client(UnbufferedClientConnection::new(config, name)?)
-        };
+        if accepted {
+            return Handshake::of_server(credentials.server.clone());
+        }
+        let (config, name) = (credentials.client.clone(), credentials.peer.clone());
+        let side = Side::Client(UnbufferedClientConnection::new(config, name)?);
+        Ok(Handshake { side, incoming: Vec::new() })
+    }
+
+    /// A server's side; `config` has TLS 1.3 and the ciphers of [`provider`](super::provider) alone, and its
+    /// secrets can be taken.
+    ///
+    /// # Errors
+    /// Why it can not begin.
+    pub(crate) fn of_server(config: Arc<ServerConfig>) -> Result<Handshake, Failure> {
+        let side = Side::Server(UnbufferedServerConnection::new(config)?);
         Ok(Handshake { side, incoming: Vec::new() })
     }
 
@@ -90,7 +100,7 @@ impl Handshake {
     /// Why there will be no session.
     pub(crate) fn advance(
         &mut self,
-        rx: &mut RxStream,
+        rx: &mut impl Incoming,
         out: &mut Vec<u8>,
     ) -> Result<bool, Failure> {
         loop {
@@ -126,7 +136,7 @@ impl Handshake {
     ///
     /// # Errors
     /// Why they can not be had.
-    pub(crate) fn finish(self, pool: BufPool) -> Result<Session, Failure> {
+    pub(crate) fn finish(self) -> Result<Traffic, Failure> {
         let (secrets, keys) = match self.side {
             Side::Client(side) => {
                 let (secrets, keys) = side.dangerous_into_kernel_connection()?;
@@ -137,16 +147,8 @@ impl Handshake {
                 (secrets, Keys::Server(keys))
             }
         };
-        Ok(Session::new(keys, secrets, pool)?)
+        Ok(Traffic::new(keys, secrets)?)
     }
-}
-
-/// The peer's next record, once it has arrived completely.
-fn next_record(rx: &mut RxStream) -> Result<Option<&[u8]>, RecordError> {
-    let Some(header) = rx.peek(HEADER).and_then(|bytes| bytes.try_into().ok()) else {
-        return Ok(None);
-    };
-    Ok(rx.peek(record_len(header)?))
 }
 
 fn take<Data>(status: UnbufferedStatus<'_, '_, Data>, out: &mut Vec<u8>) -> (usize, Step) {

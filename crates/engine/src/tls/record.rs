@@ -10,6 +10,7 @@
 use std::fmt;
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use runtime::RxStream;
 use rustls::ConnectionTrafficSecrets;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -17,7 +18,7 @@ use zeroize::Zeroizing;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 5;
 /// Most bytes of data in a record.
-pub(super) const DATA_MAX: usize = 16 << 10;
+pub(crate) const DATA_MAX: usize = 16 << 10;
 /// Bytes of the authentication tag.
 const TAG: usize = 16;
 /// Most bytes behind the header that a peer may send (RFC 8446 §5.2).
@@ -25,10 +26,10 @@ const BODY_MAX: usize = DATA_MAX + 256;
 
 /// What a record holds. Before encryption begins it is the first byte on the wire.
 pub(super) mod content {
-    pub(in super::super) const CHANGE_CIPHER_SPEC: u8 = 20;
-    pub(in super::super) const ALERT: u8 = 21;
-    pub(in super::super) const HANDSHAKE: u8 = 22;
-    pub(in super::super) const DATA: u8 = 23;
+    pub(crate) const CHANGE_CIPHER_SPEC: u8 = 20;
+    pub(crate) const ALERT: u8 = 21;
+    pub(crate) const HANDSHAKE: u8 = 22;
+    pub(crate) const DATA: u8 = 23;
 }
 
 /// Why a peer's records can not be read any further.
@@ -72,6 +73,35 @@ impl fmt::Display for RecordError {
     }
 }
 
+/// What has arrived of a stream of records.
+pub(crate) trait Incoming {
+    /// The first `len` bytes, once there are as many.
+    fn peek(&mut self, len: usize) -> Option<&[u8]>;
+    /// Moves on by `len` bytes that were seen.
+    fn consume(&mut self, len: usize);
+}
+
+impl Incoming for RxStream {
+    fn peek(&mut self, len: usize) -> Option<&[u8]> {
+        RxStream::peek(self, len)
+    }
+
+    fn consume(&mut self, len: usize) {
+        RxStream::consume(self, len);
+    }
+}
+
+/// The next record, once it has arrived completely.
+///
+/// # Errors
+/// The bytes begin none.
+pub(crate) fn next_record(rx: &mut impl Incoming) -> Result<Option<&[u8]>, RecordError> {
+    let Some(header) = rx.peek(HEADER).and_then(|bytes| bytes.try_into().ok()) else {
+        return Ok(None);
+    };
+    Ok(rx.peek(record_len(header)?))
+}
+
 /// The length of the record that begins with these bytes, its header included, if it is one of data or
 /// of the handshake.
 pub(super) fn record_len(header: [u8; HEADER]) -> Result<usize, RecordError> {
@@ -93,7 +123,7 @@ pub(super) struct Key {
 /// What a key is made of, for another process. Only one of the two may go on with it: no number of a record
 /// may be used twice.
 #[derive(Clone, Serialize, Deserialize)]
-pub(in super::super) struct FrozenKey {
+pub(crate) struct FrozenKey {
     /// As many bytes as AES has.
     secret: Zeroizing<Vec<u8>>,
     iv: [u8; 12],

@@ -7,61 +7,19 @@
 use std::collections::VecDeque;
 
 use runtime::{AllocError, Buf, BufPool, RxStream, TxQueue};
-use rustls::client::ClientConnectionData;
-use rustls::kernel::KernelConnection;
-use rustls::server::ServerConnectionData;
-use rustls::{ConnectionTrafficSecrets, ExtractedSecrets};
-
 use serde::{Deserialize, Serialize};
 
-use super::record::{DATA_MAX, FrozenKey, HEADER, Key, RecordError, content, record_len};
+use super::record::{DATA_MAX, FrozenKey, RecordError, next_record};
+use super::traffic::{FrozenTraffic, Opened, Traffic};
 
 /// Bytes that are sealed ahead of the socket.
 const SEALED_MAX: usize = 256 << 10;
-/// Records after which the key is changed. AES-GCM is good for 2^24.5 of full length (RFC 8446 §5.5).
-pub(super) const RECORDS_PER_KEY: u64 = 1 << 23;
 /// Bytes of packets that were sealed, from which on the rest is moved to the front.
 const COMPACT: usize = 16 << 10;
-/// A change of keys: message 24 with one byte, which does not ask the peer for the same.
-const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
-/// Nothing follows: a warning, number 0.
-const CLOSE_NOTIFY: [u8; 2] = [1, 0];
-
-/// What makes new keys.
-pub(super) enum Keys {
-    Client(KernelConnection<ClientConnectionData>),
-    Server(KernelConnection<ServerConnectionData>),
-    /// The connection came from another process, where what makes keys has stayed.
-    Inherited,
-}
-
-type Secrets = Result<(u64, ConnectionTrafficSecrets), rustls::Error>;
-
-impl Keys {
-    fn next_sending(&mut self) -> Result<Key, RecordError> {
-        Keys::key(match self {
-            Keys::Client(keys) => keys.update_tx_secret(),
-            Keys::Server(keys) => keys.update_tx_secret(),
-            Keys::Inherited => return Err(RecordError::Inherited),
-        })
-    }
-
-    fn next_receiving(&mut self) -> Result<Key, RecordError> {
-        Keys::key(match self {
-            Keys::Client(keys) => keys.update_rx_secret(),
-            Keys::Server(keys) => keys.update_rx_secret(),
-            Keys::Inherited => return Err(RecordError::Inherited),
-        })
-    }
-
-    fn key(secrets: Secrets) -> Result<Key, RecordError> {
-        Key::new(secrets.map_err(|_| RecordError::Key)?)
-    }
-}
 
 /// A socket's traffic at rest, for another process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in super::super) struct FrozenSession {
+pub(crate) struct FrozenSession {
     sending: FrozenKey,
     receiving: FrozenKey,
     records_per_key: u64,
@@ -72,20 +30,14 @@ pub(in super::super) struct FrozenSession {
 #[cfg(test)]
 impl FrozenSession {
     pub(super) fn new(sending: FrozenKey, receiving: FrozenKey) -> FrozenSession {
-        let (records_per_key, plain) = (RECORDS_PER_KEY, Vec::new());
+        let (records_per_key, plain) = (super::traffic::RECORDS_PER_KEY, Vec::new());
         FrozenSession { sending, receiving, records_per_key, plain }
     }
 }
 
 /// One socket's traffic.
 pub(crate) struct Session {
-    keys: Keys,
-    sending: Key,
-    receiving: Key,
-    /// After so many records the sending key is changed.
-    records_per_key: u64,
-    /// The peer has asked for a new sending key.
-    key_is_due: bool,
+    traffic: Traffic,
     outgoing: Outgoing,
     /// The end is to be told once all of that is sealed.
     ends: bool,
@@ -93,65 +45,39 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// # Errors
-    /// [`RecordError::Key`].
-    pub(super) fn new(
-        keys: Keys,
-        secrets: ExtractedSecrets,
-        pool: BufPool,
-    ) -> Result<Session, RecordError> {
-        Ok(Session {
-            keys,
-            sending: Key::new(secrets.tx)?,
-            receiving: Key::new(secrets.rx)?,
-            records_per_key: RECORDS_PER_KEY,
-            key_is_due: false,
-            outgoing: Outgoing::default(),
-            ends: false,
-            incoming: Incoming::new(pool),
-        })
+    pub(crate) fn new(traffic: Traffic, pool: BufPool) -> Session {
+        let (outgoing, incoming) = (Outgoing::default(), Incoming::new(pool));
+        Session { traffic, outgoing, ends: false, incoming }
     }
 
     /// The next thing to be sent needs another key, which only this process can make.
-    pub(in super::super) fn is_changing_keys(&self) -> bool {
-        self.key_is_due || self.sending.used() >= self.records_per_key
+    pub(crate) fn is_changing_keys(&self) -> bool {
+        self.traffic.is_changing_keys()
     }
 
     /// For [`Session::thaw`] in another process; nothing waits to be sent. `before` was read already, and
     /// is to be read again.
-    pub(in super::super) fn freeze(&self, before: &[u8]) -> FrozenSession {
+    pub(crate) fn freeze(&self, before: &[u8]) -> FrozenSession {
         let taken = self.incoming.payload.as_ref().map_or(&[][..], |(buf, filled)| &buf[..*filled]);
-        FrozenSession {
-            sending: self.sending.freeze(),
-            receiving: self.receiving.freeze(),
-            records_per_key: self.records_per_key,
-            plain: [before, taken, self.incoming.unread()].concat(),
-        }
+        let FrozenTraffic { sending, receiving, records_per_key } = self.traffic.freeze();
+        let plain = [before, taken, self.incoming.unread()].concat();
+        FrozenSession { sending, receiving, records_per_key, plain }
     }
 
     /// # Errors
     /// [`RecordError::Key`].
-    pub(in super::super) fn thaw(
-        frozen: FrozenSession,
-        pool: BufPool,
-    ) -> Result<Session, RecordError> {
+    pub(crate) fn thaw(frozen: FrozenSession, pool: BufPool) -> Result<Session, RecordError> {
         let FrozenSession { sending, receiving, records_per_key, plain } = frozen;
-        let end = plain.len();
-        Ok(Session {
-            keys: Keys::Inherited,
-            sending: Key::thaw(sending)?,
-            receiving: Key::thaw(receiving)?,
-            records_per_key,
-            key_is_due: false,
-            outgoing: Outgoing::default(),
-            ends: false,
-            incoming: Incoming { pool, bytes: plain, begin: 0, end, payload: None },
-        })
+        let traffic = Traffic::thaw(FrozenTraffic { sending, receiving, records_per_key })?;
+        let mut session = Session::new(traffic, pool);
+        session.incoming.end = plain.len();
+        session.incoming.bytes = plain;
+        Ok(session)
     }
 
     #[cfg(test)]
-    pub(in super::super) fn set_records_per_key(&mut self, records: u64) {
-        self.records_per_key = records;
+    pub(crate) fn set_records_per_key(&mut self, records: u64) {
+        self.traffic.set_records_per_key(records);
     }
 
     // ---- sending -------------------------------------------------------------------------
@@ -173,24 +99,16 @@ impl Session {
     pub(crate) fn seal(&mut self, tx: &mut TxQueue) -> Result<(), RecordError> {
         // While the socket is busy, packets gather for fuller records.
         while self.has_something() && !tx.is_busy() && tx.queued_bytes() < SEALED_MAX {
-            if self.key_is_due || self.sending.used() >= self.records_per_key {
-                let next = self.keys.next_sending()?;
-                tx.push_with(|out| {
-                    let update = |out: &mut Vec<u8>| out.extend_from_slice(&KEY_UPDATE);
-                    self.sending.seal(content::HANDSHAKE, out, update);
-                });
-                self.sending = next;
-                self.key_is_due = false;
-            }
             let (before, is_last) = (tx.queued_bytes(), self.outgoing.len == 0);
-            let (sending, outgoing) = (&mut self.sending, &mut self.outgoing);
-            tx.push_with(|out| match is_last {
-                true => {
-                    let last = |out: &mut Vec<u8>| out.extend_from_slice(&CLOSE_NOTIFY);
-                    sending.seal(content::ALERT, out, last);
-                }
-                false => sending.seal(content::DATA, out, |out| outgoing.take(DATA_MAX, out)),
+            let (traffic, outgoing) = (&mut self.traffic, &mut self.outgoing);
+            let mut sealed = Ok(());
+            tx.push_with(|out| {
+                sealed = match is_last {
+                    true => traffic.seal_end(out),
+                    false => traffic.seal(out, |out| outgoing.take(DATA_MAX, out)),
+                };
             });
+            sealed?;
             if tx.queued_bytes() == before {
                 // It takes nothing any more.
                 return Ok(());
@@ -257,50 +175,15 @@ impl Session {
 
     /// Opens the next record. False if it has not arrived completely.
     fn open(&mut self, rx: &mut RxStream) -> Result<bool, RecordError> {
-        let Some(header) = rx.peek(HEADER).and_then(|bytes| bytes.try_into().ok()) else {
-            return Ok(false);
-        };
-        let len = record_len(header)?;
-        let Some(record) = rx.peek(len) else { return Ok(false) };
-        let space = self.incoming.space(len);
-        let (kind, opened) = self.receiving.open(record, space)?;
+        let Some(record) = next_record(rx)? else { return Ok(false) };
+        let len = record.len();
+        match self.traffic.open(record, self.incoming.space(len))? {
+            Opened::Data(opened) => self.incoming.end += opened,
+            // The end of the socket follows.
+            Opened::Nothing | Opened::End => {}
+        }
         rx.consume(len);
-        match kind {
-            content::DATA => self.incoming.end += opened,
-            content::HANDSHAKE => self.handshake(opened)?,
-            content::ALERT => match self.incoming.beyond(opened) {
-                // The end of the socket follows.
-                [_, 0] => {}
-                [_, alert] => return Err(RecordError::Alert(*alert)),
-                _ => return Err(RecordError::Content),
-            },
-            _ => return Err(RecordError::Content),
-        }
         Ok(true)
-    }
-
-    /// Messages of the handshake after its end (RFC 8446 §4.6).
-    fn handshake(&mut self, len: usize) -> Result<(), RecordError> {
-        const NEW_SESSION_TICKET: u8 = 4;
-        const KEY_UPDATE: u8 = 24;
-        let mut rest = self.incoming.beyond(len);
-        while let [kind, a, b, c, message @ ..] = rest {
-            let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;
-            let (message, behind) = message.split_at_checked(len).ok_or(RecordError::Content)?;
-            rest = behind;
-            match (*kind, message) {
-                // Connections are never resumed.
-                (NEW_SESSION_TICKET, _) => {}
-                // The key changes with the next record, so nothing may stand behind.
-                (KEY_UPDATE, [asked @ (0 | 1)]) if rest.is_empty() => {
-                    self.key_is_due |= *asked == 1;
-                    self.receiving = self.keys.next_receiving()?;
-                    return Ok(());
-                }
-                _ => return Err(RecordError::Content),
-            }
-        }
-        if rest.is_empty() { Ok(()) } else { Err(RecordError::Content) }
     }
 }
 
@@ -408,11 +291,6 @@ impl Incoming {
             self.bytes.resize(self.end + len, 0);
         }
         &mut self.bytes[self.end..]
-    }
-
-    /// What was opened last and is not to be read as data.
-    fn beyond(&self, len: usize) -> &[u8] {
-        &self.bytes[self.end..][..len]
     }
 
     fn begin_payload(&mut self, len: usize) -> Result<(), AllocError> {

@@ -106,7 +106,7 @@ impl Ours {
             let over = handshake.advance(&mut self.conn.rx, &mut out).unwrap();
             self.conn.tx.push_bytes(&out);
             if over {
-                return handshake.finish(self.pool.clone()).unwrap();
+                return Session::new(handshake.finish().unwrap(), self.pool.clone());
             }
             self.turn();
         }
