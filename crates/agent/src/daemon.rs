@@ -9,11 +9,12 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use api::link::{News, Order};
+use cluster::disks::{Question, Reply};
 use cluster::layer::Layer;
 use cluster::name::{PoolName, ResourceName};
 use cluster::objects::Generation;
@@ -24,6 +25,8 @@ use surfaces::cli::Client;
 use tokio::sync::mpsc;
 
 use crate::carry::{Master, Node};
+use crate::command::System;
+use crate::device_pool::Maker;
 use crate::failed::Failed;
 use crate::link::{self, Identity, NoIdentity, Talk};
 use crate::pools::{self, Pools};
@@ -124,6 +127,9 @@ struct Daemon {
     node: Node,
     queue: Queue,
     view: View,
+    maker: Maker,
+    /// For threads of its own, which the link's calls start.
+    own: Weak<Daemon>,
     outgoing: Mutex<Outgoing>,
     changed: Condvar,
 }
@@ -147,10 +153,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
         master: Master::default(),
     };
     say(&format!("agent of {identity:?}"));
-    let daemon = Arc::new(Daemon {
+    let daemon = Arc::new_cyclic(|own| Daemon {
         node,
         queue: Queue::default(),
         view: View::default(),
+        maker: Maker::default(),
+        own: own.clone(),
         outgoing: Mutex::default(),
         changed: Condvar::new(),
     });
@@ -264,6 +272,28 @@ impl Daemon {
         let mut outgoing = self.lock();
         if !outgoing.hello {
             send(&mut outgoing, news);
+        }
+    }
+
+    // Questions.
+
+    /// Answers a question, on a thread of its own: disks may take their time.
+    fn ask(&self, token: u64, question: Question) {
+        let Some(daemon) = self.own.upgrade() else { return };
+        let answer = move || {
+            let reply = daemon.maker.answer(&System::default(), &question);
+            match (&question, &reply) {
+                (_, Reply::Refused { cause, .. }) => say(cause),
+                (Question::Disks {}, _) => {}
+                (Question::MakePool(pool), _) => say(&format!("{pool} was made")),
+                (Question::UnmakePool(pool), _) => say(&format!("{pool} was removed again")),
+            }
+            daemon.tell(News::Answer { token, reply });
+        };
+        if let Err(error) = thread::Builder::new().name("answer".to_owned()).spawn(answer) {
+            let cause = format!("node {} has no thread for an answer: {error}", self.node.name);
+            let reply = Reply::Refused { cause, correction: "ask again later".to_owned() };
+            self.tell(News::Answer { token, reply });
         }
     }
 
@@ -547,6 +577,7 @@ impl Talk for Daemon {
                     self.failed(None, Generation(0), "use the master key".to_owned(), failed);
                 }
             },
+            Order::Ask { token, question } => self.ask(token, question),
             Order::Pools { generation, pools } => {
                 // A small file; steps that come next need it.
                 if let Err(failed) = self.node.pools.tell(generation, pools) {

@@ -5,6 +5,7 @@
 //! - [`carry`]: each step. [`record`]: what was begun and made, durably. `report`: what is said of it.
 //! - [`engine`]: the engine's control socket. `configure`: its words. `metadata`: how data begin, grow.
 //! - [`storage`]: pools and volumes, whatever they are made of. [`pools`]: those of this node.
+//! - [`disks`]: those that nobody uses. [`device_pool`]: pools that are made of them.
 //! - [`command`]: how other programs are run.
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,8 @@ pub mod carry;
 pub mod command;
 mod configure;
 pub mod daemon;
+pub mod device_pool;
+pub mod disks;
 pub mod engine;
 pub mod failed;
 mod files;

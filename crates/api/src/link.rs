@@ -4,10 +4,12 @@
 //! the controller sends [`Order`]s, in whatever order plans come to it, and the agent reports what
 //! has changed. Both may be lost with the link, or come late: an order that was not carried out is
 //! in the next plan again, and one that is older than what the agent has carried out for the
-//! resource is refused. Nothing is answered; what became of an order is seen in the state.
+//! resource is refused. Nothing is answered; what became of an order is seen in the state. The exception
+//! is [`Order::Ask`], for what is no state and nobody plans: it is answered once, or the link is lost.
 
 use std::collections::BTreeMap;
 
+use cluster::disks::{Question, Reply};
 use cluster::name::{NodeName, PoolName, ResourceName};
 use cluster::objects::{Generation, Provider};
 use cluster::observed::{NodeState, PoolState, ReplicaState};
@@ -41,7 +43,18 @@ pub enum Order {
         /// What to do.
         action: Action,
     },
+    /// A question, which is answered by [`News::Answer`].
+    Ask {
+        /// Names the question; [`FIRST_TOKEN`] or more.
+        token: u64,
+        /// What is asked.
+        question: Question,
+    },
 }
+
+/// The first token of a question. No generation comes that far: so an agent that does not know the
+/// question, and says of which generation the order was, has answered it.
+pub const FIRST_TOKEN: u64 = 1 << 63;
 
 /// A storage pool of a node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -83,6 +96,13 @@ pub enum News {
         cause: String,
         /// What to do about it.
         correction: String,
+    },
+    /// The answer to a question.
+    Answer {
+        /// That of the question.
+        token: u64,
+        /// What there is to say.
+        reply: Reply,
     },
 }
 

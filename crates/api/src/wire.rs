@@ -18,7 +18,7 @@ pub mod proto {
 }
 
 /// The newest version of the link that this release speaks.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// The oldest one.
 pub const PROTOCOL_MIN: u32 = 1;
@@ -80,6 +80,7 @@ impl From<&link::Order> for proto::Order {
             link::Order::Pools { generation, .. } => (generation, String::new()),
             link::Order::Step { resource, generation, .. } => (generation, resource.to_string()),
             link::Order::Master { .. } => (&Generation(0), String::new()),
+            link::Order::Ask { token, .. } => (&Generation(*token), String::new()),
         };
         proto::Order { body: body(order), generation: generation.0, resource }
     }

@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use api::link::{News, Order, Pool};
+use api::link::{FIRST_TOKEN, News, Order, Pool};
 use api::wire::{NotUnderstood, PROTOCOL, PROTOCOL_MIN, proto};
+use cluster::disks::{DevicePool, Disk, Question, Reply};
 use cluster::layer::Layer;
 use cluster::name::{FilePath, NodeName, PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Generation, Millis, Provider};
@@ -174,6 +175,17 @@ fn orders() -> Vec<Order> {
     ];
     let step = |action| Order::Step { resource: resource(), generation: Generation(7), action };
     all.extend(actions().into_iter().map(step));
+    let devices = vec!["/dev/sdb".to_owned(), "/dev/sdc".to_owned()];
+    let pool = DevicePool { provider: Provider::LvmThin, name: "ssd".to_owned(), devices };
+    let bare = DevicePool { provider: Provider::Zfs, name: String::new(), devices: vec![] };
+    let questions = [
+        Question::Disks {},
+        Question::MakePool(pool.clone()),
+        Question::MakePool(bare),
+        Question::UnmakePool(pool),
+    ];
+    let ask = |question| Order::Ask { token: FIRST_TOKEN + 7, question };
+    all.extend(questions.into_iter().map(ask));
     all
 }
 
@@ -222,7 +234,19 @@ fn news() -> Vec<News> {
         rollback: Some(DownForRollback { token: Generation(0), changed: false }),
         ..ReplicaState::default()
     };
+    let disk = Disk {
+        device: "/dev/sdb".to_owned(),
+        size: Bytes(4 << 40),
+        rotational: true,
+        model: "SPINNER".to_owned(),
+        serial: "S1".to_owned(),
+        wwn: "0x5000".to_owned(),
+    };
+    let answer = |reply| News::Answer { token: FIRST_TOKEN + 7, reply };
     vec![
+        answer(Reply::Disks { disks: vec![disk, Disk::default()] }),
+        answer(Reply::Done {}),
+        answer(Reply::Refused { cause: "in use".to_owned(), correction: "free it".to_owned() }),
         News::Hello { node, replicas: [(resource(), state.clone())].into() },
         News::Hello { node: NodeState::default(), replicas: BTreeMap::new() },
         News::Pools([(pool(), pool_state)].into()),
@@ -265,11 +289,11 @@ fn today() -> Vec<Sample> {
     };
     let agent = proto::AgentGreeting {
         protocol_min: 1,
-        protocol_max: 3,
+        protocol_max: 4,
         node: "alpha".to_owned(),
         release: "0.1.0".to_owned(),
     };
-    let controller = proto::ControllerGreeting { protocol: 3, release: "0.1.0".to_owned() };
+    let controller = proto::ControllerGreeting { protocol: 4, release: "0.1.0".to_owned() };
     let mut samples = vec![
         ("join", join.encode_to_vec()),
         ("renew", renew.encode_to_vec()),
@@ -397,7 +421,7 @@ fn kinds<T: DeserializeOwned>() -> Vec<String> {
 }
 
 /// All kinds of what is said, and the words in it, by direction.
-fn all_kinds() -> [(&'static str, Vec<String>); 10] {
+fn all_kinds() -> [(&'static str, Vec<String>); 12] {
     let disk_states = DiskState::ALL.iter().map(|state| state.name().to_owned());
     [
         ("from-agent", kinds::<News>()),
@@ -405,7 +429,9 @@ fn all_kinds() -> [(&'static str, Vec<String>); 10] {
         ("from-agent", kinds::<Layer>()),
         ("from-agent", kinds::<Provider>()),
         ("from-agent", disk_states.collect()),
+        ("from-agent", kinds::<Reply>()),
         ("to-agent", kinds::<Order>()),
+        ("to-agent", kinds::<Question>()),
         ("to-agent", kinds::<Action>()),
         ("to-agent", kinds::<Begin>()),
         ("to-agent", kinds::<Layer>()),

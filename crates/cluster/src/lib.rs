@@ -7,6 +7,7 @@
 pub mod apply;
 pub mod change;
 pub mod command;
+pub mod disks;
 pub mod dry_run;
 pub mod edit;
 pub mod layer;

@@ -6,12 +6,14 @@ use std::thread::JoinHandle;
 
 use api::link::{Agents, Heard};
 use cluster::command::Command;
+use cluster::disks::{Question, Reply};
 use cluster::dry_run::{Prediction, dry_run_all};
 use cluster::edit::Context;
 use cluster::name::NodeName;
 use linstor::access::{self, Record, RecordFilter, UnderWay};
 use linstor::controller::{
     Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, State,
+    Unanswered,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -256,6 +258,19 @@ impl Controller for Handle {
 
     fn delete_reports(&self, filter: ReportFilter) -> Later<'_, Result<usize, Failure>> {
         Box::pin(self.ask(|to| Input::DeleteReports(filter, to)))
+    }
+
+    fn ask_agent(
+        &self,
+        node: NodeName,
+        question: Question,
+    ) -> Later<'_, Result<Reply, Unanswered>> {
+        Box::pin(async move {
+            let (to, answer) = oneshot::channel();
+            let input = Input::Ask(node, question, to);
+            self.inputs.send(input).await.map_err(|_| Unanswered::Stopping)?;
+            answer.await.unwrap_or(Err(Unanswered::Stopping))
+        })
     }
 
     fn is_alive(&self) -> bool {

@@ -10,6 +10,7 @@ mod leader;
 pub mod link;
 mod log;
 mod owner;
+mod questions;
 pub mod rest;
 pub mod store;
 pub mod tls;

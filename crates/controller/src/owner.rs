@@ -19,6 +19,7 @@ use api::link::{Agents, Heard, News, Order, Pool};
 use cluster::apply::apply;
 use cluster::change::{Change, Key};
 use cluster::command::Command;
+use cluster::disks::{Question, Reply};
 use cluster::edit::{Applied, Context};
 use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
@@ -31,13 +32,14 @@ use cluster::props::chain;
 use crypt::seal::MasterKey;
 use linstor::access::{Record, UnderWay};
 use linstor::controller::{
-    Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State,
+    Done, Event, Failure, Followed, NodeEvent, Problem, Report, ReportFilter, State, Unanswered,
 };
 use linstor::may_promote;
 use linstor::shown::Shown;
 use tokio::sync::{broadcast, oneshot};
 
 use crate::log;
+use crate::questions::Questions;
 use crate::store::{self, Log, Store, TOGETHER};
 
 /// After how long an order that shows no effect is sent again; longer from time to time.
@@ -68,6 +70,8 @@ pub enum Input {
     Master(MasterKey, Option<Command>, By, oneshot::Sender<Result<(), Failure>>),
     /// News of an agent.
     Heard(Heard),
+    /// Asks the agent of a node.
+    Ask(NodeName, Question, oneshot::Sender<Result<Reply, Unanswered>>),
     /// Asks for error reports.
     Reports(ReportFilter, oneshot::Sender<Result<Vec<Report>, Failure>>),
     /// Deletes error reports.
@@ -131,6 +135,8 @@ pub struct Owner {
     links: BTreeMap<NodeName, u64>,
     /// Nodes that were told the master key on that link.
     told: BTreeSet<NodeName>,
+    /// What agents were asked and have not answered.
+    questions: Questions,
     work: BTreeMap<ResourceName, Work>,
     waiters: BTreeMap<u64, Waiter>,
     next_waiter: u64,
@@ -180,6 +186,7 @@ impl Owner {
             agents,
             links: BTreeMap::new(),
             told: BTreeSet::new(),
+            questions: Questions::default(),
             work: BTreeMap::new(),
             waiters: BTreeMap::new(),
             next_waiter: 0,
@@ -309,6 +316,7 @@ impl Owner {
                 unreachable!("seen by the caller")
             }
             Input::Heard(heard) => self.heard(heard),
+            Input::Ask(node, question, to) => self.ask(node, question, to),
             Input::Reports(filter, to) => {
                 drop(to.send(self.store.reports(&filter).map_err(failure)));
             }
@@ -610,10 +618,37 @@ impl Owner {
                 all.shown.forget(&resource);
                 self.dirty.insert(resource);
             }
+            Some(News::Answer { token, reply }) => self.questions.answered(&node, token, reply),
+            // An agent of an older release does not know the question.
+            Some(News::Failed { generation, cause, correction, .. })
+                if self.questions.is_one(&node, generation.0) =>
+            {
+                let reply = Reply::Refused { cause, correction };
+                self.questions.answered(&node, generation.0, reply);
+            }
             Some(News::Failed { resource, generation, order, cause, correction }) => {
                 self.failed(&node, resource, generation, order, cause, correction);
             }
         }
+    }
+
+    /// Asks an agent, if there is one on the link.
+    fn ask(
+        &mut self,
+        node: NodeName,
+        question: Question,
+        to: oneshot::Sender<Result<Reply, Unanswered>>,
+    ) {
+        let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
+        let connected = state.observed.is_connected(&node);
+        drop(state);
+        if !connected {
+            // Who has gone away does not want to know.
+            let _ = to.send(Err(Unanswered::NotConnected));
+            return;
+        }
+        let token = self.questions.ask(node.clone(), to);
+        self.agents.send(&node, Order::Ask { token, question });
     }
 
     fn hello(
@@ -623,6 +658,8 @@ impl Owner {
         replicas: BTreeMap<ResourceName, ReplicaState>,
     ) {
         log::info(node, format_args!("is connected"));
+        // They went to an older link.
+        self.questions.lost(node);
         (greeting.connected, greeting.since) = (true, now());
         let shared = self.shared.clone();
         let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -649,6 +686,7 @@ impl Owner {
 
     fn lost(&mut self, node: &NodeName) {
         log::info(node, format_args!("is not connected any more"));
+        self.questions.lost(node);
         let shared = self.shared.clone();
         let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = state.observed.nodes.get_mut(node) {

@@ -68,6 +68,27 @@ pools = lin.storage_pool_list_raise().storage_pools
 assert len([pool for pool in pools if pool.name == "pool"]) == 3
 assert all(pool.free_space.free_capacity > 0 for pool in pools)
 
+# Disks that nobody uses; those of a real node are left alone.
+disks = lin.physical_storage_list().physical_devices
+if len(sys.argv) > 3:
+    refused(lin.physical_storage_create_device_pool("n1", "LVM", ["/dev/null"], "never"), 990, "no disk")
+else:
+    assert [(d.size, d.rotational) for d in disks] == [(1 << 40, False), (4 << 40, True)], disks
+    assert {node: [d.device for d in found] for node, found in disks[1].nodes.items()} == \
+        {"n1": ["/dev/sdb", "/dev/sdc"], "n2": ["/dev/sdb"]}
+    assert disks[0].nodes["n1"][0].model == "FAST" and disks[0].nodes["n1"][0].serial == "S1"
+    create = lin.physical_storage_create_device_pool
+    refused(create("n1", "LVM", ["/dev/sdb"], "slow", vdo_enable=True), 234, "VDO")
+    refused(create("n1", "SPDK", ["/dev/sdb"], "slow"), 989, "SPDK")
+    refused(create("n1", "LVM", ["/dev/sdx"], "slow"), 990, "no such disk")
+    ok(create("n1", "LVM_THIN", ["/dev/sdb", "/dev/sdc"], "slow", storage_pool_name="disks",
+              storage_pool_props={"PrefNic": "default"}), "create device pool")
+    made = [pool for pool in lin.storage_pool_list_raise().storage_pools if pool.name == "disks"]
+    assert made[0].properties["StorDriver/StorPoolName"] == "linstor_slow/slow", made
+    refused(create("n2", "LVM", ["/dev/sdb"], "slow", storage_pool_name="pool"), 510, "pool exists")
+    assert [d.size for d in lin.physical_storage_list().physical_devices] == [1 << 40, 4 << 40]
+    ok(lin.storage_pool_delete("n1", "disks"), "pool delete")
+
 # A group with two replicas, and ten volumes.
 ok(lin.resource_group_create("grp", place_count=2, storage_pool=["pool"]), "group create")
 ok(lin.volume_group_create("grp"), "volume group create")

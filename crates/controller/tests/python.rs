@@ -22,6 +22,8 @@ async fn python_linstor_makes_a_cluster_and_deletes_it_again() {
         }
     };
     let server = Server::new().await;
+    server.agents.give_disks("n1", served::disks());
+    server.agents.give_disks("n2", served::disks()[1..2].to_vec());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python.py");
     let mut command = Command::new(python);
     command.arg(script).arg(format!("linstor://{}", server.address));

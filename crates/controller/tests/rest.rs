@@ -82,10 +82,6 @@ async fn what_is_not_there_says_so() {
         ("GET", "/v1/sos-report", 501),
         ("POST", "/v1/remotes/s3", 501),
         ("PUT", "/v1/files/%2Fetc%2Fx/check/n1", 501),
-        // An empty list would say that there are no disks.
-        ("GET", "/v1/physical-storage", 501),
-        ("GET", "/v1/physical-storage/n1", 501),
-        ("POST", "/v1/physical-storage/n1", 501),
     ] {
         let answer = server.call(method, path, "{}").await;
         assert_eq!(answer.status, status, "{method} {path}");

@@ -75,7 +75,8 @@ impl Entry {
         self
     }
 
-    fn refused(operation: Operation, default: Kind, refusal: &Refusal) -> Entry {
+    /// The entry of a refusal; it is about `default` if it does not say what it is about.
+    pub fn refused(operation: Operation, default: Kind, refusal: &Refusal) -> Entry {
         let kind = refusal.objects.first().map_or(default, Kind::of);
         let code = code(Severity::Error, operation, kind, refusal.code.number());
         let mut entry = Entry::new(code, &*refusal.message);
@@ -408,7 +409,8 @@ impl Call {
         entries
     }
 
-    fn succeeded(&self) -> Entry {
+    /// The entry of its success.
+    pub fn succeeded(&self) -> Entry {
         let number = match self.operation {
             Operation::Create => number::CREATED,
             Operation::Delete => number::DELETED,
@@ -418,7 +420,8 @@ impl Call {
         Entry { obj_refs: self.refs.clone(), ..Entry::new(code, &*self.said) }
     }
 
-    fn failed(&self, failure: &Failure) -> Entry {
+    /// The entry of a failure.
+    pub fn failed(&self, failure: &Failure) -> Entry {
         let number = match failure {
             Failure::Refused(refusal) => {
                 return Entry::refused(self.operation, self.kind, refusal);

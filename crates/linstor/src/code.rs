@@ -134,6 +134,8 @@ pub mod number {
     pub const NO_REMOTE: u16 = 239;
     /// There is no such error report, schedule or the like.
     pub const NO_SUCH: u16 = 323;
+    /// The storage under a pool can not be made, or is not as it should be.
+    pub const POOL_CONFIG: u16 = 990;
     /// It is there, but in a state that does not allow it.
     pub const UNSUPPORTED: u16 = 998;
     /// An agent has not followed yet.

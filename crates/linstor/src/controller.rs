@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::RwLockReadGuard;
 
 use cluster::command::Command;
+use cluster::disks::{Question, Reply};
 use cluster::dry_run::Prediction;
 use cluster::edit::Made;
 use cluster::model::Model;
@@ -79,6 +80,14 @@ pub trait Controller: Send + Sync + 'static {
     /// If the store can not be written.
     fn delete_reports(&self, filter: ReportFilter) -> Later<'_, Result<usize, Failure>>;
 
+    /// Asks the agent of a node, now. How long that may take is for the caller to say, who may stop to
+    /// wait.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    fn ask_agent(&self, node: NodeName, question: Question)
+    -> Later<'_, Result<Reply, Unanswered>>;
+
     /// True as long as commands can be carried out.
     fn is_alive(&self) -> bool {
         true
@@ -86,6 +95,17 @@ pub trait Controller: Send + Sync + 'static {
 
     /// Everything that happens from now on. A receiver that does not keep up loses the oldest.
     fn events(&self) -> broadcast::Receiver<Event>;
+}
+
+/// Why an agent has not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unanswered {
+    /// It is not connected, and was not asked.
+    NotConnected,
+    /// Its link was lost after it was asked: what became of that is not known.
+    Lost,
+    /// The controller is going down.
+    Stopping,
 }
 
 /// What is done with the master passphrase.

@@ -27,6 +27,7 @@ mod lenient;
 mod metrics;
 mod nodes;
 mod openapi;
+mod physical;
 mod placement;
 mod pools;
 mod properties;
@@ -83,6 +84,7 @@ fn routes() -> Routes {
         .merge(control::routes())
         .merge(nodes::routes())
         .merge(pools::routes())
+        .merge(physical::routes())
         .merge(groups::routes())
         .merge(sizes::routes())
         .merge(definitions::routes())

@@ -27,8 +27,6 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/view/schedules-by-resource/{n}", Kind::Schedule, "schedules", SHIPPING),
     ("/v1/files/{f}/check/{n}", Kind::File, "checks of external files", AGENTS),
     ("/v1/files/{f}/status/{n}", Kind::File, "checks of external files", AGENTS),
-    ("/v1/physical-storage", Kind::PhysicalStorage, DISKS, DISKS_WHY),
-    ("/v1/physical-storage/{n}", Kind::PhysicalStorage, DISKS, DISKS_WHY),
     ("/v1/nodes/{n}/config", Kind::Node, "configurations of agents", AGENTS),
     ("/v1/nodes/exec/{*p}", Kind::Node, "commands on nodes", AGENTS),
     ("/v1/controller/auth/{*p}", Kind::Controller, "LINSTOR's tokens", TOKENS),
@@ -37,9 +35,6 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/sos-report/download", Kind::Controller, "SOS reports", LATER),
 ];
 
-const DISKS: &str = "lists of unused disks, and pools that are made of them,";
-const DISKS_WHY: &str = "agents neither look for disks nor format them: make the volume group, zpool or file \
-                         system on the node, then the storage pool on it (`linstor storage-pool create`)";
 const LATER: &str = "it is not there yet";
 const PROXY: &str = "there is no DRBD proxy";
 const LUKS: &str = "volumes keep the passphrases that they were made with";

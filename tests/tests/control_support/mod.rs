@@ -482,6 +482,8 @@ impl Cluster {
                 self.observed.resources.entry(resource.clone()).or_default().insert(node, state);
                 self.look(&resource);
             }
+            // Nothing is asked here.
+            Some(News::Answer { .. }) => {}
             Some(News::Failed { order, cause, correction, .. }) => {
                 println!("{:?} {node} could not {order}: {cause}; {correction}", elapsed());
                 self.failures.push(Failure { node, order, cause, correction });

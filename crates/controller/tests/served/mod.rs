@@ -7,11 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
+use cluster::disks::Disk;
 use controller::store::Sqlite;
 use controller::{Handle, start};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use vocab::Bytes;
 
 use crate::simulated::Simulated;
 
@@ -21,6 +23,23 @@ pub struct Server {
     pub handle: Handle,
     pub agents: Arc<Simulated>,
     directory: TempDir,
+}
+
+/// A fast disk, and two large ones.
+pub fn disks() -> Vec<Disk> {
+    let disk = |device: &str, tib: u64, model: &str, serial: &str| Disk {
+        device: device.to_owned(),
+        size: Bytes(tib << 40),
+        rotational: tib > 1,
+        model: model.to_owned(),
+        serial: serial.to_owned(),
+        wwn: String::new(),
+    };
+    vec![
+        disk("/dev/nvme0n1", 1, "FAST", "S1"),
+        disk("/dev/sdb", 4, "LARGE", "S2"),
+        disk("/dev/sdc", 4, "LARGE", ""),
+    ]
 }
 
 /// What it has answered.

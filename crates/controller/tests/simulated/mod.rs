@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use api::link::{Agents, Heard, News, Order};
+use cluster::disks::{self, Question, Reply};
 use cluster::layer::Layer;
 use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Generation, Provider};
@@ -30,6 +31,9 @@ pub struct Simulated {
     nodes: Mutex<BTreeMap<NodeName, Node>>,
     controller: Mutex<Option<Handle>>,
     steps: AtomicU64,
+    /// Held by who wants that orders wait; and how many have come, those that wait included.
+    gate: tokio::sync::Mutex<()>,
+    came: AtomicU64,
 }
 
 #[derive(Default)]
@@ -43,6 +47,9 @@ struct Node {
     fails: Option<&'static str>,
     /// The master key that it was told.
     master: Option<Secret>,
+    /// Disks that nobody uses, and the pools that were made of others.
+    disks: Vec<disks::Disk>,
+    made: Vec<String>,
 }
 
 #[derive(Default)]
@@ -73,8 +80,15 @@ impl Simulated {
     /// Agents, and the orders for them, which `run` carries out.
     pub fn new() -> (Arc<Simulated>, mpsc::UnboundedReceiver<(NodeName, Order)>) {
         let (orders, receiver) = mpsc::unbounded_channel();
-        let (nodes, controller, steps) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        (Arc::new(Simulated { orders, nodes, controller, steps }), receiver)
+        let agents = Simulated {
+            orders,
+            nodes: Mutex::default(),
+            controller: Mutex::default(),
+            steps: AtomicU64::new(0),
+            gate: tokio::sync::Mutex::default(),
+            came: AtomicU64::new(0),
+        };
+        (Arc::new(agents), receiver)
     }
 
     /// Carries out orders for as long as there are agents.
@@ -93,6 +107,8 @@ impl Simulated {
         mut orders: mpsc::UnboundedReceiver<(NodeName, Order)>,
     ) {
         while let Some((node, order)) = orders.recv().await {
+            self.came.fetch_add(1, Ordering::Relaxed);
+            drop(self.gate.lock().await);
             let news = self.carry_out(&node, order);
             let controller = self.controller.lock().unwrap().clone();
             let Some(controller) = controller else { continue };
@@ -109,6 +125,16 @@ impl Simulated {
             self.nodes.lock().unwrap().values_mut().for_each(|node| node.link = None);
         }
         *self.controller.lock().unwrap() = controller;
+    }
+
+    /// Orders wait until this is dropped.
+    pub async fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.gate.lock().await
+    }
+
+    /// How many orders have come so far.
+    pub fn came(&self) -> u64 {
+        self.came.load(Ordering::Relaxed)
     }
 
     /// Steps of plans that have come so far.
@@ -164,6 +190,16 @@ impl Simulated {
         self.nodes.lock().unwrap().get(&NodeName::new(name).unwrap())?.master.clone()
     }
 
+    /// From now on a node has these disks that nobody uses.
+    pub fn give_disks(&self, name: &str, disks: Vec<disks::Disk>) {
+        self.nodes.lock().unwrap().entry(NodeName::new(name).unwrap()).or_default().disks = disks;
+    }
+
+    /// The places of the pools that were made of disks of a node.
+    pub fn made(&self, name: &str) -> Vec<String> {
+        self.nodes.lock().unwrap()[&NodeName::new(name).unwrap()].made.clone()
+    }
+
     /// What there is on all disks: nodes, resources and volumes, and snapshots.
     pub fn disks(&self) -> Vec<String> {
         let nodes = self.nodes.lock().unwrap();
@@ -187,6 +223,10 @@ impl Simulated {
             Order::Master { key } => {
                 node.master = Some(key);
                 Vec::new()
+            }
+            Order::Ask { token, question } => {
+                let reply = answer(node, &question);
+                vec![Heard { node: name.clone(), link, news: Some(News::Answer { token, reply }) }]
             }
             Order::Pools { pools, .. } => {
                 let space = PoolState {
@@ -230,6 +270,40 @@ impl Simulated {
             }
         }
     }
+}
+
+fn answer(node: &mut Node, question: &Question) -> Reply {
+    let text = match question {
+        Question::Disks {} => "look",
+        Question::MakePool(_) => "make",
+        Question::UnmakePool(_) => "unmake",
+    };
+    if node.fails.is_some_and(|word| text == word) {
+        let cause = "the disk is on fire".to_owned();
+        return Reply::Refused { cause, correction: "put it out".to_owned() };
+    }
+    match question {
+        Question::Disks {} => return Reply::Disks { disks: node.disks.clone() },
+        Question::MakePool(pool) => {
+            let is_there = |path: &&String| node.disks.iter().any(|disk| disk.device == **path);
+            if let Some(path) = pool.devices.iter().find(|path| !is_there(path)) {
+                let cause = format!("{path} is not unused");
+                return Reply::Refused { cause, correction: "use another".to_owned() };
+            }
+            node.disks.retain(|disk| !pool.devices.contains(&disk.device));
+            node.made.push(pool.place());
+        }
+        Question::UnmakePool(pool) => {
+            let back = pool.devices.iter().map(|device| disks::Disk {
+                device: device.clone(),
+                size: Bytes(GIB),
+                ..disks::Disk::default()
+            });
+            node.disks.extend(back);
+            node.made.retain(|place| *place != pool.place());
+        }
+    }
+    Reply::Done {}
 }
 
 /// What the replicas with which a device grows may say before they have its new size: what is new is

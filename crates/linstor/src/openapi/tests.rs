@@ -13,7 +13,6 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
 const ELSEWHERE: &[&str] = &[
     "/v1/nodes/exec/",
-    "/v1/physical-storage",
     "/v1/nodes/{}/config",
     "/v1/controller/auth/",
     "/v1/controller/database/",

@@ -1,0 +1,220 @@
+//! Pools that are made of disks, for LINSTOR's physical storage: what is made is one volume group,
+//! thin pool or ZFS pool, or nothing.
+//!
+//! Each step knows how it is undone, and the disks are looked at right before the first. No command is
+//! forced: LVM and ZFS, too, refuse a device on which they find something.
+
+use std::sync::Mutex;
+
+use cluster::disks::{DevicePool, Question, Reply};
+use cluster::objects::Provider;
+
+use crate::command::{CommandError, Failure, Runner};
+use crate::disks::{self, Machine};
+use crate::failed::Failed;
+
+/// Who answers questions about disks, one that changes something after the other.
+#[derive(Debug, Default)]
+pub struct Maker {
+    /// What was made since the start: nothing else is ever removed.
+    made: Mutex<Vec<DevicePool>>,
+}
+
+impl Maker {
+    /// Answers a question. Takes as long as the node's programs do.
+    pub fn answer(&self, machine: &impl Machine, question: &Question) -> Reply {
+        let lock = || self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let done = match question {
+            Question::Disks {} => disks::unused(machine).map(|disks| Reply::Disks { disks }),
+            Question::MakePool(pool) => {
+                let mut made = lock();
+                make(machine, pool).map(|()| {
+                    made.push(pool.clone());
+                    Reply::Done {}
+                })
+            }
+            Question::UnmakePool(pool) => {
+                let mut made = lock();
+                let found = made.iter().position(|known| known == pool);
+                let unknown = || {
+                    let cause = format!("{pool} was not removed: it was not made by this agent");
+                    Failed::new(cause, "remove it by hand if nobody needs it")
+                };
+                found.ok_or_else(unknown).and_then(|index| {
+                    unmake(machine, pool)?;
+                    made.remove(index);
+                    Ok(Reply::Done {})
+                })
+            }
+        };
+        done.unwrap_or_else(|Failed { cause, correction, .. }| Reply::Refused { cause, correction })
+    }
+}
+
+/// A command, and the commands that take it back.
+struct Step {
+    what: String,
+    run: Vec<String>,
+    undo: Vec<Vec<String>>,
+}
+
+fn words(line: &[&str]) -> Vec<String> {
+    line.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// How a pool is made on devices.
+fn steps(pool: &DevicePool, devices: &[String]) -> Vec<Step> {
+    let group = pool.group();
+    let with_devices = |mut line: Vec<String>| {
+        line.extend(devices.iter().cloned());
+        line
+    };
+    if matches!(pool.provider, Provider::Zfs | Provider::ZfsThin) {
+        // ZFS makes partitions; those that are left of a pool that was destroyed would look like use.
+        let wipe = devices.iter().map(|device| words(&["wipefs", "--all", device]));
+        let destroy = words(&["zpool", "destroy", &group]);
+        return vec![Step {
+            what: format!("ZFS pool {group}"),
+            // The dataset that is the pool is for volumes, and has no files.
+            run: with_devices(words(&["zpool", "create", "-m", "none", &group])),
+            undo: std::iter::once(destroy).chain(wipe).collect(),
+        }];
+    }
+    let mut steps: Vec<Step> = devices
+        .iter()
+        .map(|device| Step {
+            what: format!("LVM's label on {device}"),
+            run: words(&["pvcreate", device]),
+            undo: vec![words(&["pvremove", device])],
+        })
+        .collect();
+    steps.push(Step {
+        what: format!("volume group {group}"),
+        run: with_devices(words(&["vgcreate", &group])),
+        undo: vec![words(&["vgremove", &group])],
+    });
+    if pool.provider == Provider::LvmThin {
+        // The pool's volumes are zeroed where they were not written, which replicas count on.
+        let mut run = words(&["lvcreate", "--yes", "--zero", "y"]);
+        run.extend(words(&["--type", "thin-pool", "--extents", "100%FREE"]));
+        run.extend(words(&["--name", &pool.name, &group]));
+        steps.push(Step {
+            what: format!("thin pool {}", pool.place()),
+            run,
+            undo: vec![words(&["lvremove", "--yes", &pool.place()])],
+        });
+    }
+    steps
+}
+
+fn run(machine: &impl Runner, line: &[String]) -> Result<String, CommandError> {
+    let argv: Vec<&str> = line.iter().map(String::as_str).collect();
+    machine.run(&argv)
+}
+
+/// Takes back what was made, the last first; returns what could not be.
+fn undo(machine: &impl Runner, made: &[Step]) -> Vec<String> {
+    let lines = made.iter().rev().flat_map(|step| &step.undo);
+    lines.filter_map(|line| run(machine, line).err()).map(|error| error.to_string()).collect()
+}
+
+fn package(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Zfs | Provider::ZfsThin => "zfsutils-linux",
+        _ => "lvm2",
+    }
+}
+
+/// Refuses a name that something else has.
+fn is_free(machine: &impl Runner, pool: &DevicePool) -> Result<(), Failed> {
+    let group = pool.group();
+    let (what, argv) = match pool.provider {
+        Provider::Zfs | Provider::ZfsThin => {
+            ("ZFS pool", ["zpool", "list", "-H", "-o", "name"].as_slice())
+        }
+        _ => ("volume group", ["vgs", "--noheadings", "--options", "vg_name"].as_slice()),
+    };
+    let names = machine.run(argv).map_err(|error| {
+        let next = match error.why {
+            Failure::NotInstalled => format!("install {} on this node", package(pool.provider)),
+            _ => format!("see why {} does not answer on this node", argv[0]),
+        };
+        Failed::new(format!("which pools there are is not known: {error}"), next)
+    })?;
+    if names.lines().any(|name| name.trim() == group) {
+        let next = "choose another name, or create a storage pool on the one that is there";
+        return Err(Failed::new(format!("there is a {what} {group} on this node"), next));
+    }
+    Ok(())
+}
+
+/// Makes a pool of disks that nobody uses.
+///
+/// # Errors
+/// If a disk is used or the name is taken: then nothing was changed. If a step fails: then those before
+/// it were undone, or it is said which could not be.
+fn make(machine: &impl Machine, pool: &DevicePool) -> Result<(), Failed> {
+    is_free(machine, pool)?;
+    let devices = disks::check(machine, &pool.devices)?;
+    let mut made = Vec::new();
+    for step in steps(pool, &devices) {
+        let Err(error) = run(machine, &step.run) else {
+            made.push(step);
+            continue;
+        };
+        let cause = format!("{} could not be made: {error}", step.what);
+        // It was ended at its deadline, and may have done its work before.
+        let unclear = matches!(error.why, Failure::TooLong(_));
+        if unclear {
+            // It fails where there is nothing to undo.
+            let _ = undo(machine, &[step]);
+        }
+        let left = undo(machine, &made);
+        if !left.is_empty() {
+            let cause = format!("{cause}; not undone: {}", left.join("; "));
+            return Err(Failed::new(cause, "remove by hand what is left of it, then ask again"));
+        }
+        let next = match error.why {
+            Failure::NotInstalled => format!("install {} on this node", package(pool.provider)),
+            _ => "what was done before was undone; see to the cause, then ask again".to_owned(),
+        };
+        return Err(Failed::new(cause, next));
+    }
+    Ok(())
+}
+
+/// Takes back a pool that was just made, if nothing is in it.
+///
+/// # Errors
+/// If something is in it, or it can not be removed as a whole.
+fn unmake(machine: &impl Machine, pool: &DevicePool) -> Result<(), Failed> {
+    let group = pool.group();
+    let zfs = matches!(pool.provider, Provider::Zfs | Provider::ZfsThin);
+    let listed = match zfs {
+        true => machine.run(&["zfs", "list", "-H", "-r", "-t", "all", "-o", "name", &group]),
+        false => machine.run(&["lvs", "--noheadings", "--options", "lv_name", &group]),
+    };
+    let failed = |cause: String| {
+        Failed::new(format!("{pool} was not removed again: {cause}"), "remove it by hand")
+    };
+    let listed = listed.map_err(|error| failed(error.to_string()))?;
+    let own = if zfs { &group } else { &pool.name };
+    let thin = zfs || pool.provider == Provider::LvmThin;
+    let is_own = |name: &str| name.is_empty() || thin && name == own;
+    let other = listed.lines().map(str::trim).find(|name| !is_own(name));
+    if let Some(other) = other {
+        return Err(failed(format!("{other} is in it")));
+    }
+    let devices = pool.devices.iter().map(|path| {
+        let real = machine.real(path.as_ref());
+        real.map_or_else(|_| path.clone(), |real| real.display().to_string())
+    });
+    let devices: Vec<String> = devices.collect();
+    match undo(machine, &steps(pool, &devices)) {
+        left if left.is_empty() => Ok(()),
+        left => Err(failed(left.join("; "))),
+    }
+}
+
+#[cfg(test)]
+mod tests;
