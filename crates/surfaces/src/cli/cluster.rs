@@ -3,7 +3,7 @@
 //! - `args`: the command line. `http`: who is asked; `answer`: what answers to changes come to.
 //! - `view`: what the controller says of its objects. `wait`: following what takes long; `table`:
 //!   listings.
-//! - `nodes`, `pools`, `groups`, `volumes`, `snapshots`, `properties`: the commands themselves.
+//! - `nodes`, `pools`, `physical`, `groups`, `volumes`, `snapshots`, `properties`: the commands themselves.
 //!   `why`: what a volume waits for.
 
 mod answer;
@@ -11,6 +11,7 @@ mod args;
 mod groups;
 mod http;
 mod nodes;
+mod physical;
 mod pools;
 mod properties;
 mod snapshots;
@@ -39,6 +40,7 @@ pub use args::{
     Command, Controllers, DEFAULT_CONTROLLER, NewNode, NodeCommand, PoolCommand, new_node, size,
 };
 pub use http::{Change, Http};
+pub use physical::{DiskCommand, MadeOfDisks};
 pub use table::Look;
 
 /// Notes that say what every such command does: as many replicas as wanted are there, a quorum was
@@ -59,6 +61,7 @@ pub fn run(
 ) -> Result<(), Error> {
     let at = match command {
         Command::StoragePool { at, .. }
+        | Command::PhysicalStorage { at, .. }
         | Command::ResourceGroup { at, .. }
         | Command::Volume { at, .. }
         | Command::Snapshot { at, .. }
@@ -134,6 +137,7 @@ impl<'a> Session<'a> {
     fn command(&mut self, command: &Command) -> Result<(), Error> {
         match command {
             Command::StoragePool { command, .. } => pools::run(self, command),
+            Command::PhysicalStorage { command, .. } => physical::run(self, command),
             Command::ResourceGroup { command, .. } => groups::run(self, command),
             Command::Volume { command, .. } => volumes::run(self, command),
             Command::Snapshot { command, .. } => snapshots::run(self, command),

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use super::super::args::DryRun;
+use super::physical::DiskCommand;
 
 /// Where a controller is unless something else is said.
 pub const DEFAULT_CONTROLLER: &str = "http://127.0.0.1:3370";
@@ -244,6 +245,13 @@ pub enum Command {
         at: Controllers,
         #[command(subcommand)]
         command: PoolCommand,
+    },
+    /// Disks of a control plane's nodes that nobody uses, and storage pools that are made of them
+    PhysicalStorage {
+        #[command(flatten)]
+        at: Controllers,
+        #[command(subcommand)]
+        command: DiskCommand,
     },
     /// Resource groups of a control plane: what volumes are made like, and where they may be
     #[command(visible_alias = "group")]
@@ -777,6 +785,7 @@ impl Command {
     pub fn uses(&self) -> Vec<&'static str> {
         let lists = match self {
             Command::StoragePool { command, .. } => matches!(command, PoolCommand::List { .. }),
+            Command::PhysicalStorage { command, .. } => matches!(command, DiskCommand::List { .. }),
             Command::ResourceGroup { command, .. } => {
                 matches!(command, GroupCommand::List | GroupCommand::Capacity { .. })
             }
@@ -798,6 +807,7 @@ impl Command {
             Command::Volume { command, .. } => command.is_dry_run(),
             Command::Snapshot { command, .. } => command.is_dry_run(),
             Command::StoragePool { .. }
+            | Command::PhysicalStorage { .. }
             | Command::Property { .. }
             | Command::ErrorReport { .. } => false,
         }

@@ -467,6 +467,45 @@ fn properties_are_set_and_listed() {
 }
 
 #[test]
+fn disks_are_listed_by_node_and_made_pools() {
+    let controller = Scripted::new(|call, body| match call {
+        "GET /v1/physical-storage" => {
+            let disk = |device: &str| json!({ "device": device, "model": "M 1", "serial": "S" });
+            let two = json!({ "b": [disk("/dev/sdb")], "a": [disk("/dev/sdc"), disk("/dev/sda")] });
+            let one = json!({ "a": [{ "device": "/dev/nvme0n1" }] });
+            (
+                200,
+                json!([
+                    { "size": 1u64 << 40, "rotational": false, "nodes": one },
+                    { "size": 4u64 << 40, "rotational": true, "nodes": two },
+                ]),
+            )
+        }
+        c if c.ends_with("physical-storage/b") => (500, entry(3, 990, "/dev/sdb is not unused")),
+        _ => healthy(call, body),
+    });
+    let out = controller.run("physical-storage list").ok();
+    let expected = "NODE\tDEVICE\tSIZE\tROTATIONAL\tMODEL\tSERIAL\tWWN\n\
+                    a\t/dev/nvme0n1\t1 TiB\tno\t\t\t\na\t/dev/sda\t4 TiB\tyes\tM 1\tS\t\n\
+                    a\t/dev/sdc\t4 TiB\tyes\tM 1\tS\t\nb\t/dev/sdb\t4 TiB\tyes\tM 1\tS\t\n";
+    assert_eq!(out, expected);
+    let out = controller.run("physical-storage list --on B --json").ok();
+    let disk = json!({ "node": "b", "device": "/dev/sdb", "size_bytes": 4u64 << 40,
+        "rotational": true, "model": "M 1", "serial": "S", "wwn": "" });
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), json!([disk]));
+    controller.run("physical-storage create ssd lvm-thin /dev/sda,/dev/sdc --on a").ok();
+    let ran = controller.run("physical-storage create ssd zfs /dev/sdb --on a,b --place tank");
+    assert!(ran.status() == 10 && ran.err.contains("/dev/sdb is not unused"), "{}", ran.err);
+    let asked = controller.asked();
+    assert_eq!(asked[2].call, "POST /v1/physical-storage/a");
+    let body = json!({ "provider_kind": "LVM_THIN", "device_paths": ["/dev/sda", "/dev/sdc"],
+        "pool_name": "ssd", "with_storage_pool": { "name": "ssd" } });
+    assert_eq!(asked[2].body, body);
+    assert_eq!(asked[4].call, "POST /v1/physical-storage/b");
+    assert_eq!(asked[4].body["pool_name"], "tank");
+}
+
+#[test]
 fn a_dry_run_prints_what_would_happen_and_changes_nothing() {
     let controller = Scripted::new(|call, body| match call {
         c if c.contains("dry_run=unclear") => (400, entry(3, 1, "unclear")),
@@ -526,6 +565,9 @@ fn options_that_exclude_each_other_are_refused() {
         "group spawn g v 1G --definition-only --place 2",
         "volume toggle-disk v a --diskless --pool p",
         "pool delete p",
+        "physical-storage create p lvm /dev/sdb",
+        "physical-storage create p lvm --on a",
+        "physical-storage create p file-thin /dev/sdb --on a",
         "volume create v 10",
         "property set controller key",
         "volume delete v --dry-run --no-wait",

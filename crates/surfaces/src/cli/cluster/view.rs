@@ -49,6 +49,27 @@ pub struct Pool {
     pub reports: Vec<Entry>,
 }
 
+/// Disks of one size and kind that nobody uses.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Disks {
+    /// Bytes of each.
+    pub size: u64,
+    pub rotational: bool,
+    /// By node.
+    pub nodes: BTreeMap<String, Vec<Disk>>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Disk {
+    pub device: String,
+    pub model: String,
+    pub serial: String,
+    pub wwn: String,
+}
+
 /// A resource group.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
