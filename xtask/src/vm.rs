@@ -37,8 +37,9 @@ cargo xtask vm build [--again]
     Builds the guests from Debian packages (about 200 MB to load), if that was not done before.
 cargo xtask vm smoke [--kind user-mode|emulated]
     Boots a guest, or one of each kind, and uses what tests need: network, disk, DRBD, power cut.
-cargo xtask vm lvm
-    Tests the agent's pools of LVM on a volume group of a guest.
+cargo xtask vm lvm [pools|physical]
+    pools: tests the agent's pools of LVM on a volume group of a guest.
+    physical: makes pools of the disk of a guest in which a controller and an agent run. Needs lsblk.
 cargo xtask vm blockdev
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
@@ -76,7 +77,12 @@ pub fn main(arguments: &[String]) -> Result<()> {
         ("build", ["--again"]) => {
             KINDS.into_iter().try_for_each(|kind| Images::build(kind).map(drop))
         }
-        ("lvm", []) => lvm::test(),
+        ("lvm", []) => {
+            lvm::pools()?;
+            lvm::physical()
+        }
+        ("lvm", ["pools"]) => lvm::pools(),
+        ("lvm", ["physical"]) => lvm::physical(),
         ("smoke", []) => KINDS.into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
         ("blockdev", []) => blockdev::main(),

@@ -36,7 +36,7 @@ impl Drop for Engine<'_> {
 }
 
 /// The binary of this tree, built.
-fn binary() -> Result<PathBuf> {
+pub(super) fn binary() -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.args(["build", "--quiet", "-p", "ashlar"]).current_dir(workspace::root());
     ensure!(cargo.status()?.success(), "the binary can not be built");
