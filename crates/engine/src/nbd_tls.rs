@@ -359,7 +359,7 @@ fn handshake(
         tls::Failure::Records(e) => format!("the TLS handshake failed: {e}"),
         tls::Failure::Excess => "it says more than the TLS handshake has".to_owned(),
     };
-    let mut handshake = Handshake::of_server(config).map_err(failed)?;
+    let mut handshake = Handshake::of_server(&config).map_err(failed)?;
     let mut received = Received::default();
     loop {
         let mut out = Vec::new();

@@ -293,9 +293,6 @@ impl Shared {
     /// Why it can not go to another process now; it goes on then.
     pub(super) fn hold(&self) -> io::Result<(FrozenPump, [OwnedFd; 2])> {
         let mut pump = lock(&self.pump);
-        if pump.traffic.is_changing_keys() {
-            return Err(io::Error::other("its key is to be changed"));
-        }
         let fds = [pump.stream.as_fd(), pump.inner.as_fd()].map(|fd| fd.try_clone_to_owned());
         let [stream, inner] = fds;
         let fds = [stream?, inner?];

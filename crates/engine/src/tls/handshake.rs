@@ -2,16 +2,19 @@
 //! at a time, so that nothing which follows the handshake is taken away from whoever reads next.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use rustls::ServerConfig;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
 
 use super::credentials::{Credentials, explain};
-use super::record::{Incoming, RecordError, next_record};
-use super::traffic::{Keys, Traffic};
+use rustls::{ClientConfig, KeyLog, ServerConfig};
+use zeroize::Zeroizing;
+
+use super::record::{Incoming, Key, RecordError, next_record};
+use super::traffic::Traffic;
+use crate::engine::lock;
 
 /// Why there is no session.
 #[derive(Debug)]
@@ -51,9 +54,45 @@ enum Side {
     Server(UnbufferedServerConnection),
 }
 
+/// The secrets of both directions' traffic, as rustls tells them.
+#[derive(Default)]
+struct Secrets {
+    client: Mutex<Option<Zeroizing<Vec<u8>>>>,
+    server: Mutex<Option<Zeroizing<Vec<u8>>>>,
+}
+
+impl Secrets {
+    fn of(&self, label: &str) -> Option<&Mutex<Option<Zeroizing<Vec<u8>>>>> {
+        match label {
+            "CLIENT_TRAFFIC_SECRET_0" => Some(&self.client),
+            "SERVER_TRAFFIC_SECRET_0" => Some(&self.server),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secrets")
+    }
+}
+
+impl KeyLog for Secrets {
+    fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
+        if let Some(place) = self.of(label) {
+            *lock(place) = Some(Zeroizing::new(secret.to_vec()));
+        }
+    }
+
+    fn will_log(&self, label: &str) -> bool {
+        self.of(label).is_some()
+    }
+}
+
 /// A handshake under way.
 pub(crate) struct Handshake {
     side: Side,
+    secrets: Arc<Secrets>,
     /// Records that rustls has not done with.
     incoming: Vec<u8>,
 }
@@ -76,11 +115,13 @@ impl Handshake {
     /// Why it can not begin.
     pub(crate) fn new(credentials: &Credentials, accepted: bool) -> Result<Handshake, Failure> {
         if accepted {
-            return Handshake::of_server(credentials.server.clone());
+            return Handshake::of_server(&credentials.server);
         }
-        let (config, name) = (credentials.client.clone(), credentials.peer.clone());
-        let side = Side::Client(UnbufferedClientConnection::new(config, name)?);
-        Ok(Handshake { side, incoming: Vec::new() })
+        let secrets = Arc::<Secrets>::default();
+        let mut config = ClientConfig::clone(&credentials.client);
+        config.key_log = secrets.clone();
+        let side = UnbufferedClientConnection::new(Arc::new(config), credentials.peer.clone())?;
+        Ok(Handshake { side: Side::Client(side), secrets, incoming: Vec::new() })
     }
 
     /// A server's side; `config` has TLS 1.3 and the ciphers of [`provider`](super::provider) alone, and its
@@ -88,9 +129,12 @@ impl Handshake {
     ///
     /// # Errors
     /// Why it can not begin.
-    pub(crate) fn of_server(config: Arc<ServerConfig>) -> Result<Handshake, Failure> {
-        let side = Side::Server(UnbufferedServerConnection::new(config)?);
-        Ok(Handshake { side, incoming: Vec::new() })
+    pub(crate) fn of_server(config: &ServerConfig) -> Result<Handshake, Failure> {
+        let secrets = Arc::<Secrets>::default();
+        let mut config = config.clone();
+        config.key_log = secrets.clone();
+        let side = Side::Server(UnbufferedServerConnection::new(Arc::new(config))?);
+        Ok(Handshake { side, secrets, incoming: Vec::new() })
     }
 
     /// Goes on as far as what has arrived allows, and appends to `out` what is to be sent: after an
@@ -137,17 +181,16 @@ impl Handshake {
     /// # Errors
     /// Why they can not be had.
     pub(crate) fn finish(self) -> Result<Traffic, Failure> {
-        let (secrets, keys) = match self.side {
-            Side::Client(side) => {
-                let (secrets, keys) = side.dangerous_into_kernel_connection()?;
-                (secrets, Keys::Client(keys))
-            }
-            Side::Server(side) => {
-                let (secrets, keys) = side.dangerous_into_kernel_connection()?;
-                (secrets, Keys::Server(keys))
-            }
+        let Secrets { client, server } = &*self.secrets;
+        let (extracted, sending, receiving) = match self.side {
+            Side::Client(side) => (side.dangerous_into_kernel_connection()?.0, client, server),
+            Side::Server(side) => (side.dangerous_into_kernel_connection()?.0, server, client),
         };
-        Ok(Traffic::new(keys, secrets)?)
+        let key = |of, told: &Mutex<Option<_>>| {
+            Key::new(of, Some(lock(told).take().ok_or(RecordError::Key)?))
+        };
+        let (sending, receiving) = (key(extracted.tx, sending)?, key(extracted.rx, receiving)?);
+        Ok(Traffic::new(sending, receiving))
     }
 }
 

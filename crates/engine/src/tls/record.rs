@@ -4,12 +4,14 @@
 //! 17 03 03 | length be16 | AES-GCM of ( up to 16 KiB of data, content type ) | tag of 16 bytes
 //! ```
 //!
-//! The key comes from the handshake, which is rustls's; so do new keys, of which long connections need
-//! some. Records are made here because rustls would allocate for each.
+//! The first key comes from the handshake, which is rustls's. New keys, of which long connections need some,
+//! are made here of the secret that is told of by rustls: they can be made in another process, too. So
+//! are records, because rustls would allocate for each.
 
 use std::fmt;
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::hkdf::{HKDF_SHA256, HKDF_SHA384, KeyType, Prk};
 use runtime::RxStream;
 use rustls::ConnectionTrafficSecrets;
 use serde::{Deserialize, Serialize};
@@ -45,7 +47,7 @@ pub(crate) enum RecordError {
     Alert(u8),
     /// No new key can be made.
     Key,
-    /// Nor can it for a connection that came from another process: what that takes is rustls's.
+    /// Nor can it for a connection that an engine has handed over that does not know how.
     Inherited,
 }
 
@@ -66,8 +68,7 @@ impl fmt::Display for RecordError {
             RecordError::Alert(alert) => write!(f, "the peer ends it with TLS alert {alert}"),
             RecordError::Key => f.write_str("the next TLS key can not be made"),
             RecordError::Inherited => f.write_str(
-                "a connection that an upgrade has handed over gets no new TLS key, and one is due; it is \
-                 made anew",
+                "a connection from before an upgrade gets no new TLS key, and one is due; it is made anew",
             ),
         }
     }
@@ -129,6 +130,38 @@ pub(crate) struct FrozenKey {
     iv: [u8; 12],
     /// Number of the next record.
     next: u64,
+    /// The secret of this direction's traffic (RFC 8446 §7.1), of which the next key is made. Engines without
+    /// this field do not have it.
+    #[serde(default)]
+    traffic: Option<Zeroizing<Vec<u8>>>,
+}
+
+/// Bytes that are derived.
+struct Length(usize);
+
+impl KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+/// HKDF-Expand-Label without a context (RFC 8446 §7.1), by the hash of the cipher whose key has so many bytes.
+fn derived(
+    key_bytes: usize,
+    secret: &[u8],
+    label: &str,
+    length: usize,
+) -> Result<Zeroizing<Vec<u8>>, RecordError> {
+    let hash = if key_bytes == 16 { HKDF_SHA256 } else { HKDF_SHA384 };
+    let label = ["tls13 ", label].concat();
+    let info: [&[u8]; 4] =
+        [&(length as u16).to_be_bytes(), &[label.len() as u8], label.as_bytes(), &[0]];
+    let mut out = Zeroizing::new(vec![0; length]);
+    Prk::new_less_safe(hash, secret)
+        .expand(&info, Length(length))
+        .and_then(|okm| okm.fill(&mut out))
+        .map_err(|_| RecordError::Key)?;
+    Ok(out)
 }
 
 impl fmt::Debug for FrozenKey {
@@ -138,10 +171,13 @@ impl fmt::Debug for FrozenKey {
 }
 
 impl Key {
+    /// Of what rustls says: the number of the next record, the key, and the secret that it was made of.
+    ///
     /// # Errors
-    /// If the secrets are not of a cipher that this module knows.
+    /// If the secrets are not of a cipher that this module knows, or it is another key's.
     pub(super) fn new(
         (next, secrets): (u64, ConnectionTrafficSecrets),
+        traffic: Option<Zeroizing<Vec<u8>>>,
     ) -> Result<Key, RecordError> {
         let (ConnectionTrafficSecrets::Aes128Gcm { key, iv }
         | ConnectionTrafficSecrets::Aes256Gcm { key, iv }) = &secrets
@@ -149,7 +185,28 @@ impl Key {
             return Err(RecordError::Key);
         };
         let iv = iv.as_ref().try_into().map_err(|_| RecordError::Key)?;
-        Key::thaw(FrozenKey { secret: Zeroizing::new(key.as_ref().to_vec()), iv, next })
+        let secret = Zeroizing::new(key.as_ref().to_vec());
+        if let Some(traffic) = &traffic {
+            let made = derived(secret.len(), traffic, "key", secret.len())?;
+            if *made != *secret {
+                return Err(RecordError::Key);
+            }
+        }
+        Key::thaw(FrozenKey { secret, iv, next, traffic })
+    }
+
+    /// The key that follows (RFC 8446 §7.2), from record 0 on.
+    ///
+    /// # Errors
+    /// [`RecordError::Inherited`] if what it is made of is not known.
+    pub(super) fn following(&self) -> Result<Key, RecordError> {
+        let FrozenKey { secret, traffic, .. } = &self.made_of;
+        let (bytes, traffic) = (secret.len(), traffic.as_ref().ok_or(RecordError::Inherited)?);
+        let traffic = derived(bytes, traffic, "traffic upd", traffic.len())?;
+        let secret = derived(bytes, &traffic, "key", bytes)?;
+        let iv = derived(bytes, &traffic, "iv", 12)?;
+        let iv = iv.as_slice().try_into().map_err(|_| RecordError::Key)?;
+        Key::thaw(FrozenKey { secret, iv, next: 0, traffic: Some(traffic) })
     }
 
     /// For another process.

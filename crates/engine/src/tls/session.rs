@@ -25,13 +25,16 @@ pub(crate) struct FrozenSession {
     records_per_key: u64,
     /// Opened and not read: `before`, and what the session had.
     plain: Vec<u8>,
+    /// Engines without this field are not handed over while it is so.
+    #[serde(default)]
+    key_is_due: bool,
 }
 
 #[cfg(test)]
 impl FrozenSession {
     pub(super) fn new(sending: FrozenKey, receiving: FrozenKey) -> FrozenSession {
         let (records_per_key, plain) = (super::traffic::RECORDS_PER_KEY, Vec::new());
-        FrozenSession { sending, receiving, records_per_key, plain }
+        FrozenSession { sending, receiving, records_per_key, plain, key_is_due: false }
     }
 }
 
@@ -50,25 +53,22 @@ impl Session {
         Session { traffic, outgoing, ends: false, incoming }
     }
 
-    /// The next thing to be sent needs another key, which only this process can make.
-    pub(crate) fn is_changing_keys(&self) -> bool {
-        self.traffic.is_changing_keys()
-    }
-
     /// For [`Session::thaw`] in another process; nothing waits to be sent. `before` was read already, and
     /// is to be read again.
     pub(crate) fn freeze(&self, before: &[u8]) -> FrozenSession {
         let taken = self.incoming.payload.as_ref().map_or(&[][..], |(buf, filled)| &buf[..*filled]);
-        let FrozenTraffic { sending, receiving, records_per_key } = self.traffic.freeze();
+        let FrozenTraffic { sending, receiving, records_per_key, key_is_due } =
+            self.traffic.freeze();
         let plain = [before, taken, self.incoming.unread()].concat();
-        FrozenSession { sending, receiving, records_per_key, plain }
+        FrozenSession { sending, receiving, records_per_key, plain, key_is_due }
     }
 
     /// # Errors
     /// [`RecordError::Key`].
     pub(crate) fn thaw(frozen: FrozenSession, pool: BufPool) -> Result<Session, RecordError> {
-        let FrozenSession { sending, receiving, records_per_key, plain } = frozen;
-        let traffic = Traffic::thaw(FrozenTraffic { sending, receiving, records_per_key })?;
+        let FrozenSession { sending, receiving, records_per_key, plain, key_is_due } = frozen;
+        let traffic =
+            Traffic::thaw(FrozenTraffic { sending, receiving, records_per_key, key_is_due })?;
         let mut session = Session::new(traffic, pool);
         session.incoming.end = plain.len();
         session.incoming.bytes = plain;

@@ -1,9 +1,5 @@
 //! The two directions of a connection after its handshake: their keys, and records of one and the other.
 
-use rustls::client::ClientConnectionData;
-use rustls::kernel::KernelConnection;
-use rustls::server::ServerConnectionData;
-use rustls::{ConnectionTrafficSecrets, ExtractedSecrets};
 use serde::{Deserialize, Serialize};
 
 use super::record::{FrozenKey, Key, RecordError, content};
@@ -15,44 +11,13 @@ const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 /// Nothing follows: a warning, number 0.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
-/// What makes new keys.
-pub(super) enum Keys {
-    Client(KernelConnection<ClientConnectionData>),
-    Server(KernelConnection<ServerConnectionData>),
-    /// The connection came from another process, where what makes keys has stayed.
-    Inherited,
-}
-
-type Secrets = Result<(u64, ConnectionTrafficSecrets), rustls::Error>;
-
-impl Keys {
-    fn next_sending(&mut self) -> Result<Key, RecordError> {
-        Keys::key(match self {
-            Keys::Client(keys) => keys.update_tx_secret(),
-            Keys::Server(keys) => keys.update_tx_secret(),
-            Keys::Inherited => return Err(RecordError::Inherited),
-        })
-    }
-
-    fn next_receiving(&mut self) -> Result<Key, RecordError> {
-        Keys::key(match self {
-            Keys::Client(keys) => keys.update_rx_secret(),
-            Keys::Server(keys) => keys.update_rx_secret(),
-            Keys::Inherited => return Err(RecordError::Inherited),
-        })
-    }
-
-    fn key(secrets: Secrets) -> Result<Key, RecordError> {
-        Key::new(secrets.map_err(|_| RecordError::Key)?)
-    }
-}
-
 /// Traffic at rest, for another process. Only one of the two may go on with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct FrozenTraffic {
     pub(super) sending: FrozenKey,
     pub(super) receiving: FrozenKey,
     pub(super) records_per_key: u64,
+    pub(super) key_is_due: bool,
 }
 
 /// What a record was.
@@ -68,7 +33,6 @@ pub(crate) enum Opened {
 
 /// Both directions.
 pub(crate) struct Traffic {
-    keys: Keys,
     sending: Key,
     receiving: Key,
     /// After so many records the sending key is changed.
@@ -78,32 +42,28 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// # Errors
-    /// [`RecordError::Key`].
-    pub(super) fn new(keys: Keys, secrets: ExtractedSecrets) -> Result<Traffic, RecordError> {
-        let (sending, receiving) = (Key::new(secrets.tx)?, Key::new(secrets.rx)?);
-        let (records_per_key, key_is_due) = (RECORDS_PER_KEY, false);
-        Ok(Traffic { keys, sending, receiving, records_per_key, key_is_due })
+    pub(super) const fn new(sending: Key, receiving: Key) -> Traffic {
+        Traffic { sending, receiving, records_per_key: RECORDS_PER_KEY, key_is_due: false }
     }
 
-    /// The next record needs another key, which only the process of the handshake can make.
-    pub(crate) fn is_changing_keys(&self) -> bool {
+    /// The next record needs another key.
+    fn is_changing_keys(&self) -> bool {
         self.key_is_due || self.sending.used() >= self.records_per_key
     }
 
     /// For [`Traffic::thaw`] in another process.
     pub(crate) fn freeze(&self) -> FrozenTraffic {
         let (sending, receiving) = (self.sending.freeze(), self.receiving.freeze());
-        FrozenTraffic { sending, receiving, records_per_key: self.records_per_key }
+        let Traffic { records_per_key, key_is_due, .. } = *self;
+        FrozenTraffic { sending, receiving, records_per_key, key_is_due }
     }
 
     /// # Errors
     /// [`RecordError::Key`].
     pub(crate) fn thaw(frozen: FrozenTraffic) -> Result<Traffic, RecordError> {
-        let FrozenTraffic { sending, receiving, records_per_key } = frozen;
+        let FrozenTraffic { sending, receiving, records_per_key, key_is_due } = frozen;
         let (sending, receiving) = (Key::thaw(sending)?, Key::thaw(receiving)?);
-        let keys = Keys::Inherited;
-        Ok(Traffic { keys, sending, receiving, records_per_key, key_is_due: false })
+        Ok(Traffic { sending, receiving, records_per_key, key_is_due })
     }
 
     #[cfg(test)]
@@ -138,7 +98,7 @@ impl Traffic {
 
     fn change_key(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
         if self.is_changing_keys() {
-            let next = self.keys.next_sending()?;
+            let next = self.sending.following()?;
             let update = |out: &mut Vec<u8>| out.extend_from_slice(&KEY_UPDATE);
             self.sending.seal(content::HANDSHAKE, out, update);
             self.sending = next;
@@ -179,7 +139,7 @@ impl Traffic {
                 // The key changes with the next record, so nothing may stand behind.
                 (KEY_UPDATE, [asked @ (0 | 1)]) if rest.is_empty() => {
                     self.key_is_due |= *asked == 1;
-                    self.receiving = self.keys.next_receiving()?;
+                    self.receiving = self.receiving.following()?;
                     return Ok(());
                 }
                 _ => return Err(RecordError::Content),

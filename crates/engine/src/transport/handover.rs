@@ -87,9 +87,6 @@ impl Link {
             State::Up(up) if !up.data.is_sent() || !up.control.is_sent() => {
                 "has data that the peer does not take"
             }
-            State::Up(up) if up.data.is_changing_keys() || up.control.is_changing_keys() => {
-                "is about to change its TLS key"
-            }
             State::Up(up) if up.data.conn.rx.is_armed() || up.control.conn.rx.is_armed() => {
                 "is being read"
             }

@@ -129,11 +129,6 @@ impl Socket {
         self.tls = Some(Box::new(session));
     }
 
-    /// The next packet needs another key.
-    pub(super) fn is_changing_keys(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.is_changing_keys())
-    }
-
     /// What has arrived and was not handed on, as it came: a packet whose data is incomplete is
     /// encoded again. If the socket is encrypted, what was opened is in the session.
     ///
