@@ -262,8 +262,8 @@ fn work(mut tls: Tls, number: u64, stop: &AtomicBool, done: &AtomicU64) {
             tls.conn.refresh_traffic_keys().unwrap();
         }
         // Requests and answers of one record, and of many.
-        let len = if seed % 8 == 0 { 1 << 20 } else { 4096 };
-        let offset = (number * 2 << 20) + (seed % 16) * 4096;
+        let len = if seed.is_multiple_of(8) { 1 << 20 } else { 4096 };
+        let offset = ((number * 2) << 20) + (seed % 16) * 4096;
         request(&mut tls, 1, offset, len, &pattern(seed, len)).unwrap();
         assert!(request(&mut tls, 0, offset, len, &[]).unwrap() == pattern(seed, len));
         done.fetch_add(1, Ordering::AcqRel);

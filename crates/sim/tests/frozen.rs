@@ -4,6 +4,7 @@
 //! has meant (`#[serde(default)]`); a field that is gone makes them unreadable. With `FROZEN_WRITE=1`
 //! states that have what no kept one has are added to the file of this version, and what is there
 //! stays. A file goes when engines of that version may be refused: two releases later, say.
+#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ use std::rc::Rc;
 use replication::Resource;
 use sim::plan::{Fault, Plan, SECOND};
 use sim::rng::Rng;
+use sim::run;
 use sim::trace::Trace;
-use sim::{World, run};
 
 /// How many seeds new samples are looked for in, and how many are held against them.
 const SEARCHED: u64 = 1500;
