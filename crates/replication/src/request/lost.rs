@@ -17,21 +17,29 @@ impl Write {
 }
 
 impl Resource {
+    /// The peer may not have what a client was told of already, as protocol A does.
+    fn note_lacking(&mut self, node: NodeId, only: Option<VolIx>) {
+        // It may have been removed.
+        let peer = self.peers.iter().find(|peer| peer.node == node);
+        for write in self.log.iter().filter(|w| only.is_none_or(|vol| vol == w.vol)) {
+            let reported = write.completed && write.op != RequestOp::Flush;
+            if reported && write.parts[node.index()] == Part::Sent {
+                let lost_at = peer.map_or(GenUuid::NONE, |peer| peer.devs[write.vol].lost_at);
+                self.vols[write.vol].lacking.insert(node, lost_at);
+            }
+        }
+    }
+
     /// The connection is lost and the generation settled: its parts count no longer (L1).
     /// Of one volume, or of all.
     pub(crate) fn forget_parts(&mut self, node: NodeId, only: Option<VolIx>) {
+        self.note_lacking(node, only);
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
             if only.is_some_and(|vol| vol != write.vol) {
                 continue;
             }
-            let reported = write.completed && write.op != RequestOp::Flush;
             let part = &mut write.parts[node.index()];
-            if *part == Part::Sent && reported {
-                let peer = self.peers.iter().find(|p| p.node == node);
-                let generation = peer.map_or(GenUuid::NONE, |p| p.devs[write.vol].lost_at);
-                self.vols[write.vol].lacking.insert(node, generation);
-            }
             match *part {
                 Part::Pending | Part::Sent | Part::Acked | Part::InSync => *part = Part::Lost,
                 Part::Stable => *part = Part::Kept,
@@ -47,16 +55,11 @@ impl Resource {
     pub(crate) fn freeze_parts(&mut self, peer: PeerIx) {
         let node = self.peers[peer].node;
         let lax = self.peers[peer].net.protocol == Protocol::A;
+        self.note_lacking(node, None);
         for seq in self.log.seqs() {
             let write = self.log.get_mut(seq).expect("in range");
             let held = !lax || write.op != RequestOp::Flush && write.local.is_missing();
-            let reported = write.completed && write.op != RequestOp::Flush;
             let part = &mut write.parts[node.index()];
-            if *part == Part::Sent && reported {
-                let peer = self.peers.iter().find(|p| p.node == node);
-                let generation = peer.map_or(GenUuid::NONE, |p| p.devs[write.vol].lost_at);
-                self.vols[write.vol].lacking.insert(node, generation);
-            }
             match *part {
                 Part::Stable => *part = Part::Kept,
                 Part::Sent => *part = Part::Lost,
