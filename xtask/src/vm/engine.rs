@@ -1,5 +1,6 @@
 //! An engine on the host's side of a rig, and the operator's commands to it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,6 +33,12 @@ pub struct Engine<'a> {
 impl Drop for Engine<'_> {
     fn drop(&mut self) {
         self.kill();
+        for direction in ['<', '>'] {
+            let kinds = self.packets(direction);
+            if !kinds.is_empty() {
+                println!("packets {direction} {}", Vec::from_iter(kinds).join(" "));
+            }
+        }
     }
 }
 
@@ -79,6 +86,19 @@ impl<'a> Engine<'a> {
         self.file(&format!("log{}", self.starts))
     }
 
+    /// Kinds of packets that it has received (`<`) or sent (`>`). Told with `ASHLAR_ENGINE_LOG=trace` only, by
+    /// its logs.
+    fn packets(&self, direction: char) -> BTreeSet<String> {
+        let logs = (1..=self.starts).map(|start| self.file(&format!("log{start}")));
+        let texts: Vec<String> = logs.filter_map(|log| fs::read_to_string(log).ok()).collect();
+        let mark = format!(" {direction} P_");
+        let kind = |line: &str| {
+            let (_, rest) = line.split_once(&mark)?;
+            Some(format!("P_{}", rest.split(' ').next()?))
+        };
+        texts.iter().flat_map(|text| text.lines()).filter_map(kind).collect()
+    }
+
     /// Starts it, with what it has kept of an earlier run.
     ///
     /// # Errors
@@ -89,6 +109,9 @@ impl<'a> Engine<'a> {
         command.args(["engine", "--threads", "1", "--buffers", "64", "--node", &self.name]);
         command.arg("--socket").arg(self.file("sock"));
         command.arg("--state-dir").arg(self.file("state"));
+        if let Some(level) = std::env::var_os("ASHLAR_ENGINE_LOG") {
+            command.arg("--log-level").arg(level);
+        }
         self.daemon = Some(Daemon::start(command, self.log_file())?);
         self.say(&["info", "--wait-engine", "30"]).map(drop)
     }

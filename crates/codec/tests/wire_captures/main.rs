@@ -140,6 +140,36 @@ fn the_commands_seen_are_those_the_specification_says_were_seen() {
 }
 
 #[test]
+fn compat_lists_every_packet_and_where_it_was_seen() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../COMPAT.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, text) = text.split_once("\n### Packets\n").expect("it has the section");
+    let mut seen: BTreeMap<Command, Vec<&str>> = BTreeMap::new();
+    for (name, packets) in all() {
+        let kernel = if name.starts_with("drbd-9") { "9.3" } else { "8.4" };
+        for captured in packets {
+            let kernels = seen.entry(captured.packet.command()).or_default();
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+        }
+    }
+    for command in Command::ALL {
+        let begin = format!("| {command} |");
+        let row = text.lines().find(|line| line.starts_with(&begin));
+        let row = row.unwrap_or_else(|| panic!("{command} is not in COMPAT.md"));
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [_, _, kernels, with_kernel, ours, why, _] = cells[..] else { panic!("{row}") };
+        let mut captured = seen.remove(command).unwrap_or_default();
+        captured.sort_unstable();
+        let captured = if captured.is_empty() { "–".to_owned() } else { captured.join(", ") };
+        assert_eq!(kernels, captured, "{command}");
+        let nowhere = [kernels, with_kernel, ours] == ["–"; 3];
+        assert_eq!(nowhere, !why.is_empty(), "{command}: either seen, or a reason");
+    }
+}
+
+#[test]
 fn packets_of_a_connection_fit_together() {
     let mut checked: BTreeMap<&str, u32> = BTreeMap::new();
     let mut complaints = Vec::new();

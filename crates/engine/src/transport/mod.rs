@@ -502,7 +502,7 @@ impl Link {
                 if packet == Packet::PingAck {
                     up.ping.answered(io.now());
                 }
-                log!(Level::Trace, self.label, "< {packet:?}");
+                log!(Level::Trace, self.label, "< {} {packet:?}", packet.command());
                 match up.integrity.received(&packet, &mut up.agreed) {
                     Ok(()) => Next::Packet(packet, payload),
                     Err(broken) => self.garbage(io, stream, &broken),
@@ -548,7 +548,7 @@ impl Link {
             log!(Level::Debug, self.label, "not sent, for it is not agreed: {packet:?}");
             return;
         }
-        log!(Level::Trace, self.label, "> {packet:?}");
+        log!(Level::Trace, self.label, "> {} {packet:?}", packet.command());
         if *packet == Packet::Ping {
             up.ping.queued();
         }
