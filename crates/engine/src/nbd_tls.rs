@@ -101,6 +101,8 @@ impl Clients {
 pub(crate) fn listen(engine: &Arc<Engine>, place: &TlsListen) -> io::Result<TlsListener> {
     let socket = Socket::new(Domain::for_address(place.address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
+    // An engine that does not hand its socket over, as until 28 November 2026, listens there still.
+    socket.set_reuse_port(true)?;
     socket.bind(&place.address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
