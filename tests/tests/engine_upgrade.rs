@@ -4,77 +4,16 @@
 
 mod engine_support;
 
-use std::io::Read;
-use std::path::Path;
-use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, pattern, text};
+use engine_support::writers::{Writing, watched};
+use engine_support::{Cluster, Setup, pattern};
 
 /// Clients that each have one request under way.
 const WRITERS: u64 = 32;
-/// Blocks that each of them writes again and again.
-const BLOCKS: u64 = 16;
 const BLOCK: usize = 4096;
-
-/// What writers share.
-#[derive(Default)]
-struct Writing {
-    stop: AtomicBool,
-    writes: AtomicU64,
-    /// The longest that one has waited for an answer, in microseconds.
-    longest: AtomicU64,
-}
-
-impl Writing {
-    /// Writes and reads back until it is told to stop, and reads all of it at the end. An error is a
-    /// failure of the test.
-    fn work(&self, socket: &Path, writer: u64) {
-        let mut client = Client::open(socket, "r0/0").unwrap();
-        let offset = |block: u64| (writer * BLOCKS + block) * BLOCK as u64;
-        let mut last = vec![None; BLOCKS as usize];
-        let mut seed = writer << 32;
-        while !self.stop.load(Ordering::Acquire) {
-            seed += 1;
-            let block = seed % BLOCKS;
-            let begin = Instant::now();
-            client.write(offset(block), &pattern(seed, BLOCK)).unwrap();
-            let waited = u64::try_from(begin.elapsed().as_micros()).unwrap();
-            self.longest.fetch_max(waited, Ordering::AcqRel);
-            self.writes.fetch_add(1, Ordering::AcqRel);
-            last[block as usize] = Some(seed);
-            assert_eq!(client.read(offset(block), BLOCK).unwrap(), pattern(seed, BLOCK));
-        }
-        for (block, seed) in (0..).zip(last) {
-            if let Some(seed) = seed {
-                assert_eq!(client.read(offset(block), BLOCK).unwrap(), pattern(seed, BLOCK));
-            }
-        }
-        client.close();
-    }
-
-    fn wait_for_writes(&self, more: u64) {
-        let goal = self.writes.load(Ordering::Acquire) + more;
-        let begin = Instant::now();
-        while self.writes.load(Ordering::Acquire) < goal {
-            assert!(begin.elapsed() < Duration::from_secs(60), "writes go on");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-/// What an operator was shown, who has watched until now.
-fn watched(mut watcher: Child) -> String {
-    // `timeout`, which runs it, hands on what it can.
-    let ended = Command::new("kill").arg(watcher.id().to_string()).status().unwrap();
-    assert!(ended.success());
-    let mut output = Vec::new();
-    watcher.stdout.take().unwrap().read_to_end(&mut output).unwrap();
-    watcher.wait().unwrap();
-    text(&output)
-}
 
 /// `ASHLAR_SWAPS` says how often, for measurements.
 fn swaps() -> usize {
@@ -85,13 +24,7 @@ fn swaps() -> usize {
 fn an_engine_hands_over_while_clients_write() {
     let mut cluster = Cluster::up(&Setup::default());
     let socket = cluster.nodes[0].export();
-    let writing = Writing::default();
-    std::thread::scope(|scope| {
-        for writer in 0..WRITERS {
-            let (writing, socket) = (&writing, &socket);
-            scope.spawn(move || writing.work(socket, writer));
-        }
-        writing.wait_for_writes(500);
+    Writing::during(&socket, WRITERS, |writing| {
         let watchers: Vec<Child> =
             cluster.nodes[1..].iter().map(|node| node.follow(&["events"])).collect();
         for round in 0..swaps() {
@@ -101,8 +34,7 @@ fn an_engine_hands_over_while_clients_write() {
             println!("round {round}: {} {}", cluster.nodes[node].name, answer.trim());
             writing.wait_for_writes(300);
         }
-        let longest = Duration::from_micros(writing.longest.load(Ordering::Acquire));
-        println!("the longest a writer waited: {longest:?}");
+        println!("the longest a writer waited: {:?}", writing.longest());
         for watcher in watchers {
             let seen = watched(watcher);
             let lost = |line: &&str| line.contains(" connection:") || line.contains(":Sync");
@@ -110,7 +42,6 @@ fn an_engine_hands_over_while_clients_write() {
                 seen.split_inclusive('\n').filter(|l| l.starts_with("change")).collect();
             assert_eq!(seen.lines().find(lost), None, "{seen}");
         }
-        writing.stop.store(true, Ordering::Release);
     });
     cluster.wait("nothing is out of sync", |c| {
         c.all_up_to_date() && c.nodes.iter().all(|n| n.out_of_sync() == 0)

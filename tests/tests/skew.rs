@@ -5,74 +5,16 @@
 mod control_support;
 mod engine_support;
 
-use std::path::Path;
-use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::process::Child;
 
 use control_support::Node;
 use control_support::bare::{Bare, NODES};
 use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, binary, other_release, pattern, text};
+use engine_support::writers::{Writing, watched};
+use engine_support::{Cluster, Setup, binary, other_release, pattern};
 
 const WRITERS: u64 = 16;
-/// Blocks that each of them writes again and again.
-const BLOCKS: u64 = 16;
 const BLOCK: usize = 4096;
-
-/// What writers share.
-#[derive(Default)]
-struct Writing {
-    stop: AtomicBool,
-    writes: AtomicU64,
-}
-
-impl Writing {
-    /// Writes and reads back until it is told to stop, and reads all of it at the end.
-    fn work(&self, socket: &Path, writer: u64) {
-        let mut client = Client::open(socket, "r0/0").unwrap();
-        let offset = |block: u64| (writer * BLOCKS + block) * BLOCK as u64;
-        let mut last = vec![None; BLOCKS as usize];
-        let mut seed = writer << 32;
-        while !self.stop.load(Ordering::Acquire) {
-            seed += 1;
-            let block = seed % BLOCKS;
-            client.write(offset(block), &pattern(seed, BLOCK)).unwrap();
-            last[block as usize] = Some(seed);
-            assert_eq!(client.read(offset(block), BLOCK).unwrap(), pattern(seed, BLOCK));
-            self.writes.fetch_add(1, Ordering::AcqRel);
-        }
-        for (block, seed) in (0..).zip(last) {
-            if let Some(seed) = seed {
-                assert_eq!(client.read(offset(block), BLOCK).unwrap(), pattern(seed, BLOCK));
-            }
-        }
-        client.close();
-    }
-
-    fn wait_for_writes(&self, more: u64) {
-        let goal = self.writes.load(Ordering::Acquire) + more;
-        let begin = Instant::now();
-        while self.writes.load(Ordering::Acquire) < goal {
-            assert!(begin.elapsed() < Duration::from_secs(60), "writes go on");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// Runs something while writers are at work on a node's volume.
-    fn during(socket: &Path, work: impl FnOnce(&Writing)) {
-        let writing = Writing::default();
-        std::thread::scope(|scope| {
-            for writer in 0..WRITERS {
-                let writing = &writing;
-                scope.spawn(move || writing.work(socket, writer));
-            }
-            writing.wait_for_writes(300);
-            work(&writing);
-            writing.stop.store(true, Ordering::Release);
-        });
-    }
-}
 
 fn has_other_release() -> bool {
     let has = std::env::var_os("ASHLAR_OTHER").is_some();
@@ -101,13 +43,8 @@ fn in_sync(cluster: &Cluster) {
 }
 
 /// What an operator was shown until now, of connections that were lost.
-fn lost_connections(mut watcher: Child) -> Vec<String> {
-    let ended = Command::new("kill").arg(watcher.id().to_string()).status().unwrap();
-    assert!(ended.success());
-    let mut output = Vec::new();
-    std::io::Read::read_to_end(&mut watcher.stdout.take().unwrap(), &mut output).unwrap();
-    watcher.wait().unwrap();
-    let seen = text(&output);
+fn lost_connections(watcher: Child) -> Vec<String> {
+    let seen = watched(watcher);
     let changes = seen.lines().filter(|line| line.starts_with("change"));
     changes.filter(|line| line.contains(" connection:")).map(str::to_owned).collect()
 }
@@ -119,7 +56,7 @@ fn a_cluster_of_the_other_release_is_upgraded_node_by_node_under_writes() {
     }
     let mut cluster = mixed(&Setup::default(), &["alpha", "bravo", "charlie"]);
     let socket = cluster.nodes[0].export();
-    Writing::during(&socket, |writing| {
+    Writing::during(&socket, WRITERS, |writing| {
         for node in [1, 0, 2] {
             // Who is asked for events must not be the one whose engine is replaced.
             let watcher = cluster.nodes[(node + 1) % 3].follow(&["events"]);
@@ -140,7 +77,7 @@ fn the_way_back_leads_there_or_is_refused_without_harm() {
     }
     let mut cluster = mixed(&Setup::default(), &["bravo"]);
     let socket = cluster.nodes[0].export();
-    Writing::during(&socket, |writing| {
+    Writing::during(&socket, WRITERS, |writing| {
         let node = &mut cluster.nodes[0];
         match node.upgrade_to(&other_release()) {
             Ok(answer) => println!("to the other release: {}", answer.trim()),

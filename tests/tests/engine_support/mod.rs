@@ -6,6 +6,7 @@
 
 pub mod nbd;
 pub mod relay;
+pub mod writers;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
