@@ -68,7 +68,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         bail!("{name} is not a fuzz target, those are: {}\n{HELP}", known.join(", "));
     }
     let targets = if chosen.is_empty() { known } else { chosen };
-    let outcome = run(&targets, share)?;
+    let outcome = run(targets, share)?;
     if !outcome.is_good() {
         bail!("a fuzz target failed");
     }
@@ -77,10 +77,10 @@ pub fn main(arguments: &[String]) -> Result<()> {
 
 /// The section of `cargo xtask test`.
 pub fn section() -> Result<Outcome> {
-    run(&targets(&workspace::root())?, SHARE)
+    run(targets(&workspace::root())?, SHARE)
 }
 
-fn run(targets: &[String], share: Share) -> Result<Outcome> {
+fn run(targets: Vec<String>, share: Share) -> Result<Outcome> {
     let root = workspace::root();
     let triple = host()?;
     let mut build = cargo(&["build", "--quiet", "--release", "--locked", "--bins"]);
@@ -93,9 +93,10 @@ fn run(targets: &[String], share: Share) -> Result<Outcome> {
         total += Outcome::of(false);
         return Ok(total);
     }
-    for target in targets {
-        total += Outcome::of(fuzz(&root, &triple, target, share).with_context(|| target.clone())?);
-    }
+    total += test::two_at_a_time(targets, |target| {
+        let good = fuzz(&root, &triple, &target, share).with_context(|| target.clone())?;
+        Ok(Outcome::of(good))
+    })?;
     Ok(total)
 }
 

@@ -1,14 +1,17 @@
 //! `cargo xtask test`: everything that has to pass, in one command.
 //!
-//! Sections run one after the other, cheapest first; one that fails does not keep the next from
-//! running. The last line adds them up: a check counts as one test, a simulated seed does not.
+//! Sections run one after the other, cheapest first, but for one that waits most of its time: it
+//! runs beside those after it. A section that fails does not keep the next from running. The last
+//! line adds them up: a check counts as one test, a simulated seed does not.
 
 mod known;
 mod libtest;
+mod runners;
 mod tools;
 
 use std::ops::AddAssign;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -66,17 +69,43 @@ const INTEROP_MINUTES: u64 = 9;
 /// Seeds in the section `sim`.
 const SIM_SEEDS: u64 = 2_000;
 
-type Section = fn() -> Result<Outcome>;
+/// A part of all that has to pass.
+struct Section {
+    name: &'static str,
+    run: fn() -> Result<Outcome>,
+    /// Runs while the sections after it do.
+    beside: bool,
+}
 
-const SECTIONS: &[(&str, Section)] = &[
-    ("tools", tools::run),
-    ("format", format),
-    ("tidy", tidy),
-    ("clippy", clippy),
-    ("tests", libtest::run),
-    ("interop", interop),
-    ("sim", simulate),
-    ("fuzz", fuzz::section),
+impl Section {
+    const fn new(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
+        Section { name, run, beside: false }
+    }
+
+    /// Runs it, and says what came of it.
+    fn outcome(&self) -> (Outcome, String) {
+        let begun = Instant::now();
+        let outcome = (self.run)().unwrap_or_else(|error| {
+            println!("{}: {error:#}", self.name);
+            Outcome::of(false)
+        });
+        let verdict = if outcome.is_good() { "ok" } else { "FAILED" };
+        let seconds = begun.elapsed().as_secs_f64();
+        println!("-- {}: {verdict} in {seconds:.0} s", self.name);
+        (outcome, format!("{:<10} {verdict:<8} {seconds:>5.0} s", self.name))
+    }
+}
+
+const SECTIONS: [Section; 8] = [
+    Section::new("tools", tools::run),
+    Section::new("format", format),
+    Section::new("tidy", tidy),
+    Section::new("clippy", clippy),
+    Section::new("tests", runners::run),
+    // Its guests leave one of two processors free.
+    Section { beside: true, ..Section::new("interop", interop) },
+    Section::new("sim", simulate),
+    Section::new("fuzz", fuzz::section),
 ];
 
 /// The command.
@@ -86,29 +115,35 @@ pub fn main(arguments: &[String]) -> Result<()> {
         return Ok(());
     }
     for name in arguments {
-        if !SECTIONS.iter().any(|(section, _)| section == name) {
+        if !SECTIONS.iter().any(|section| section.name == name) {
             bail!("{name} is not a section\n{HELP}");
         }
     }
     let begun = Instant::now();
+    let chosen = SECTIONS.iter().filter(|section| {
+        arguments.is_empty() || arguments.iter().any(|argument| argument == section.name)
+    });
     let mut total = Outcome::default();
     let mut summary = Vec::new();
-    for (name, section) in SECTIONS {
-        if !arguments.is_empty() && !arguments.iter().any(|argument| argument == name) {
-            continue;
+    std::thread::scope(|scope| {
+        let mut beside = Vec::new();
+        for section in chosen {
+            if section.beside {
+                println!("\n== {}, beside the next", section.name);
+                beside.push(scope.spawn(|| section.outcome()));
+                continue;
+            }
+            println!("\n== {}", section.name);
+            let (outcome, line) = section.outcome();
+            total += outcome;
+            summary.push(line);
         }
-        println!("\n== {name}");
-        let section_begun = Instant::now();
-        let outcome = section().unwrap_or_else(|error| {
-            println!("{error:#}");
-            Outcome::of(false)
-        });
-        let verdict = if outcome.is_good() { "ok" } else { "FAILED" };
-        let seconds = section_begun.elapsed().as_secs_f64();
-        println!("-- {name}: {verdict} in {seconds:.0} s");
-        summary.push(format!("{name:<10} {verdict:<8} {seconds:>5.0} s"));
-        total += outcome;
-    }
+        for section in beside {
+            let (outcome, line) = section.join().expect("a section that fails says so");
+            total += outcome;
+            summary.push(line);
+        }
+    });
     println!("\n== summary");
     for line in summary {
         println!("{line}");
@@ -158,7 +193,13 @@ fn interop() -> Result<Outcome> {
     for part in parts {
         // By cargo: the file of this program may have been replaced since it began.
         let command = cargo(&[&["xtask", "vm"], part].concat());
-        outcome += Outcome::of(run(command, INTEROP_MINUTES)?);
+        let mut command = limited(command, Duration::from_secs(60 * INTEROP_MINUTES));
+        // In one piece: another section runs beside.
+        let output = command.output().context("cargo could not be started")?;
+        let [said, errors] =
+            [output.stdout, output.stderr].map(|o| String::from_utf8_lossy(&o).into_owned());
+        println!("-- interop: cargo xtask vm {}\n{said}{errors}", part.join(" "));
+        outcome += Outcome::of(output.status.success());
     }
     Ok(outcome)
 }
@@ -178,6 +219,28 @@ fn simulate() -> Result<Outcome> {
     let asynchronous = sim::share(SIM_SEEDS, sim::Kind::ProtocolA)?;
     println!("{asynchronous} of {SIM_SEEDS} seeds under protocol A break a rule, none may");
     Ok(Outcome::of(found <= bound && cluster + lies + asynchronous == 0))
+}
+
+/// Does this with each of the items, two at a time, and adds up what comes of them.
+pub fn two_at_a_time<T: Send>(
+    items: Vec<T>,
+    work: impl Fn(T) -> Result<Outcome> + Sync,
+) -> Result<Outcome> {
+    let queue = Mutex::new(items.into_iter());
+    let next = || queue.lock().expect("no panic while an item is taken").next();
+    let lane = || -> Result<Outcome> {
+        let mut total = Outcome::default();
+        while let Some(item) = next() {
+            total += work(item)?;
+        }
+        Ok(total)
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(lane);
+        let mut total = lane()?;
+        total += other.join().expect("work that fails says so")?;
+        Ok(total)
+    })
 }
 
 /// `cargo` with these arguments, at the root.

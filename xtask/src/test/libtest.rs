@@ -1,70 +1,16 @@
-//! The tests of the workspace, and the reading of what Rust's test harness prints.
+//! The reading of what Rust's test harness prints.
 //!
 //! One line per runner is printed as it ends; of a failing test, everything it printed. A test
 //! that can not run here prints a line that begins with `skipped:` and passes; it is counted as
-//! skipped. A test that is listed as a known failure must fail. The whole output is kept in
-//! `target/test.log`.
+//! skipped. A test that is listed as a known failure must fail.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-
-use super::known::Known;
-use super::{Outcome, cargo, limited};
-use crate::workspace::{self, Metadata};
-
-/// The section.
-pub fn run() -> Result<Outcome> {
-    // The end-to-end tests start the program itself. Built with the whole workspace, it shares
-    // every dependency with the tests.
-    let target = Metadata::of(&workspace::root().join("Cargo.toml"))?.target_directory;
-    let build = cargo(&["build", "--quiet", "--locked", "--workspace", "--bins"]);
-    if !super::run(build, 15)? {
-        return Ok(Outcome::of(false));
-    }
-    let command =
-        cargo(&["test", "--locked", "--workspace", "--no-fail-fast", "--", "--show-output"]);
-    let mut command = limited(command, Duration::from_secs(25 * 60));
-    command.env("ASHLAR_BINARY", target.join("debug").join("ashlar"));
-    // One pipe for both, so that cargo's headings and the runners' lines keep their order.
-    let (reader, writer) = std::io::pipe().context("no pipe")?;
-    command.stdout(writer.try_clone().context("no second end of the pipe")?).stderr(writer);
-    let mut child = command.spawn().context("cargo could not be started")?;
-    // It holds the writing ends, and the pipe would never end.
-    drop(command);
-    let log = target.join("test.log");
-    let mut log = File::create(&log).with_context(|| log.display().to_string())?;
-    let mut reading = Reading { known: Known::read()?.tests, ..Reading::default() };
-    let mut begun = Instant::now();
-    for line in BufReader::new(reader).split(b'\n') {
-        let line = line.context("the output of cargo test")?;
-        let line = String::from_utf8_lossy(&line);
-        writeln!(log, "{line}").context("target/test.log")?;
-        if runner(line.trim()).is_some() {
-            begun = Instant::now();
-        }
-        for say in reading.line(&line) {
-            match say {
-                Say::Line(text) => println!("{text}"),
-                Say::Ended(text) => println!("{text} ({:.1} s)", begun.elapsed().as_secs_f64()),
-            }
-        }
-    }
-    let status = child.wait().context("cargo test")?;
-    let mut total = reading.total;
-    if reading.open || (!status.success() && total.failed + total.known == 0) {
-        println!("cargo test ended with {status} and without a verdict");
-        total.failed += 1;
-    }
-    Ok(total)
-}
+use super::Outcome;
 
 /// What to print.
 #[derive(Debug, PartialEq)]
-enum Say {
+pub enum Say {
     /// This line.
     Line(String),
     /// A runner has ended: this, and how long it took.
@@ -83,9 +29,9 @@ enum Part {
     Failures,
 }
 
-/// Reads the output of `cargo test -- --show-output` line by line.
+/// Reads the output of runners that were called with `--show-output`, line by line.
 #[derive(Default)]
-struct Reading {
+pub struct Reading {
     total: Outcome,
     /// Tests that are known to fail, as `runner::test`.
     known: BTreeSet<String>,
@@ -105,16 +51,33 @@ struct Reading {
 }
 
 impl Reading {
-    fn line(&mut self, line: &str) -> Vec<Say> {
+    /// Of what cargo prints, with a heading before each runner.
+    pub fn of_cargo(known: &BTreeSet<String>) -> Reading {
+        Reading { known: known.clone(), ..Reading::default() }
+    }
+
+    /// Of one runner, which is called `name`.
+    pub fn of_runner(name: &str, known: &BTreeSet<String>) -> Reading {
+        Reading { open: true, name: name.to_owned(), ..Reading::of_cargo(known) }
+    }
+
+    /// What came of it. A runner that has not given its verdict has failed.
+    pub fn ended(&self) -> (Outcome, Option<String>) {
+        let mut total = self.total;
+        let lost = self.open.then(|| {
+            total.failed += 1;
+            format!("{} FAILED: ended without a verdict", self.name)
+        });
+        (total, lost)
+    }
+
+    /// The next line.
+    pub fn line(&mut self, line: &str) -> Vec<Say> {
         let bare = line.trim();
         if let Some(name) = runner(bare) {
-            let lost = self.open.then(|| {
-                self.total.failed += 1;
-                Say::Line(format!("{} FAILED: ended without a verdict", self.name))
-            });
-            let known = std::mem::take(&mut self.known);
-            *self = Reading { total: self.total, known, open: true, name, ..Reading::default() };
-            return lost.into_iter().collect();
+            let (total, lost) = self.ended();
+            *self = Reading { total, ..Reading::of_runner(&name, &self.known) };
+            return lost.into_iter().map(Say::Line).collect();
         }
         if let Some(counts) = bare.strip_prefix("test result: ") {
             return self.verdict(counts);
@@ -219,16 +182,9 @@ impl Reading {
     }
 }
 
-/// The name of the runner that cargo announces, without the folder and the hash of its binary.
+/// The name of the runner that cargo announces.
 fn runner(bare: &str) -> Option<String> {
-    if let Some(name) = bare.strip_prefix("Doc-tests ") {
-        return Some(format!("{name} (documentation)"));
-    }
-    let (source, binary) = bare.strip_prefix("Running ")?.split_once(" (")?;
-    let binary = binary.strip_suffix(')')?.rsplit('/').next()?;
-    let name = binary.rsplit_once('-').map_or(binary, |(name, _)| name);
-    let source = source.strip_prefix("unittests ").unwrap_or(source);
-    Some(format!("{name} ({source})"))
+    Some(format!("{} (documentation)", bare.strip_prefix("Doc-tests ")?))
 }
 
 #[cfg(test)]
@@ -236,58 +192,80 @@ mod tests {
     //! Real output of the harness, shortened.
     use super::*;
 
-    fn read(text: &str) -> (Outcome, bool, Vec<Say>) {
-        let mut reading = Reading::default();
-        let says = text.lines().flat_map(|line| reading.line(line)).collect();
-        (reading.total, reading.open, says)
+    fn read(name: &str, known: &[&str], text: &str) -> (Outcome, Vec<Say>) {
+        let known = known.iter().map(|&name| name.to_owned()).collect();
+        let mut reading = match name {
+            "cargo" => Reading::of_cargo(&known),
+            name => Reading::of_runner(name, &known),
+        };
+        let mut says: Vec<Say> = text.lines().flat_map(|line| reading.line(line)).collect();
+        let (outcome, lost) = reading.ended();
+        says.extend(lost.map(Say::Line));
+        (outcome, says)
     }
 
     #[test]
-    fn verdicts_are_added_and_skipped_tests_are_not_passed() {
-        let (total, open, says) = read(
-            "   Compiling codec v0.1.0\n\
-             \x20    Running unittests src/lib.rs (target/debug/deps/codec-0123456789abcdef)\n\
-             \nrunning 3 tests\ntest a ... ok\ntest b ... ok\ntest c ... ok\n\
+    fn a_skipped_test_has_not_passed() {
+        let (total, says) = read(
+            "codec (src/lib.rs)",
+            &[],
+            "\nrunning 3 tests\ntest a ... ok\ntest b ... ok\ntest c ... ok\n\
              \nsuccesses:\n\n---- b stdout ----\nskipped: no loop device\nskipped: again\n\
              \nsuccesses:\n    a\n    b\n    c\n\
-             \ntest result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n\
-             \x20    Running tests/x.rs (target/debug/deps/x-0123456789abcdef)\n\
-             test d ... FAILED\n\
-             \nfailures:\n\n---- d stdout ----\nassertion failed\n\nfailures:\n    d\n\
-             \ntest result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
+             \ntest result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
         );
-        assert_eq!(total, Outcome { passed: 2, failed: 1, skipped: 1, known: 0 });
-        assert!(!open);
+        assert_eq!(total, Outcome { passed: 2, skipped: 1, ..Outcome::default() });
         let text = format!("{says:?}");
         assert!(text.contains("codec (src/lib.rs): ok, 2 passed, 0 failed, 1 skipped"), "{text}");
-        assert!(text.contains("skipped: no loop device") && text.contains("assertion failed"));
-        assert!(!text.contains("Compiling"));
+        assert!(text.contains("skipped: no loop device"), "{text}");
+    }
+
+    #[test]
+    fn what_a_failed_test_printed_is_shown() {
+        let (total, says) = read(
+            "x (tests/x.rs)",
+            &[],
+            "test c ... ok\ntest d ... FAILED\n\
+             \nfailures:\n\n---- d stdout ----\nassertion failed\n\nfailures:\n    d\n\
+             \ntest result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
+        );
+        assert_eq!(total, Outcome { passed: 1, failed: 1, ..Outcome::default() });
+        let text = format!("{says:?}");
+        assert!(text.contains("assertion failed") && text.contains("x (tests/x.rs): FAILED"));
     }
 
     #[test]
     fn a_known_failure_has_to_fail() {
-        let mut reading = Reading {
-            known: ["resync::a", "resync::b"].map(str::to_owned).into(),
-            ..Reading::default()
-        };
-        let says: Vec<Say> = "     Running tests/resync.rs (target/debug/deps/resync-01)\n\
-             test a ... FAILED\ntest b ... ok\ntest c ... ok\n\
-             test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n"
-            .lines()
-            .flat_map(|line| reading.line(line))
-            .collect();
-        assert_eq!(reading.total, Outcome { passed: 1, failed: 1, skipped: 0, known: 1 });
+        let (total, says) = read(
+            "resync (tests/resync.rs)",
+            &["resync::a", "resync::b"],
+            "test a ... FAILED\ntest b ... ok\ntest c ... ok\n\
+             test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
+        );
+        assert_eq!(total, Outcome { passed: 1, failed: 1, skipped: 0, known: 1 });
         assert!(format!("{says:?}").contains("resync::b passes: take it off"));
     }
 
     #[test]
     fn a_runner_that_dies_is_a_failure() {
-        let (total, open, says) = read(
-            "     Running unittests src/lib.rs (target/debug/deps/a-01)\n\nrunning 1 test\n\
-             error: test failed, to rerun pass `-p a --lib`\n\
-             \x20    Running unittests src/lib.rs (target/debug/deps/b-01)\n",
+        let (total, says) = read("a (src/lib.rs)", &[], "\nrunning 1 test\n");
+        assert_eq!(total.failed, 1);
+        assert_eq!(says, [Say::Line("a (src/lib.rs) FAILED: ended without a verdict".into())]);
+    }
+
+    #[test]
+    fn documentation_has_headings() {
+        let (total, says) = read(
+            "cargo",
+            &[],
+            "   Compiling codec v0.1.0\n   Doc-tests codec\n\nrunning 1 test\n\
+             error: test failed, to rerun pass `-p codec --doc`\n   Doc-tests vocab\n\
+             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
         );
-        assert_eq!((total.failed, open), (1, true));
-        assert!(says.contains(&Say::Line("a (src/lib.rs) FAILED: ended without a verdict".into())));
+        assert_eq!(total, Outcome { passed: 2, failed: 1, ..Outcome::default() });
+        let text = format!("{says:?}");
+        assert!(!text.contains("Compiling"), "{text}");
+        assert!(text.contains("codec (documentation) FAILED: ended without a verdict"), "{text}");
+        assert!(text.contains("vocab (documentation): ok, 2 passed"), "{text}");
     }
 }

@@ -1,0 +1,199 @@
+//! The section `tests`: builds the tests of the workspace, and runs them two runners at a time.
+//!
+//! Cargo runs one runner (a test binary) after the other. Many end-to-end tests wait most of
+//! their time, for a node that is thought lost or for a device: two at a time fill the processors,
+//! and each has networks and folders of its own. The whole output is kept in `target/test.log`.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::known::Known;
+use super::libtest::{Reading, Say};
+use super::{Outcome, cargo, limited, two_at_a_time};
+use crate::workspace::{self, Metadata};
+
+/// Longest time for compiling, for one runner and for the tests in the documentation.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// A test binary.
+#[derive(PartialEq, Debug)]
+struct Runner {
+    /// Its name and its source, for people.
+    name: String,
+    program: PathBuf,
+    /// The folder of its package, where it runs.
+    directory: PathBuf,
+}
+
+/// The section.
+pub fn run() -> Result<Outcome> {
+    // The end-to-end tests start the program itself. Built with the whole workspace, it shares
+    // every dependency with the tests.
+    let target = Metadata::of(&workspace::root().join("Cargo.toml"))?.target_directory;
+    let build = cargo(&["build", "--quiet", "--locked", "--workspace", "--bins"]);
+    if !super::run(build, 15)? {
+        return Ok(Outcome::of(false));
+    }
+    let Some(runners) = built()? else {
+        return Ok(Outcome::of(false));
+    };
+    let known = Known::read()?.tests;
+    let log = target.join("test.log");
+    let file = File::create(&log).with_context(|| log.display().to_string())?;
+    let log = Mutex::new(file);
+    let program = target.join("debug").join("ashlar");
+    let mut total = two_at_a_time(runners, |runner| {
+        let mut command = Command::new(&runner.program);
+        command.arg("--show-output").current_dir(&runner.directory);
+        command.env("CARGO_MANIFEST_DIR", &runner.directory).env("ASHLAR_BINARY", &program);
+        follow(command, &runner.name, Reading::of_runner(&runner.name, &known), &log)
+    })?;
+    total += documentation(&known, &log)?;
+    Ok(total)
+}
+
+/// Builds the runners. `None` if that fails; the compiler has said why.
+fn built() -> Result<Option<Vec<Runner>>> {
+    let command = cargo(&[
+        "test",
+        "--quiet",
+        "--locked",
+        "--workspace",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+    ]);
+    let mut command = limited(command, LIMIT);
+    command.stdout(Stdio::piped());
+    let output = command.spawn().and_then(std::process::Child::wait_with_output);
+    let output = output.context("cargo could not be started")?;
+    if !output.status.success() {
+        println!("cargo test --no-run: {}", output.status);
+        return Ok(None);
+    }
+    let text = String::from_utf8(output.stdout).context("what cargo has built")?;
+    text.lines().filter_map(|line| runner(line).transpose()).collect::<Result<_>>().map(Some)
+}
+
+/// The runner that one of cargo's messages is about, if it is about one.
+fn runner(line: &str) -> Result<Option<Runner>> {
+    #[derive(Deserialize)]
+    struct Message {
+        reason: String,
+        manifest_path: Option<PathBuf>,
+        target: Option<Target>,
+        profile: Option<Profile>,
+        executable: Option<PathBuf>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+        src_path: PathBuf,
+    }
+    #[derive(Deserialize)]
+    struct Profile {
+        test: bool,
+    }
+
+    let message: Message = serde_json::from_str(line).with_context(|| line.to_owned())?;
+    let Message { reason, manifest_path, target, profile, executable } = message;
+    let (Some(manifest), Some(target), Some(profile), Some(program)) =
+        (manifest_path, target, profile, executable)
+    else {
+        return Ok(None);
+    };
+    if reason != "compiler-artifact" || !profile.test {
+        return Ok(None);
+    }
+    let directory = manifest.parent().context("a manifest is in a folder")?.to_owned();
+    let source = target.src_path.strip_prefix(&directory).unwrap_or(&target.src_path);
+    let name = format!("{} ({})", target.name, source.display());
+    Ok(Some(Runner { name, program, directory }))
+}
+
+/// The tests in the documentation. Cargo runs them, with a heading for each crate.
+fn documentation(known: &BTreeSet<String>, log: &Mutex<File>) -> Result<Outcome> {
+    let arguments = ["test", "--locked", "--workspace", "--doc", "--no-fail-fast"];
+    let command = cargo(&[&arguments[..], &["--", "--show-output"]].concat());
+    follow(command, "documentation", Reading::of_cargo(known), log)
+}
+
+/// Runs a command and reads what it prints; says and logs it in one piece when it has ended.
+fn follow(
+    command: Command,
+    name: &str,
+    mut reading: Reading,
+    log: &Mutex<File>,
+) -> Result<Outcome> {
+    let mut begun = Instant::now();
+    let mut command = limited(command, LIMIT);
+    // One pipe for both, so that headings and the tests' lines keep their order.
+    let (reader, writer) = std::io::pipe().context("no pipe")?;
+    command.stdin(Stdio::null());
+    command.stdout(writer.try_clone().context("no second end of the pipe")?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("{name} could not be started"))?;
+    // It holds the writing ends, and the pipe would never end.
+    drop(command);
+    let mut lines = Vec::new();
+    let mut says = Vec::new();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line.with_context(|| format!("the output of {name}"))?;
+        let line = String::from_utf8_lossy(&line);
+        for say in reading.line(&line) {
+            says.push(match say {
+                Say::Line(text) => text,
+                Say::Ended(text) => {
+                    let took = std::mem::replace(&mut begun, Instant::now()).elapsed();
+                    format!("{text} ({:.1} s)", took.as_secs_f64())
+                }
+            });
+        }
+        lines.push(line.into_owned());
+    }
+    let status = child.wait().with_context(|| name.to_owned())?;
+    let (mut outcome, lost) = reading.ended();
+    says.extend(lost);
+    if !status.success() && outcome.failed + outcome.known == 0 {
+        says.push(format!("{name} FAILED: {status}"));
+        outcome.failed += 1;
+    }
+
+    // Held while it is printed, too: what two runners say is not mixed.
+    let mut log = log.lock().expect("nothing panics with the log");
+    writeln!(log, "== {name}\n{}", lines.join("\n")).context("target/test.log")?;
+    says.iter().for_each(|say| println!("{say}"));
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runner_is_an_artifact_that_was_built_for_tests() {
+        let message = |test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml",
+                "target":{{"kind":["test"],"name":"link","src_path":"/w/tests/tests/link.rs"}},
+                "profile":{{"opt_level":"1","test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let expected = Runner {
+            name: "link (tests/link.rs)".into(),
+            program: "/t/debug/deps/link-01".into(),
+            directory: "/w/tests".into(),
+        };
+        assert_eq!(runner(&message(true, "\"/t/debug/deps/link-01\"")).unwrap(), Some(expected));
+        assert_eq!(runner(&message(false, "\"/t/debug/ashlar\"")).unwrap(), None);
+        assert_eq!(runner(&message(true, "null")).unwrap(), None);
+        assert_eq!(runner(r#"{"reason":"build-finished","success":true}"#).unwrap(), None);
+        assert!(runner("not json").is_err());
+    }
+}
