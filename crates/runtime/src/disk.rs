@@ -356,7 +356,7 @@ fn examine(path: &Path, file: File, options: DiskOptions) -> Result<DiskFile, Op
     let failed = |doing| move |errno: Errno| OpenCause::Failed { doing, errno };
     let metadata = file.metadata().map_err(|e| failed("examine")(e.into()))?;
     let block_device = metadata.file_type().is_block_device();
-    let fd = match in_memory(&file) {
+    let fd = match metadata.is_file() && in_memory(&file) {
         true => Fd::in_memory(OwnedFd::from(file)),
         false => Fd::new(OwnedFd::from(file)),
     };
@@ -493,7 +493,7 @@ fn direct_alignment(fd: &Fd) -> u32 {
     0
 }
 
-/// True for a file on a file system that keeps its files in memory.
+/// True for a file on a file system that keeps its files in memory; the nodes of devices are on one, too.
 fn in_memory(file: &File) -> bool {
     // SAFETY: statfs is a plain C struct that the kernel fills in.
     let mut statfs: libc::statfs = unsafe { std::mem::zeroed() };

@@ -187,6 +187,8 @@ fn a_block_device_serves_as_a_disk_and_is_held_exclusively() {
         let info = disk.info();
         assert_eq!(info.logical_block_size, sector_size);
         assert!(info.block_device && info.direct && info.size == Bytes(8 << 20), "{info:?}");
+        // The node of the device is, and a thread that took the device for it would wait for it.
+        assert!(in_memory(&File::open(&device.device).unwrap()) && !disk.fd.is_in_memory());
         let again = DiskFile::open(&device.device, DiskOptions::default());
         assert_eq!(again.unwrap_err().cause, OpenCause::InUse);
         exercise(&disk, &pool);

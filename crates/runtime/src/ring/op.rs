@@ -42,7 +42,7 @@ impl Fd {
         Fd { fd: Rc::new(fd), in_memory: true }
     }
 
-    pub(super) fn is_in_memory(&self) -> bool {
+    pub(crate) fn is_in_memory(&self) -> bool {
         self.in_memory
     }
 }
