@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use engine_support::nbd::Client;
 use engine_support::{Cluster, Node, PATIENCE, Setup, pattern, text};
 use frontend::loopdev;
 use frontend::nbd::proto::TransmissionFlags;
@@ -38,6 +39,13 @@ struct Rig {
 
 impl Rig {
     fn up(setup: &Setup) -> Option<Rig> {
+        let mut rig = Rig::before(setup)?;
+        rig.cluster.bring_up(setup);
+        Some(rig)
+    }
+
+    /// Before the nodes are started.
+    fn before(setup: &Setup) -> Option<Rig> {
         for path in ["/dev/fuse", "/dev/loop-control"] {
             if let Err(e) = OpenOptions::new().read(true).write(true).open(path) {
                 println!("skipped: {path}: {e} (needs root and the kernel's driver)");
@@ -51,7 +59,7 @@ impl Rig {
             }
         }
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let cluster = Cluster::up(setup);
+        let cluster = Cluster::new(setup);
         let directories = cluster.nodes.iter().map(|node| node.directory.clone()).collect();
         Some(Rig { cluster, directories, _turn: turn })
     }
@@ -386,46 +394,117 @@ fn answer(mut face: UnixStream, content: &Mutex<Vec<u8>>, size: u64) {
     }
 }
 
-/// This is the face and its device without an engine.
+/// The face and its device without an engine: memory that this process serves.
+struct Device {
+    directory: PathBuf,
+    process: Child,
+    /// Whoever holds it keeps everything waiting that the device is asked for.
+    content: Arc<Mutex<Vec<u8>>>,
+    path: String,
+}
+
+impl Device {
+    fn new(cluster: &Cluster, directory: PathBuf, size: u64) -> Device {
+        fs::create_dir_all(directory.join(face::MOUNT)).unwrap();
+        let process = Command::new(engine_support::binary())
+            .args(["face", "--depth", "16", "--patience", "20", "--directory"])
+            .arg(&directory)
+            .spawn()
+            .unwrap();
+        let content = Arc::new(Mutex::new(Vec::new()));
+        let mut device = Device { directory, process, content, path: String::new() };
+        cluster.wait("the face listens", |_| face::is_alive(&device.directory));
+        device.serve(size);
+        cluster.wait("there is a file", |_| device.file().exists());
+        let file = OpenOptions::new().read(true).write(true).open(device.file()).unwrap();
+        device.path = loopdev::attach(&file, false, 512, "ashlar-test").unwrap();
+        device
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.join(face::FILE)
+    }
+
+    /// From now on it has this size.
+    fn serve(&self, size: u64) {
+        let face = UnixStream::connect(self.directory.join(face::SOCKET)).unwrap();
+        let content = self.content.clone();
+        std::thread::spawn(move || answer(face, &content, size));
+    }
+
+    fn end(mut self, cluster: &Cluster) {
+        loopdev::detach(&self.path).unwrap();
+        cluster.wait("the device is free", |_| loopdev::is_free(&self.path));
+        assert!(face::tell_end(&self.directory).unwrap());
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
 #[test]
 fn a_device_has_the_size_that_the_newest_connection_tells() {
     let Some(rig) = Rig::of_two() else { return };
     let directory = rig.alpha().directory.join("state/faces/test");
-    fs::create_dir_all(directory.join(face::MOUNT)).unwrap();
-    let mut process = Command::new(engine_support::binary())
-        .args(["face", "--depth", "16", "--patience", "20", "--directory"])
-        .arg(&directory)
-        .spawn()
-        .unwrap();
-    rig.cluster.wait("the face listens", |_| face::is_alive(&directory));
-    let content = Arc::new(Mutex::new(Vec::new()));
-    let serve = |size| {
-        let face = UnixStream::connect(directory.join(face::SOCKET)).unwrap();
-        let content = content.clone();
-        std::thread::spawn(move || answer(face, &content, size));
-    };
-    serve(8 << 20);
-    let path = directory.join(face::FILE);
-    rig.cluster.wait("there is a file", |_| path.exists());
-    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let device = loopdev::attach(&file, false, 512, "ashlar-test").unwrap();
-    drop(file);
-    assert!(loopdev::has_name(&device, "ashlar-test") && !loopdev::has_name(&device, "ashlar"));
-    let size = || ok("blockdev", &["--getsize64", &device]).trim().parse::<u64>().unwrap();
+    let device = Device::new(&rig.cluster, directory, 8 << 20);
+    let path = &device.path;
+    assert!(loopdev::has_name(path, "ashlar-test") && !loopdev::has_name(path, "ashlar"));
+    let size = || ok("blockdev", &["--getsize64", path]).trim().parse::<u64>().unwrap();
     assert_eq!(size(), 8 << 20);
-    serve(12 << 20);
-    rig.cluster.wait("the file has grown", |_| fs::metadata(&path).unwrap().len() == 12 << 20);
-    loopdev::renew_size(&device).unwrap();
+    device.serve(12 << 20);
+    let has_grown = || fs::metadata(device.file()).unwrap().len() == 12 << 20;
+    rig.cluster.wait("the file has grown", |_| has_grown());
+    loopdev::renew_size(path).unwrap();
     assert_eq!(size(), 12 << 20);
-    let file = OpenOptions::new().read(true).write(true).open(&device).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     file.write_all_at(&pattern(1, 4096), 10 << 20).unwrap();
     file.sync_all().unwrap();
     drop(file);
-    assert!(content.lock().unwrap()[10 << 20..][..4096] == pattern(1, 4096));
-    loopdev::detach(&device).unwrap();
-    rig.cluster.wait("the device is free", |_| loopdev::is_free(&device));
-    assert!(face::tell_end(&directory).unwrap());
-    assert!(process.wait().unwrap().success());
+    assert!(device.content.lock().unwrap()[10 << 20..][..4096] == pattern(1, 4096));
+    device.end(&rig.cluster);
+}
+
+/// The disk of either node hangs, and answers much later: what it was asked for meanwhile has gone
+/// on by the other one, and stays.
+#[test]
+fn a_disk_that_hangs_is_given_up_after_disk_timeout() {
+    const SIZE: u64 = 64 << 20;
+    let nodes = vec!["alpha", "bravo"];
+    let sections = "disk { disk-timeout 10; }".to_owned();
+    let setup = Setup { nodes, disk: SIZE, sections, ..Setup::default() };
+    let Some(mut rig) = Rig::before(&setup) else { return };
+    let devices = [0, 1].map(|node| {
+        let directory = rig.cluster.nodes[node].directory.join("state/faces/test");
+        let device = Device::new(&rig.cluster, directory, SIZE);
+        let image = rig.cluster.disk(node, 0).display().to_string();
+        rig.cluster.reconfigure(|config| config.replace(&image, &device.path));
+        device
+    });
+    rig.cluster.bring_up(&setup);
+    let mut client = Client::open(&rig.alpha().export(), "r0/0").unwrap();
+    for (node, device) in devices.iter().enumerate() {
+        let here = &rig.cluster.nodes[node];
+        client.write(0, &pattern(10, 4096)).unwrap();
+        let hung = device.content.lock().unwrap();
+        client.write(0, &pattern(11 + node as u64, 4096)).unwrap();
+        let read = client.read(1 << 20, 4096).unwrap();
+        assert!(read == vec![0; 4096], "a read is answered by the other disk");
+        rig.cluster.wait("the disk is given up", |_| here.disk_state(0) == "Diskless");
+        assert!(here.log().contains("(disk-timeout 1.0 s)"), "{}", here.log());
+        assert!(rig.cluster.nodes.iter().all(Node::is_connected), "for that it is there");
+        client.write(0, &pattern(21 + node as u64, 4096)).unwrap();
+        let (_, refusal) = here.fails(&["attach", "r0/0"]);
+        println!("{}", refusal.trim());
+        drop(hung);
+        rig.cluster.wait("the disk is back", |_| here.cli(&["attach", "r0/0"]).status.success());
+        rig.cluster.wait("it is in sync", |c| c.all_up_to_date());
+        let content = device.content.lock().unwrap();
+        assert!(content[..4096] == pattern(21 + node as u64, 4096), "nothing older has come later");
+    }
+    client.close();
+    rig.cluster.nodes.iter_mut().for_each(|node| assert!(node.stop(), "{}", node.name));
+    let [first, second] = devices.each_ref().map(|device| device.content.lock().unwrap().clone());
+    let data = (SIZE - (2 << 20)) as usize;
+    assert!(first[..data] == second[..data], "the replicas are equal");
+    devices.into_iter().for_each(|device| device.end(&rig.cluster));
 }
 
 #[test]

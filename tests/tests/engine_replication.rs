@@ -191,3 +191,15 @@ fn an_online_verify_finds_what_was_changed_behind_its_back() {
     cluster.nodes[0].ok(&["verify", "r0:bravo/0"]);
     cluster.wait("the difference is found", |c| (4..=64).contains(&c.nodes[0].out_of_sync()));
 }
+
+/// With a ping-timeout that a connection with long queues needs, each new one would be looked at for
+/// as long before it is used.
+#[test]
+fn a_new_connection_is_looked_at_for_socket_check_timeout() {
+    let nodes = vec!["alpha", "bravo"];
+    let sections = "net { ping-timeout 300; socket-check-timeout 1; }".to_owned();
+    let begun = Instant::now();
+    let cluster = Cluster::up(&Setup { nodes, sections, ..Setup::default() });
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    drop(cluster);
+}

@@ -13,6 +13,7 @@ use crate::activity_log::ActivityLog;
 use crate::bitmap::Bitmap;
 use crate::bound::ANYTHING;
 use crate::compare::{Decided, Start};
+use crate::disk_timeout::DiskWatch;
 use crate::generation::{BitmapUuid, Generations};
 use crate::io::{AttachImage, LogLevel, Output};
 use crate::jobs::JobKind;
@@ -101,6 +102,7 @@ impl Resource {
             self.out.push_back(Output::SizeChanged { volume: nr, size });
         }
         volume.backing = Some(Box::new(backing));
+        volume.watch = DiskWatch::new(self.now);
         if grows {
             self.set_volume_size(vol, size, true);
         }

@@ -586,8 +586,8 @@ impl Resource {
 
     /// Such a flush runs. Without peers the demotion does not wait for it, but connecting does.
     pub(crate) fn flushes_own_writes(&self) -> bool {
-        let runs = |op: &Op| matches!(*op, Op::DemotionFlush(vol) if self.disk_in_use(vol));
-        self.ops.iter().any(|(_, op)| runs(op))
+        let runs = |op: Op| matches!(op, Op::DemotionFlush(vol) if self.disk_in_use(vol));
+        self.ops.iter().any(|(_, running)| runs(running.op))
     }
 
     /// Such a flush has ended.

@@ -14,6 +14,7 @@ mod bump;
 mod compare;
 pub mod config;
 mod congestion;
+mod disk_timeout;
 mod epoch;
 mod exposed;
 mod fencing;

@@ -17,7 +17,7 @@ use crate::io::{LogLevel, Output};
 use crate::jobs::JobKind;
 use crate::request::Local;
 use crate::resource::{Link, Op, Pings, Resource, Work};
-use crate::state::PeerIx;
+use crate::state::{PeerIx, VolIx};
 
 /// A Primary is lost, and this surviving peer has not told yet how much of its stream it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -632,28 +632,35 @@ impl Resource {
         self.learn_from(peer, vol);
     }
 
+    /// Whose disk an operation is on. `None` where nobody waits for it any more.
+    pub(crate) fn volume_of(&self, op: Op) -> Option<VolIx> {
+        match op {
+            Op::Write(seq) => self.log.get(seq).map(|w| w.vol),
+            Op::Read(key) => self.reads.get(key).map(|r| r.vol),
+            Op::PeerWrite(key) => self.peer_writes.get(key).map(|w| w.vol),
+            Op::PeerRead(key) => self.peer_reads.get(key).map(|r| r.vol),
+            Op::Serve(key) => self.serves.get(key).map(|s| s.vol),
+            Op::EpochFlush(_, vol)
+            | Op::ConfirmFlush(_, vol)
+            | Op::DemotionFlush(vol)
+            | Op::ZeroLeft(vol)
+            | Op::ResyncWrite(_, vol, _)
+            | Op::ResyncDigest(_, vol, _)
+            | Op::ResyncFlush(_, vol)
+            | Op::VerifyDigest(_, vol, _)
+            | Op::Meta(vol)
+            | Op::Abandoned(vol, _) => Some(vol),
+        }
+    }
+
     /// The disk is read or written for someone right now.
     pub(crate) fn disk_busy(&self, vol: usize) -> bool {
         let writes = self
             .log
             .iter()
             .any(|w| w.vol == vol && matches!(w.local, Local::Pending | Local::Again));
-        let ops = self.ops.iter().any(|(_, op)| match *op {
-            Op::Write(seq) => self.log.get(seq).is_some_and(|w| w.vol == vol),
-            Op::Read(key) => self.reads.get(key).is_some_and(|r| r.vol == vol),
-            Op::PeerWrite(key) => self.peer_writes.get(key).is_some_and(|w| w.vol == vol),
-            Op::EpochFlush(_, v)
-            | Op::ConfirmFlush(_, v)
-            | Op::DemotionFlush(v)
-            | Op::ZeroLeft(v) => v == vol,
-            Op::PeerRead(key) => self.peer_reads.get(key).is_some_and(|r| r.vol == vol),
-            Op::Serve(key) => self.serves.get(key).is_some_and(|s| s.vol == vol),
-            Op::ResyncWrite(_, v, _)
-            | Op::ResyncDigest(_, v, _)
-            | Op::ResyncFlush(_, v)
-            | Op::VerifyDigest(_, v, _) => v == vol,
-            Op::Meta(_) => false,
-        });
+        let data = |op: Op| !matches!(op, Op::Meta(_)) && self.volume_of(op) == Some(vol);
+        let ops = self.ops.iter().any(|(_, running)| data(running.op));
         writes || ops
     }
 }

@@ -27,7 +27,8 @@ impl Op {
             | Op::Serve(_)
             | Op::DemotionFlush(_)
             | Op::ZeroLeft(_)
-            | Op::Meta(_) => None,
+            | Op::Meta(_)
+            | Op::Abandoned(..) => None,
         }
     }
 }
@@ -118,7 +119,7 @@ impl Resource {
         self.serves.iter_mut().for_each(|(_, serve)| each(&mut serve.peer));
         self.late_writes.iter_mut().for_each(|late| each(&mut late.peer));
         self.reads.iter_mut().filter_map(|(_, read)| read.from.as_mut()).for_each(&mut each);
-        self.ops.iter_mut().filter_map(|(_, op)| op.peer_mut()).for_each(&mut each);
+        self.ops.iter_mut().filter_map(|(_, running)| running.op.peer_mut()).for_each(&mut each);
         self.work.iter_mut().filter_map(Work::peer_mut).for_each(&mut each);
         let pings = self.pings.iter_mut().map(|round| &mut round.then);
         pings.filter_map(Work::peer_mut).for_each(&mut each);

@@ -493,7 +493,8 @@ impl Resource {
 
     /// A metadata write has ended.
     pub(crate) fn meta_done(&mut self, op: OpId, result: Result<(), DiskError>) {
-        let Some(Op::Meta(vol)) = self.ops.remove(op.0 as usize) else { return };
+        let ended = self.ops.remove(op.0 as usize).map(|running| running.op);
+        let Some(Op::Meta(vol)) = ended else { return };
         self.parting_done(vol, op, result.is_ok());
         let Some(backing) = &mut self.vols[vol].backing else { return };
         let Some(done) = backing.meta.in_flight.take_if(|f| f.op == op) else { return };
@@ -646,7 +647,7 @@ impl Resource {
     }
 
     /// The device of a disk has failed.
-    fn tell_io_error(&mut self, vol: VolIx) {
+    pub(crate) fn tell_io_error(&mut self, vol: VolIx) {
         if self.vols[vol].disk_opts.on_io_error == OnIoError::CallLocalIoError {
             self.notify(HandlerEvent::LocalIoError, None, Some(vol));
         }
@@ -692,6 +693,7 @@ impl Resource {
         self.change_hard(|st| st.vols[vol].disk = DiskState::Diskless);
         self.abort_local(vol);
         self.reads_lost_disk(vol);
+        self.abandon(vol);
         self.retry_al(vol);
         self.kick_all();
         let parting = Parting::new(backing.meta.durable, backing.meta.in_flight);

@@ -8,8 +8,8 @@ use crate::handshake::{AfterLoss, Phase};
 use crate::io::{BufId, DiskData, DiskError, LogLevel, OpId};
 use crate::receive::PeerOp;
 use crate::request::Part;
-use crate::resource::{Link, Op, Pings, Resource, Work};
-use crate::resync::{BitmapChunk, Refused, ServeKind};
+use crate::resource::{Link, Op, Pings, Resource, Running, Work};
+use crate::resync::{BitmapChunk, Refused, ServeKind, read_buf};
 use crate::state::PeerIx;
 use crate::twopc::Answer;
 
@@ -425,7 +425,7 @@ impl Resource {
     /// A disk operation has ended.
     pub(crate) fn disk_done(&mut self, id: OpId, result: Result<DiskData, DiskError>) {
         let key = usize::try_from(id.0).unwrap_or(usize::MAX);
-        let Some(op) = self.ops.remove(key) else {
+        let Some(Running { op, .. }) = self.ops.remove(key) else {
             debug_assert!(false, "an operation ended twice");
             return;
         };
@@ -452,6 +452,10 @@ impl Resource {
             Op::ZeroLeft(vol) => self.left_zeroed(vol, plain),
             Op::VerifyDigest(peer, vol, id) => self.verify_digest(peer, vol, id, result),
             Op::Meta(_) => debug_assert!(false, "not a disk operation"),
+            Op::Abandoned(_, buf) => {
+                self.free(buf);
+                self.free(read_buf(&result));
+            }
         }
     }
 
@@ -465,7 +469,10 @@ impl Resource {
         if self.peer_acks.deadline.is_some_and(|at| at <= now) {
             self.flush_peer_acks();
         }
-        (0..self.vols.len()).for_each(|vol| self.parting_timeout(vol));
+        for vol in 0..self.vols.len() {
+            self.parting_timeout(vol);
+            self.disk_timeout(vol);
+        }
         for peer in 0..self.peers.len() {
             if self.peers[peer].retry_at.is_some_and(|at| at <= now) {
                 self.start_connecting(peer);
@@ -570,6 +577,7 @@ impl Resource {
         for vol in 0..self.vols.len() {
             add(self.meta_deadline(vol), "metadata");
             add(self.parting_deadline(vol), "last word of a disk");
+            add(self.disk_deadline(vol), "disk");
         }
         first
     }

@@ -373,6 +373,16 @@ impl Resource {
 
     /// The disk has executed a peer's write, or failed to.
     pub(crate) fn peer_write_done(&mut self, key: usize, result: Result<(), DiskError>) {
+        let buf = self.peer_write_ended(key, result);
+        self.free(buf);
+    }
+
+    /// Answers a peer's write. The data are the caller's.
+    pub(crate) fn peer_write_ended(
+        &mut self,
+        key: usize,
+        result: Result<(), DiskError>,
+    ) -> Option<BufId> {
         let write = self.peer_writes.remove(key).expect("each write ends once");
         let PeerWrite { peer, vol, range, .. } = write;
         let nr = self.vols[vol].nr;
@@ -405,9 +415,6 @@ impl Resource {
             let dev = &mut self.peers[peer].devs[vol];
             dev.seq = dev.seq.wrapping_sub(1);
         }
-        if let PeerOp::Write(buf) = write.op {
-            self.free(Some(buf));
-        }
         let recv = &mut self.peers[peer].recv;
         if let Some(entry) = recv.unacked_mut(write.unacked) {
             entry.ok = Some(ok);
@@ -423,6 +430,10 @@ impl Resource {
         self.retry_peer_reads(vol);
         if !self.vols[vol].al_wait.is_empty() {
             self.confirm_if_starving(peer, vol);
+        }
+        match write.op {
+            PeerOp::Write(buf) => Some(buf),
+            PeerOp::Discard | PeerOp::Zeroes => None,
         }
     }
 

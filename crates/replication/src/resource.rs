@@ -16,6 +16,7 @@ use vocab::{
 };
 
 use crate::config::{PeerConfig, ResourceConfig, VolumeConfig};
+use crate::disk_timeout::DiskWatch;
 use crate::exposed::{Lacking, Proposals, Unconfirmed};
 use crate::fencing::Fence;
 use crate::generation::Generations;
@@ -77,7 +78,7 @@ pub struct Resource {
     /// earlier resync has asked for.
     pub(crate) next_resync_request: u64,
     #[serde(skip)]
-    pub(crate) ops: Slab<Op>,
+    pub(crate) ops: Slab<Running>,
     pub(crate) twopc: TwoPcs,
     pub(crate) pings: Vec<PingRound>,
     pub(crate) handlers: Handlers,
@@ -106,6 +107,8 @@ pub(crate) struct Volume {
     /// The disk is being released.
     #[serde(skip)]
     pub parting: Option<Box<Parting>>,
+    #[serde(default)]
+    pub watch: DiskWatch,
     pub disk_opts: DiskOptions,
     pub backing: Option<Box<Backing>>,
     /// Effective size; 0 until known.
@@ -405,6 +408,13 @@ pub(crate) enum Decision {
     OutOfSync,
 }
 
+/// An operation in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub op: Op,
+    pub since: Instant,
+}
+
 /// What an operation in flight belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
@@ -436,6 +446,8 @@ pub(crate) enum Op {
     VerifyDigest(PeerIx, VolIx, u64),
     /// Metadata write.
     Meta(VolIx),
+    /// The disk was given up, and nobody waits for it any more; it may still use the buffer.
+    Abandoned(VolIx, Option<BufId>),
 }
 
 /// A set of peers that must answer a ping before something goes on.
@@ -646,6 +658,7 @@ impl Resource {
             intentional_diskless: config.diskless,
             remembers: config.diskless,
             says_adrift: false,
+            watch: DiskWatch::default(),
             parting: None,
             disk_opts: config.disk,
             backing: None,
@@ -786,7 +799,7 @@ impl Resource {
 
     /// Registers an operation and gives its id.
     pub(crate) fn op(&mut self, op: Op) -> OpId {
-        OpId(self.ops.insert(op) as u64)
+        OpId(self.ops.insert(Running { op, since: self.now }) as u64)
     }
 
     /// A block id for the wire that no other request in flight on this node uses. The low two

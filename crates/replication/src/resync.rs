@@ -27,7 +27,7 @@ use crate::resource::{Resource, Volume, Work};
 use crate::state::{PeerIx, State, VolIx};
 
 pub(crate) use exchange::BitmapChunk;
-pub(crate) use source::{Serve, ServeKind};
+pub(crate) use source::{Serve, ServeKind, read_buf};
 use target::RsRequest;
 pub(crate) use target::{LateWrite, Refused};
 

@@ -513,6 +513,11 @@ impl Plan {
         if firm && self.fault_pause.is_multiple_of(4) {
             self.faults.push((Fault::Invalidate, 5));
         }
+        // One that is slow is, too.
+        if firm && self.fault_pause % 9 < 4 {
+            let timeout = [100, 500, 2_000, 10_000][(self.fault_pause % 4) as usize];
+            self.disk.disk_timeout = Duration::from_millis(timeout);
+        }
         if self.fault_pause.is_multiple_of(5) {
             self.net.data_integrity_alg = "crc32c".to_owned();
             self.faults.push((Fault::Damage, 5));

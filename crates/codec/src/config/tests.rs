@@ -351,11 +351,11 @@ fn what_may_be_used_once_is_used_once() {
 fn options_of_other_hosts_may_be_ones_this_program_does_not_honour() {
     let text = "resource r0 { device minor 1;\n\
         on alpha { node-id 0; address 10.0.0.1:1; disk /dev/a; }\n\
-        on bravo { node-id 1; address 10.0.0.2:1; volume 0 { disk /dev/a; disk { disk-timeout 9; } } } }";
+        on bravo { node-id 1; address 10.0.0.2:1; volume 0 { disk /dev/a; disk { disk-drain no; } } } }";
     let config = parse_with(text, &[]).unwrap();
     assert!(resolve_on(&config, "alpha").is_ok());
     assert!(resolve_on(&config, "bravo").is_err());
-    assert!(parse_with(&text.replace("disk-timeout 9", "disk-timeout 9999"), &[]).is_err());
+    assert!(parse_with(&text.replace("disk-drain no", "disk-drain maybe"), &[]).is_err());
 }
 
 #[test]

@@ -313,7 +313,11 @@ impl Dance {
     }
 
     fn check(&mut self, io: &mut Io, net: &NetOptions) {
-        self.phase = Phase::Checking { until: io.now() + net.ping_timeout };
+        let patience = match net.socket_check_timeout {
+            own if own.is_zero() => net.ping_timeout,
+            own => own,
+        };
+        self.phase = Phase::Checking { until: io.now() + patience };
     }
 
     // ---- events --------------------------------------------------------------------------

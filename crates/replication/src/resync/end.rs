@@ -46,7 +46,7 @@ impl Resource {
         let idle = resync.requests.is_empty() && resync.may_write && !rests;
         // A flush for an end that was called off says nothing about blocks written since.
         let flush = Op::ResyncFlush(peer, vol);
-        let idle = idle && !self.ops.iter().any(|(_, op)| *op == flush);
+        let idle = idle && !self.ops.iter().any(|(_, running)| running.op == flush);
         let gave_up = resync.failed > 0 && left <= resync.failed;
         if !idle || (left > 0 && !gave_up) {
             return;

@@ -506,7 +506,7 @@ impl Resource {
 }
 
 /// The buffer that came with the end of an operation.
-fn read_buf(result: &Result<DiskData, DiskError>) -> Option<BufId> {
+pub(crate) fn read_buf(result: &Result<DiskData, DiskError>) -> Option<BufId> {
     match result {
         Ok(DiskData::Read { buf, .. } | DiskData::ReadWithDigest { buf, .. }) => Some(*buf),
         _ => None,

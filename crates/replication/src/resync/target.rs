@@ -630,7 +630,7 @@ impl Resource {
     /// Nobody waits for what a request brings any more.
     pub(super) fn drop_request(&mut self, peer: PeerIx, vol: VolIx, id: u64, request: &RsRequest) {
         let wanted = Op::ResyncWrite(peer, vol, id);
-        if request.answered && self.ops.iter().any(|(_, op)| *op == wanted) {
+        if request.answered && self.ops.iter().any(|(_, running)| running.op == wanted) {
             // The disk still works on it; its buffer and range live until then.
             let late = LateWrite { peer, vol, id, key: request.key, buf: request.buf };
             self.late_writes.push(late);
@@ -638,6 +638,16 @@ impl Resource {
             self.free(request.buf);
             self.end_interval(vol, request.key);
         }
+    }
+
+    /// The disk was given up: nothing that it still does is in anybody's way. The buffer of such a
+    /// write remains the disk's.
+    pub(crate) fn abandon_late_write(&mut self, op: Op) -> Option<BufId> {
+        let same = |l: &LateWrite| Op::ResyncWrite(l.peer, l.vol, l.id) == op;
+        let index = self.late_writes.iter().position(same)?;
+        let late = self.late_writes.swap_remove(index);
+        self.end_interval(late.vol, late.key);
+        late.buf
     }
 
     /// A resync write whose resync is over has ended: its range was locked until now.

@@ -156,7 +156,7 @@ options! {
         /// Do not use WRITE SAME. Nobody does, whichever is set.
         "disable-write-same" disable_write_same: bool = "no", YES_NO;
         /// Give a silent backing device up after so long; 0 is never.
-        "disk-timeout" disk_timeout: Duration = "0", num(0, 6000, Unit::DeciSeconds), Honoured::DefaultOnly("a request given up may still reach the disk later and overwrite newer data");
+        "disk-timeout" disk_timeout: Duration = "0", num(0, 6000, Unit::DeciSeconds);
         /// Which replica serves a read.
         "read-balancing" read_balancing: ReadBalancing = "prefer-local", Kind::Choice(ReadBalancing::WORDS);
         /// Resync whole zeroed ranges of this size as discards; 0 is off.
@@ -228,7 +228,7 @@ options! {
         /// Compress the bitmap on the wire.
         "use-rle" use_rle: bool = "yes", YES_NO;
         /// Extra wait for a sign of life on a new socket; 0 means ping-timeout.
-        "socket-check-timeout" socket_check_timeout: Duration = "0", num(0, 300, Unit::DeciSeconds), Honoured::DefaultOnly("a new connection is checked for ping-timeout");
+        "socket-check-timeout" socket_check_timeout: Duration = "0", num(0, 300, Unit::DeciSeconds);
         /// What a Primary does about a lost peer.
         "fencing" fencing: Fencing = "dont-care", Kind::Choice(Fencing::WORDS);
         /// Resync data that is asked for and not on the target's disk yet, at most.
