@@ -2,7 +2,7 @@
 //! and device-mapper, to test against the real thing.
 //!
 //! - `image`: kernels and file systems, built once from Debian packages.
-//! - `blockdev`: volumes as block devices. `lvm`: storage pools.
+//! - `blockdev`: volumes as block devices. `lvm`, `zfs`: storage pools.
 //! - `interop`: kernel DRBD and Ashlar as peers; `soak`: the same for long. `adopt`: each uses the disks that the other has written.
 //! - `vhost`: virtual machines on volumes.
 //! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
@@ -21,6 +21,7 @@ mod lvm;
 mod rig;
 mod soak;
 mod vhost;
+mod zfs;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,6 +41,9 @@ cargo xtask vm smoke [--kind user-mode|emulated]
 cargo xtask vm lvm [pools|physical]
     pools: tests the agent's pools of LVM on a volume group of a guest.
     physical: makes pools of the disk of a guest in which a controller and an agent run. Needs lsblk.
+cargo xtask vm zfs
+    Tests the agent's pools of ZFS on a disk of an emulated guest, for whose kernel ZFS is built from Debian's
+    packages first. Some minutes.
 cargo xtask vm blockdev
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
@@ -83,6 +87,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         }
         ("lvm", ["pools"]) => lvm::pools(),
         ("lvm", ["physical"]) => lvm::physical(),
+        ("zfs", []) => zfs::main(),
         ("smoke", []) => KINDS.into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
         ("blockdev", []) => blockdev::main(),

@@ -27,6 +27,10 @@ const DEVICES: &str = "/dev/zvol";
 /// How long the device of a new volume is waited for.
 const APPEARS: Duration = Duration::from_secs(5);
 
+/// How long a volume may be busy: whatever looks at a device that was just written or made (udev does)
+/// has it open for a moment, and ZFS neither destroys nor renames it then.
+const BUSY: Duration = Duration::from_secs(5);
+
 const DELETED: &str = "_deleted_";
 
 /// A dataset as a pool.
@@ -136,7 +140,20 @@ impl<R: Runner> Dataset<R> {
     }
 
     fn command(&self, what: String, argv: &[&str]) -> Result<String, Error> {
-        self.run.run(argv).map_err(|error| {
+        let begun = Instant::now();
+        let is_busy = |failure: &Failure| match failure {
+            Failure::Exit { stderr, .. } => stderr.contains("is busy"),
+            _ => false,
+        };
+        let answer = loop {
+            match self.run.run(argv) {
+                Err(error) if is_busy(&error.why) && begun.elapsed() < BUSY => {
+                    thread::sleep(Duration::from_millis(50));
+                }
+                answer => break answer,
+            }
+        };
+        answer.map_err(|error| {
             let why = match &error.why {
                 Failure::Exit { stderr, .. } => reason(stderr),
                 _ => Why::Failed,

@@ -1,6 +1,6 @@
 //! Against recorded commands: each test has the commands that are expected, in order, and what ZFS
-//! writes for them. The formats are those that its manual pages document for `-Hp`; they were not
-//! taken from a running ZFS (docs/testing.md).
+//! writes for them. The formats are those that its manual pages document for `-Hp`. A running ZFS is in
+//! `tests/zfs.rs`.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -169,6 +169,22 @@ fn what_there_is_no_space_for_is_neither_made_nor_grown() {
     assert_eq!(pool.grow(&db, Bytes(1 << 40)).unwrap_err().why, Why::NoSpace);
     assert_eq!(pool.grow(&db, Bytes(16 * MIB)).unwrap().size, Bytes(16 * MIB));
     assert_eq!(pool.grow(&db, Bytes(MIB)).unwrap().size, Bytes(16 * MIB), "never smaller");
+}
+
+/// As a ZFS 2.3.2 said it, while something looked at the device.
+#[test]
+fn a_volume_that_is_busy_for_a_moment_is_removed_all_the_same() {
+    let script = script(
+        "$ LIST
+         tank/a/db_00000 | 8388608 | 57344 | 57344 | - | 120 | -
+         $ zfs destroy tank/a/db_00000
+         ! cannot destroy 'tank/a/db_00000': dataset is busy
+         $ zfs destroy tank/a/db_00000
+         $ LIST
+         $ LIST",
+    );
+    let (_directory, pool) = pool(&script, false, &[]);
+    pool.remove(&name("db_00000")).unwrap();
 }
 
 #[test]
