@@ -43,7 +43,7 @@ cargo xtask vm lvm [pools|physical]
     physical: makes pools of the disk of a guest in which a controller and an agent run. Needs lsblk.
 cargo xtask vm zfs
     Tests the agent's pools of ZFS on a disk of an emulated guest, for whose kernel ZFS is built from Debian's
-    packages first. Some minutes.
+    packages first, in some ten minutes; then two.
 cargo xtask vm blockdev
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.

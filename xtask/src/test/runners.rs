@@ -20,8 +20,11 @@ use super::libtest::{Reading, Say};
 use super::{Outcome, cargo, limited, two_at_a_time};
 use crate::workspace::{self, Metadata};
 
-/// Longest time for compiling, for one runner and for the tests in the documentation.
-const LIMIT: Duration = Duration::from_secs(20 * 60);
+/// Longest time for compiling.
+const COMPILING: Duration = Duration::from_secs(20 * 60);
+
+/// Longest time for one runner, or the tests in the documentation; the longest takes three minutes.
+const LIMIT: Duration = Duration::from_secs(8 * 60);
 
 /// A test binary.
 #[derive(PartialEq, Debug)]
@@ -70,7 +73,7 @@ fn built() -> Result<Option<Vec<Runner>>> {
         "--no-run",
         "--message-format=json-render-diagnostics",
     ]);
-    let mut command = limited(command, LIMIT);
+    let mut command = limited(command, COMPILING);
     command.stdout(Stdio::piped());
     let output = command.spawn().and_then(std::process::Child::wait_with_output);
     let output = output.context("cargo could not be started")?;

@@ -69,7 +69,7 @@ pub fn main() -> Result<()> {
 fn built(images: &Images, kernel: &str) -> Result<PathBuf> {
     let file = images.file(&format!("zfs-{kernel}.tar"));
     if !file.exists() {
-        println!("building ZFS for {kernel}, once; this takes some minutes");
+        println!("building ZFS for {kernel}, once; this takes some ten minutes");
         let script = workspace::root().join("xtask/vm/zfs.sh");
         let mut command = Command::new("bash");
         command.arg(&script).arg(images.file("")).arg(kernel);
