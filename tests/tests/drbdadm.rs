@@ -324,9 +324,9 @@ fn adjust_does_what_differs_and_nothing_else() {
     }
     f.adm(0, "wait-connect r0");
     // An option that the engine refuses is refused in the form of the original, by its name.
-    f.cluster.reconfigure(|config| config.replace("ping-int 7;", "allow-two-primaries yes;"));
+    f.cluster.reconfigure(|config| config.replace("ping-int 7;", "rr-conflict violently;"));
     let why = f.refused(0, "adjust r0", 1);
-    assert!(why.contains("r0: Failure: (162) ") && why.contains("`allow-two-primaries`"), "{why}");
+    assert!(why.contains("r0: Failure: (162) ") && why.contains("`rr-conflict`"), "{why}");
     assert_eq!(f.adm(0, "cstate r0").trim(), "Connected");
     // Going down takes drbdadm's links to the configuration along.
     let link = Path::new("/run/drbd").join(format!("drbd-minor-{}.conf", f.minors[0]));

@@ -11,13 +11,14 @@ use anyhow::{Context, Result, bail};
 use crate::workspace;
 
 const HELP: &str = "\
-cargo xtask sim [--cluster | --liar | --protocol-a] [--seeds N] [--start S] [--jobs J]
-               [--failures F] [--verbose] [--watch VOLUME:SECTOR]
+cargo xtask sim [--cluster | --liar | --protocol-a | --two-primaries] [--seeds N]
+               [--start S] [--jobs J] [--failures F] [--verbose] [--watch VOLUME:SECTOR]
     Runs N seeds (default 2000) from S (default 1) on J processes (default: one per core).
     Stops after F violations per process (default 1).
     --cluster runs the control plane in place of the data plane.
     --liar runs the data plane with a node that sends what nobody should.
     --protocol-a runs the data plane under protocol A, with disks that fail.
+    --two-primaries runs it with clients that write on several nodes at once.
     --verbose prints everything that happens; meant for one seed.
     --watch adds what every node holds in one sector and thinks of it, whenever that changes.";
 
@@ -32,6 +33,8 @@ pub enum Kind {
     Liar,
     /// The data plane under protocol A.
     ProtocolA,
+    /// The data plane with several Primaries.
+    TwoPrimaries,
 }
 
 impl Kind {
@@ -42,6 +45,7 @@ impl Kind {
             Kind::Cluster => Some("--cluster"),
             Kind::Liar => Some("--liar"),
             Kind::ProtocolA => Some("--protocol-a"),
+            Kind::TwoPrimaries => Some("--two-primaries"),
         }
     }
 }
@@ -134,6 +138,7 @@ fn parse(arguments: &[String]) -> Result<Option<Campaign>> {
             "--cluster" => campaign.kind = Kind::Cluster,
             "--liar" => campaign.kind = Kind::Liar,
             "--protocol-a" => campaign.kind = Kind::ProtocolA,
+            "--two-primaries" => campaign.kind = Kind::TwoPrimaries,
             "--watch" => {
                 let place = arguments.next().context("--watch needs VOLUME:SECTOR")?;
                 campaign.watch = Some(place.clone());

@@ -218,7 +218,9 @@ fn simulate() -> Result<Outcome> {
     println!("{lies} of {SIM_SEEDS} seeds with a node that lies break a rule, none may");
     let asynchronous = sim::share(SIM_SEEDS, sim::Kind::ProtocolA)?;
     println!("{asynchronous} of {SIM_SEEDS} seeds under protocol A break a rule, none may");
-    Ok(Outcome::of(found <= bound && cluster + lies + asynchronous == 0))
+    let joint = sim::share(SIM_SEEDS, sim::Kind::TwoPrimaries)?;
+    println!("{joint} of {SIM_SEEDS} seeds with two Primaries break a rule, none may");
+    Ok(Outcome::of(found <= bound && cluster + lies + asynchronous + joint == 0))
 }
 
 /// Does this with each of the items, two at a time, and adds up what comes of them.

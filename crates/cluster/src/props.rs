@@ -156,8 +156,8 @@ mod tests {
             PropsEdit::set(key, value).apply(Owner::Group, &mut props).unwrap();
         }
         assert_eq!(props.len(), 5);
-        let refusal = refused(Owner::Definition, "DrbdOptions/Net/allow-two-primaries", "yes");
-        assert!(refusal.cause.contains("two Primaries"), "{refusal}");
+        let refusal = refused(Owner::Definition, "DrbdOptions/Net/load-balance-paths", "yes");
+        assert!(refusal.cause.contains("one path"), "{refusal}");
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl Resource {
                 }
                 check_fencing(&config.net)?;
                 check_congestion(&config.net)?;
+                self.check_two_primaries(None, &config.net)?;
                 self.may_change_members()?;
                 self.add_peer(config);
                 self.slots_for_new_peer()?;
@@ -163,6 +164,7 @@ impl Resource {
                 let peer = self.known_peer(node)?;
                 check_fencing(&options)?;
                 check_congestion(&options)?;
+                self.check_two_primaries(Some(peer), &options)?;
                 if options.protocol != self.peers[peer].net.protocol
                     && self.st.peers[peer].conn > ConnState::Disconnecting
                 {

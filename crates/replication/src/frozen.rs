@@ -82,6 +82,8 @@ impl Resource {
 
     fn has_requests(&self) -> bool {
         self.reads.len() > 0
+            || self.foreign.len() > 0
+            || self.joint.has_requests()
             || self.log.iter().any(|write| !write.completed)
             || self.vols.iter().any(|vol| !vol.held.is_empty())
     }

@@ -224,7 +224,7 @@ impl Resource {
             after_sb_1p: sb1_number(p.net.after_sb_1pri),
             after_sb_2p: sb2_number(p.net.after_sb_2pri),
             conn_flags: if p.discard_my_data { CF_DISCARD_MY_DATA } else { 0 },
-            two_primaries: 0,
+            two_primaries: u32::from(p.net.allow_two_primaries),
             integrity_alg: p.net.data_integrity_alg.clone().into_bytes(),
         }
     }

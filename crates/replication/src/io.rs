@@ -128,6 +128,9 @@ pub enum Input {
     },
     /// I/O of a user.
     Request(Request),
+    /// Other nodes that have their I/O done by this one (`allow-two-primaries`) are to send nothing for
+    /// now, so that the resource comes to rest, or to go on.
+    HoldForeign(bool),
     /// Another volume of this node is resynced before this one, or not any more, as the driver's
     /// [`ResyncOrder`](crate::ResyncOrder) says.
     WaitForOther {
@@ -166,7 +169,8 @@ pub enum LinkLoss {
 pub struct Request {
     /// The volume.
     pub volume: VolumeNr,
-    /// Chosen by the driver, unique among requests in flight, echoed in [`Output::Complete`].
+    /// Chosen by the driver, below 2^63, unique among requests in flight, echoed in
+    /// [`Output::Complete`].
     pub id: u64,
     /// What to do.
     pub op: RequestOp,

@@ -51,6 +51,8 @@ pub(crate) enum JobKind {
     Secondary {
         force: bool,
     },
+    /// This Primary has lost the other one, which does its I/O.
+    Rejoin,
     Connect(PeerIx),
     Disconnect(PeerIx),
     Attach(VolIx),
@@ -122,6 +124,7 @@ impl Resource {
         let patience = match kind {
             JobKind::Primary { .. } => self.opts.auto_promote_timeout + self.max_ping_timeout(),
             JobKind::LostPeer
+            | JobKind::Rejoin
             | JobKind::Vouch { .. }
             | JobKind::Tell { .. }
             | JobKind::PrimaryResume
@@ -218,6 +221,7 @@ impl Resource {
         let start = match kind {
             JobKind::Primary { force } => self.start_primary(id, force),
             JobKind::Secondary { force } => self.start_secondary(id, force),
+            JobKind::Rejoin => self.start_rejoin(id),
             JobKind::Connect(peer) => self.start_connect(id, peer),
             JobKind::Disconnect(peer) => self.start_disconnect(id, peer),
             JobKind::Attach(vol) => self.start_attach(id, vol),
@@ -269,7 +273,7 @@ impl Resource {
     }
 
     /// Answers whoever wanted the change, and forgets it.
-    fn finish_job(&mut self, id: u64, result: Result<(), Refusal>) {
+    pub(crate) fn finish_job(&mut self, id: u64, result: Result<(), Refusal>) {
         let Some(index) = self.twopc.jobs.iter().position(|j| j.id == id) else { return };
         let job = self.twopc.jobs.remove(index);
         if let (JobKind::Attach(vol), true) = (&job.kind, result.is_err()) {
@@ -283,7 +287,7 @@ impl Resource {
             if result.is_ok() && job.kind == (JobKind::Primary { force: false })
                 || job.kind == (JobKind::Primary { force: true })
             {
-                self.explicit_primary = self.st.role == Role::Primary;
+                self.explicit_primary = self.is_primary_to_users();
             }
             self.out.push_back(Output::AdminDone { id, result: result.clone() });
         }
@@ -373,6 +377,7 @@ impl Resource {
             || matches!(
                 kind,
                 JobKind::LostPeer
+                    | JobKind::Rejoin
                     | JobKind::Vouch { .. }
                     | JobKind::Tell { .. }
                     | JobKind::PrimaryResume
@@ -405,8 +410,8 @@ impl Resource {
     // --- role ---------------------------------------------------------------------------
 
     /// Semantics §3.1.
-    fn start_primary(&mut self, id: u64, force: bool) -> Start {
-        if self.st.role == Role::Primary {
+    pub(crate) fn start_primary(&mut self, id: u64, force: bool) -> Start {
+        if self.st.role == Role::Primary || self.joint.lead.is_some() {
             return Start::Done(Ok(()));
         }
         if self.handshake_running() {
@@ -435,6 +440,9 @@ impl Resource {
         }
         if let Some(job) = self.job_mut(id) {
             job.step = 0;
+        }
+        if let Some(lead) = self.possible_lead().filter(|_| !self.st.fail_io) {
+            return self.start_joining(id, lead);
         }
         let mut op = Operation::Promote { force: false };
         let mut result = self.tentative(|st| apply_own_change(st, op, None, None));
@@ -491,7 +499,9 @@ impl Resource {
     pub(crate) fn promotions_go_on(&mut self) {
         let now = self.now;
         let deadline = now + self.opts.auto_promote_timeout + self.max_ping_timeout();
-        let waiting = |j: &&mut Job| matches!(j.kind, JobKind::Primary { .. }) && j.step == FENCING;
+        let waiting = |j: &&mut Job| {
+            matches!(j.kind, JobKind::Primary { .. } | JobKind::Rejoin) && j.step == FENCING
+        };
         for job in self.twopc.jobs.iter_mut().filter(waiting) {
             (job.step, job.not_before) = (0, now);
             job.deadline = job.deadline.max(deadline);
@@ -529,6 +539,9 @@ impl Resource {
 
     /// Semantics §3.2.
     fn start_secondary(&mut self, id: u64, force: bool) -> Start {
+        if self.joint.on {
+            return self.start_leaving(id, force);
+        }
         if self.st.role != Role::Primary {
             return Start::Done(Ok(()));
         }
@@ -595,6 +608,11 @@ impl Resource {
         if result.is_err() {
             self.disk_failed(vol, None, "a flush failed");
         }
+        self.demotions_go_on();
+    }
+
+    /// What demotions waited for has happened.
+    pub(crate) fn demotions_go_on(&mut self) {
         let demotes = |j: &&Job| matches!(j.kind, JobKind::Secondary { .. });
         let ids: Vec<u64> = self.twopc.jobs.iter().filter(demotes).map(|j| j.id).collect();
         ids.into_iter().for_each(|id| self.job_continue(id));
@@ -624,6 +642,9 @@ impl Resource {
         if !self.st.is_connected(peer) {
             self.disconnect_local(peer);
             return Start::Done(Ok(()));
+        }
+        if let Err(refusal) = self.check_joint_disconnect(peer) {
+            return Start::Done(Err(refusal));
         }
         let peer_role = self.st.peers[peer].role;
         let guarded = self.opts.quorum != Quorum::Off || self.fences(peer);

@@ -28,6 +28,7 @@ mod integrity;
 pub mod intervals;
 pub mod io;
 mod jobs;
+mod joint;
 mod legacy;
 mod loss;
 mod members;

@@ -15,6 +15,7 @@ use crate::generation::is_generation;
 use crate::handshake::{AfterLoss, Phase};
 use crate::io::{LogLevel, Output};
 use crate::jobs::JobKind;
+use crate::receive::check_position;
 use crate::request::Local;
 use crate::resource::{Link, Op, Pings, Resource, Work};
 use crate::state::{PeerIx, VolIx};
@@ -361,6 +362,7 @@ impl Resource {
     ) -> Result<(), &'static str> {
         let node = u8::try_from(packet.node_id).ok().and_then(NodeId::new);
         let node = node.ok_or("a dagtag names an impossible node")?;
+        check_position(packet.dagtag)?;
         if !self.st.is_connected(peer) {
             self.peers[peer].hs.peer_named = Some((node, packet.dagtag));
             return Ok(());

@@ -1,6 +1,6 @@
 //! Openers of a volume, and promotion on open (semantics §3.3, §3.4).
 
-use vocab::{Instant, Refusal, Role, StateError, VolumeNr};
+use vocab::{Instant, Refusal, StateError, VolumeNr};
 
 use crate::io::{OpenError, Output};
 use crate::jobs::JobKind;
@@ -15,7 +15,7 @@ impl Resource {
         if self.st.fail_io {
             return self.open_done(nr, opener, Err(OpenError::FailIo));
         }
-        if self.st.role == Role::Primary && !self.demoting {
+        if self.is_primary_to_users() && !self.demoting {
             self.vols[vol].openers.push(Opener { id: opener, write });
             self.visible_change = true;
             return self.open_done(nr, opener, Ok(()));
@@ -82,8 +82,8 @@ impl Resource {
 
     /// A promotion has ended: whoever opened for writing is answered.
     pub(crate) fn answer_writers(&mut self, result: &Result<(), OpenError>) {
-        let result = match (result, self.st.role) {
-            (Ok(()), Role::Primary) => Ok(()),
+        let result = match (result, self.is_primary_to_users()) {
+            (Ok(()), true) => Ok(()),
             (Ok(()), _) => {
                 Err(OpenError::PromotionRefused(Refusal::from(StateError::InTransientState)))
             }
@@ -101,6 +101,11 @@ impl Resource {
         }
     }
 
+    /// Somebody reads here while this node is Secondary: no other may be promoted (semantics §1.9).
+    pub(crate) fn has_readers(&self) -> bool {
+        !self.joint.on && self.vols.iter().any(|v| v.openers.iter().any(|o| !o.write))
+    }
+
     /// A user closes the volume. The last writer's close demotes, unless an operator promoted.
     pub(crate) fn close(&mut self, nr: VolumeNr, opener: u64) {
         let Some(vol) = self.vol_ix(nr) else { return };
@@ -113,7 +118,7 @@ impl Resource {
             .iter()
             .any(|v| v.openers.iter().any(|o| o.write) || !v.waiting_openers.is_empty());
         self.change_hard(|_| {});
-        if self.st.role == Role::Primary && !self.explicit_primary && !writers {
+        if self.is_primary_to_users() && !self.explicit_primary && !writers {
             let kind = JobKind::Secondary { force: false };
             if !self.wants(&kind) {
                 self.want(kind, None);

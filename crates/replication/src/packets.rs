@@ -93,10 +93,7 @@ impl Resource {
                 self.peer_barrier(peer, number);
                 Ok(())
             }
-            Packet::Dagtag(dagtag) => {
-                self.set_dagtag(peer, dagtag);
-                Ok(())
-            }
+            Packet::Dagtag(dagtag) => self.set_dagtag(peer, dagtag),
             Packet::OutOfSync(nr, range) => self.peer_out_of_sync(peer, nr, range),
             Packet::UnplugRemote => Ok(()),
             Packet::RecvAck(nr, ack) => self.ack(peer, nr, ack, Part::Acked),
@@ -184,6 +181,20 @@ impl Resource {
             Packet::OvDagtagReply(nr, req, digest) => self.verify_reply(peer, nr, req, digest),
             Packet::OvResultId(nr, ack, result) => self.peer_verify_result(peer, nr, ack, result),
             Packet::OvResult(nr, ack) => self.peer_verify_result(peer, nr, ack, OvResult::Skipped),
+            // A second Primary.
+            Packet::Joint(word) => self.joint_word(peer, word),
+            Packet::JointData(nr, data) => {
+                let buf = payload.ok_or(NO_PAYLOAD)?;
+                self.joint_write(peer, nr, data, buf)
+            }
+            Packet::JointTrim(nr, trim) => self.joint_trim(peer, nr, trim),
+            Packet::JointRead(nr, req) => self.joint_read(peer, nr, req),
+            Packet::JointFlush(nr, id) => self.joint_flush(peer, nr, id),
+            Packet::JointReply(nr, data) => {
+                let buf = payload.ok_or(NO_PAYLOAD)?;
+                self.joint_reply(peer, nr, data, buf)
+            }
+            Packet::JointDone(nr, id, result) => self.joint_done(peer, nr, id, result),
             Packet::DelayProbe(_) => Ok(()),
             _ => {
                 self.free(payload);

@@ -89,7 +89,7 @@ impl Resource {
             return;
         }
         let (volume, id) = (read.request.volume, read.request.id);
-        self.out.push_back(Output::Complete { volume, id, result: Err(IoError::Io) });
+        self.complete(volume, id, Err(IoError::Io));
     }
 
     /// The local disk has the newest data of the range.
@@ -198,7 +198,7 @@ impl Resource {
         // A forced demotion, or quorum lost with io-error, reaches reads in flight, too.
         let result = if self.st.fail_io { Err(IoError::Io) } else { Ok(Some(buf)) };
         let (volume, id) = (read.request.volume, read.request.id);
-        self.out.push_back(Output::Complete { volume, id, result });
+        self.complete(volume, id, result);
         self.free(Some(buf));
     }
 

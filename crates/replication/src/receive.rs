@@ -718,11 +718,13 @@ impl Resource {
     }
 
     /// P_DAGTAG: the position before the peer's next write.
-    pub(crate) fn set_dagtag(&mut self, peer: PeerIx, dagtag: Dagtag) {
+    pub(crate) fn set_dagtag(&mut self, peer: PeerIx, dagtag: Dagtag) -> Result<(), &'static str> {
+        check_position(dagtag)?;
         let recv = &mut self.peers[peer].recv;
         recv.last_dagtag = dagtag;
         recv.is_placed = true;
         self.serve_dagtags(peer);
+        Ok(())
     }
 
     /// P_OUT_OF_SYNC: the sender has newer data there than this node. So may have all others, and
@@ -766,5 +768,48 @@ impl Resource {
         }
         self.vols[vol].told_behind |= current && self.st.vols[vol].disk < DiskState::UpToDate;
         Ok(())
+    }
+}
+
+/// A position in the write stream of a node, as a peer names it.
+///
+/// # Errors
+/// Nobody writes that much: what follows could not be counted.
+pub(crate) const fn check_position(dagtag: Dagtag) -> Result<(), &'static str> {
+    match dagtag.0 >> 63 {
+        0 => Ok(()),
+        _ => Err("it names a position in a write stream that nobody gets to"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::Output;
+    use crate::resource::Link;
+    use crate::testing::attached;
+    use codec::wire::PeerDagtag;
+    use vocab::ConnState;
+    use vocab::options::ResourceOptions;
+
+    #[test]
+    fn a_position_that_nobody_gets_to_costs_the_connection() {
+        let position = |at: u64| Packet::Dagtag(Dagtag(at));
+        let told = |at: u64| Packet::PeerDagtag(PeerDagtag { dagtag: Dagtag(at), node_id: 1 });
+        for (packet, breaks) in [
+            (position(1 << 62), false),
+            (position(1 << 63), true),
+            (position(u64::MAX), true),
+            (told(u64::MAX), true),
+        ] {
+            let mut resource = attached(ResourceOptions::default(), |_| {});
+            resource.peers[0].link = Link::Up;
+            resource.st.peers[0].conn = ConnState::Connected;
+            resource.packet(resource.peers[0].node, packet, None);
+            let said = std::iter::from_fn(|| resource.poll());
+            let rule = |o: &Output| matches!(o, Output::Log(_, text) if text.contains("position"));
+            assert_eq!(said.into_iter().any(|o| rule(&o)), breaks);
+            assert_eq!(resource.st.is_connected(0), !breaks);
+        }
     }
 }

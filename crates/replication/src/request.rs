@@ -56,6 +56,9 @@ impl Resource {
         {
             return self.reject(request, IoError::Invalid);
         }
+        if self.joint.on {
+            return self.forward_request(vol, request);
+        }
         // What was held first goes first, or a stream of new requests could starve it.
         if !self.vols[vol].held.is_empty() {
             self.vols[vol].held.push_back(request);
@@ -71,15 +74,15 @@ impl Resource {
         if let RequestOp::Write { buf, .. } = request.op {
             self.free(Some(buf));
         }
-        self.out.push_back(Output::Complete {
-            volume: request.volume,
-            id: request.id,
-            result: Err(error),
-        });
+        self.complete(request.volume, request.id, Err(error));
     }
 
     /// Starts or fails the request, or says that it must be held.
     fn start_request(&mut self, vol: VolIx, request: Request) -> bool {
+        if self.is_dead(&request) {
+            self.drop_dead(request);
+            return true;
+        }
         match self.admission(vol, request.op == RequestOp::Read) {
             Admission::Wait => return false,
             Admission::Fail(error) => self.reject(request, error),
@@ -111,6 +114,7 @@ impl Resource {
                 self.work.push_back(Work::Kick(vol));
             }
         }
+        self.send_forwarded();
     }
 
     /// Semantics §8.1 and §8.5.
@@ -217,7 +221,8 @@ impl Resource {
                 }
                 WaitingOn::User(request) => {
                     // A suspension, a lost disk or an overlapping write may have come first.
-                    let go = self.admission(vol, false) == Admission::Go
+                    let go = !self.is_dead(&request)
+                        && self.admission(vol, false) == Admission::Go
                         && self.disk_in_use(vol)
                         && self.vols[vol]
                             .conflict(request.range, |o| !matches!(o, Owner::Verify(_)))
@@ -645,7 +650,7 @@ impl Resource {
         if let Some(backing) = self.vols[vol].backing.as_mut().filter(|_| !flush) {
             backing.write_done(took);
         }
-        self.out.push_back(Output::Complete { volume, id, result });
+        self.complete(volume, id, result);
         self.free(buf);
         if let Some(key) = interval {
             self.end_interval(vol, key);
@@ -800,6 +805,7 @@ impl Resource {
     /// Every accepted write has completed and is confirmed by its peers.
     pub(crate) fn is_drained(&self) -> bool {
         self.log.len() == 0
+            && self.joint.is_drained()
             && self.vols.iter().all(|v| {
                 let waiting = v.al_wait.iter().chain(&v.conflict_wait).chain(&v.al_queued);
                 !waiting.into_iter().any(|w| matches!(w, WaitingOn::User(_)))

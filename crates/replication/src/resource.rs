@@ -2,7 +2,7 @@
 //!
 //! Each concern is an `impl Resource` in its own module: `transition` (changing states),
 //! `twopc` (cluster-wide changes), `handshake`, `request` (writes of users), `read`, `receive`
-//! (writes of peers), `epoch`, `resync`, `verify`, `loss` (what a lost peer means), `meta`
+//! (writes of peers), `joint` (a second Primary), `epoch`, `resync`, `verify`, `loss` (what a lost peer means), `meta`
 //! (durability), `admin` and `open`. This file owns the data they share.
 
 use std::collections::VecDeque;
@@ -24,6 +24,7 @@ use crate::handlers::Handlers;
 use crate::handshake::Handshake;
 use crate::intervals::{Intervals, Kind, Slot};
 use crate::io::{BufId, Input, LogLevel, OpId, Output, Request};
+use crate::joint::{Foreign, Joint};
 use crate::legacy::Dialect;
 use crate::loss::PrimaryLoss;
 use crate::meta::{Backing, Content};
@@ -66,6 +67,15 @@ pub struct Resource {
     pub(crate) demoting: bool,
     pub(crate) log: TransferLog,
     pub(crate) peer_acks: PeerAcks,
+    /// This node is Primary beside another one.
+    #[serde(default)]
+    pub(crate) joint: Joint,
+    /// Requests of nodes that are Primary beside this one.
+    #[serde(skip)]
+    pub(crate) foreign: Slab<Foreign>,
+    /// Those nodes are to send no more for now.
+    #[serde(default)]
+    pub(crate) holds_foreign: bool,
     #[serde(skip)]
     pub(crate) reads: Slab<Read>,
     #[serde(skip)]
@@ -303,6 +313,12 @@ pub(crate) struct Peer {
     pub net: NetOptions,
     pub devs: Vec<PeerDevice>,
     pub discard_my_data: bool,
+    /// It is Primary beside this node, which does its I/O.
+    #[serde(default)]
+    pub joined: bool,
+    /// It was, and waits for the end of what was done for it.
+    #[serde(default)]
+    pub leaves: bool,
     /// Was Connected before, since this node started (RECONNECT).
     pub reconnect: bool,
     pub link: Link,
@@ -543,6 +559,9 @@ impl Resource {
             demoting: false,
             log: TransferLog::new(),
             peer_acks: PeerAcks::default(),
+            joint: Joint::default(),
+            foreign: Slab::new(),
+            holds_foreign: false,
             reads: Slab::new(),
             peer_writes: Slab::new(),
             peer_reads: Slab::new(),
@@ -585,6 +604,7 @@ impl Resource {
             Input::Open { volume, opener, write } => self.open(volume, opener, write),
             Input::Close { volume, opener } => self.close(volume, opener),
             Input::Request(request) => self.user_request(request),
+            Input::HoldForeign(hold) => self.hold_foreign(hold),
             Input::WaitForOther { volume, wait } => self.wait_for_other(volume, wait),
             Input::Admin { id, command } => self.admin(id, command),
             // Only here: what an input brings is not undone by what is overdue in the same step.
@@ -726,6 +746,8 @@ impl Resource {
             devs: devs.collect(),
             net: config.net,
             discard_my_data: false,
+            joined: false,
+            leaves: false,
             reconnect: false,
             link: Link::Down,
             retry_at: None,

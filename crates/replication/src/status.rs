@@ -6,7 +6,7 @@ use codec::admin::{
     SyncDetails, VerifyDetails, WriteOrdering,
 };
 use codec::wire::UuidFlags;
-use vocab::{ConnState, DiskState, ReplState, Role, SECTOR_SIZE, SectorRange, VolumeNr};
+use vocab::{ConnState, DiskState, ReplState, Role, SECTOR_SIZE, SectorRange, Suspended, VolumeNr};
 
 use crate::request::WaitingOn;
 use crate::resource::Resource;
@@ -26,13 +26,14 @@ impl Resource {
     /// The present states and counters. Paths and backing devices are the driver's to fill in.
     pub fn status(&self) -> ResourceStatus {
         let (may_promote, promotion_score) = self.promotion();
+        let waits = self.joint.on && self.joint.lead.is_none();
         let flushes = self.vols.iter().any(|v| v.backing.is_some() && v.disk_opts.disk_flushes);
         let any_disk = self.vols.iter().any(|v| v.backing.is_some());
         ResourceStatus {
             name: self.name.clone(),
             node_id: self.me,
-            role: self.st.role,
-            suspended: self.st.susp,
+            role: if self.is_primary_to_users() { Role::Primary } else { Role::Secondary },
+            suspended: Suspended { no_data: self.st.susp.no_data || waits, ..self.st.susp },
             force_io_failures: self.st.fail_io,
             write_ordering: match (any_disk, flushes) {
                 (false, _) => WriteOrdering::None,
@@ -50,7 +51,10 @@ impl Resource {
         let volume = &self.vols[vol];
         let state = &self.st.vols[vol];
         let writes = self.log.iter().filter(|w| w.vol == vol && !w.completed).count();
-        let waiting = volume.held.len() + volume.al_wait.len() + volume.al_queued.len();
+        let waiting = volume.held.len()
+            + volume.al_wait.len()
+            + volume.al_queued.len()
+            + self.joint.requests_of(vol);
         DeviceStatus {
             volume: volume.nr,
             minor: volume.minor,
@@ -80,7 +84,7 @@ impl Resource {
             name: p.name.clone(),
             connection_state: st.conn,
             congested: st.devs.iter().any(|dev| dev.repl == ReplState::Ahead),
-            peer_role: st.role,
+            peer_role: if p.joined { Role::Primary } else { st.role },
             tls: Some(false),
             ap_in_flight: p.send.app_in_flight,
             rs_in_flight: p.rs_under_way,
@@ -200,7 +204,7 @@ impl Resource {
         let own = vols.clone().filter(|v| self.st.vols[*v].disk == DiskState::UpToDate).count();
         let least = vols.clone().map(up_to_date).min().unwrap_or(0);
         let score = 10_000 * u32::from(local) + 100 * (own as u32).min(99) + least.min(99);
-        let no_primary = self.st.role != Role::Primary && self.st.primary_peers().is_empty();
+        let no_primary = !self.is_primary_to_users() && self.st.primary_peers().is_empty();
         let stable = vols.clone().all(|v| {
             self.st.vols[v].disk == DiskState::UpToDate
                 || self.st.connected().any(|p| {
@@ -227,6 +231,19 @@ impl Resource {
         }
         if self.st.susp.user {
             causes.push(format!("I/O of {name} is suspended by an operator; resume it"));
+        }
+        if self.joint.on && self.joint.lead.is_none() {
+            let what = match self.may_take_over() {
+                true => "it joins the next Primary, or becomes it, as soon as that is possible",
+                false => {
+                    "bring that node or the connection back, or, if it is surely down, promote this \
+                     one (primary)"
+                }
+            };
+            causes.push(format!(
+                "I/O of {name} waits here: this node is Primary beside another one, which is lost; \
+                 {what}"
+            ));
         }
         if self.st.susp.fencing {
             causes.push(format!(

@@ -84,7 +84,8 @@ impl Resource {
             new.susp.no_data |= lost;
         }
         new.susp.fencing |= self.begins_to_await_fencing(old, new);
-        let openers = self.vols.iter().any(|v| !v.openers.is_empty());
+        // What others have asked for fails as well.
+        let openers = self.vols.iter().any(|v| !v.openers.is_empty()) || self.foreign.len() > 0;
         if new.fail_io && !openers {
             new.fail_io = false;
         }
@@ -358,11 +359,7 @@ impl Resource {
 
     fn check_promotion(&self, new: &State) -> Result<(), Refusal> {
         if let Some(p) = new.connected().find(|p| new.peers[*p].role == Role::Primary) {
-            let detail = format!(
-                "{} is Primary; make it Secondary first (ashlar secondary {})",
-                self.peers[p].name, self.name
-            );
-            return Err(Refusal::state(StateError::TwoPrimaries, detail));
+            return Err(self.second_primary_refused(p));
         }
         if new.fail_io {
             let detail = "I/O fails on purpose since a forced demotion; close all openers first";
@@ -385,8 +382,7 @@ impl Resource {
         if (0..new.peers.len()).any(|p| p != peer && new.peers[p].role == Role::Primary) {
             return Err(StateError::TwoPrimaries.into());
         }
-        let reader = self.vols.iter().any(|v| v.openers.iter().any(|o| !o.write));
-        if reader && !new.fail_io {
+        if self.has_readers() && !new.fail_io {
             return Err(StateError::PrimaryReader.into());
         }
         // What an earlier Primary wrote is executed first: its writes must not land over those
@@ -397,7 +393,7 @@ impl Resource {
         Ok(())
     }
 
-    fn check_demotion(&self) -> Result<(), Refusal> {
+    pub(crate) fn check_demotion(&self) -> Result<(), Refusal> {
         match self.vols.iter().find(|v| v.openers.iter().any(|o| o.write)) {
             Some(v) => {
                 let detail = format!("volume {} is open for writing", v.nr);
@@ -485,6 +481,7 @@ impl Resource {
         self.want_catch_up();
         self.want_gathered();
         self.after_fencing_change(&old);
+        self.review_joint();
         self.notify_changes(&old);
         self.kick_all();
         self.work.push_back(Work::Resume);
@@ -722,6 +719,7 @@ impl Resource {
                 peer.discard_my_data = false;
             }
             (0..self.vols.len()).for_each(|vol| self.expose_to_users(vol));
+            self.take_over();
         }
     }
 

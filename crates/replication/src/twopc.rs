@@ -358,6 +358,7 @@ impl Resource {
             };
         }
         let Some(initiator) = initiator else { return Ok(()) };
+        self.check_told(held, initiator)?;
         let busy = self.handshake_running() || (held.op == Operation::Attach && self.negotiating());
         if let (Operation::Attach | Operation::Detach, true) = (held.op, busy) {
             return Err(StateError::InTransientState.into());
@@ -610,7 +611,7 @@ impl Resource {
         {
             return Err(StateError::TwoPrimaries.into());
         }
-        let reader = self.vols.iter().any(|v| v.openers.iter().any(|o| !o.write));
+        let reader = self.has_readers();
         if let (Operation::Connect(_), Some(target)) = (held.op, held.target) {
             if reader && primary.contains(target) && self.st.role != Role::Primary {
                 return Err(StateError::PrimaryReader.into());

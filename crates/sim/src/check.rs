@@ -31,6 +31,8 @@ struct Known {
     /// Its states have changed since they were looked at.
     changed: bool,
     role: Option<Role>,
+    /// Who does its I/O, if it is Primary beside another node.
+    lead: Option<usize>,
     /// It is Primary, and not cut off: with quorum, where that decides.
     serves: bool,
     /// Since when it serves, if it does.
@@ -110,6 +112,7 @@ impl Checks {
     pub(crate) fn node_down(&mut self, node: usize, now: Stamp) {
         let known = &mut self.known[node];
         known.role = None;
+        known.lead = None;
         if std::mem::take(&mut known.serves) {
             known.served_until = now;
         }
@@ -161,7 +164,8 @@ impl World {
 
     /// 37: a read on the only Primary returns a value the history allows.
     pub(crate) fn check_read(&mut self, node: usize, pending: &Pending, ended: Stamp, data: &Data) {
-        if !self.plan.is_strict() || !self.sole_primary(node, pending.began) {
+        let Some(by) = self.serving(node) else { return };
+        if !self.plan.is_strict() || !self.sole_primary(by, pending.began) {
             return;
         }
         let (range, volume) = (pending.request.range, pending.request.volume.0 as usize);
@@ -174,6 +178,14 @@ impl World {
                 );
                 return self.violate("37", message);
             }
+        }
+    }
+
+    /// The node that does the I/O of the node's users, if it is known.
+    pub(crate) fn serving(&self, node: usize) -> Option<usize> {
+        match self.view(node)?.joint {
+            Some(lead) => lead,
+            None => Some(node),
         }
     }
 
@@ -195,10 +207,13 @@ impl World {
     /// 1, 2, 6, 25: where an acknowledged write is.
     pub(crate) fn check_ack(&mut self, node: usize, pending: &Pending, fua: bool) {
         let volume = pending.request.volume.0 as usize;
+        let Some(by) = self.serving(node) else { return };
+        let (node, told) = (by, by != node);
         let Some(view) = self.view(node) else { return };
         let write = self.histories[volume].write(pending.write.expect("a write")).clone();
-        // What an input made complete may be followed, in one go, by the loss of overdue peers.
-        if !view.volumes[volume].quorum && !self.checks.known[node].quorate[volume] {
+        // What an input made complete may be followed, in one go, by the loss of overdue peers. So may
+        // what others are told of that.
+        if !told && !view.volumes[volume].quorum && !self.checks.known[node].quorate[volume] {
             let message = format!("n{node} acknowledges {} without quorum", write.range);
             return self.violate("6", message);
         }
@@ -243,7 +258,8 @@ impl World {
                 }
             }
         }
-        if holders == 0 && all_there && self.plan.acks_are_replicated() {
+        // Who had it may have lost it since, where this comes from another node.
+        if holders == 0 && all_there && !told && self.plan.acks_are_replicated() {
             let message =
                 self.describe(&format!("n{node} acknowledges {} that nobody has", write.range));
             return self.violate("2", message);
@@ -317,6 +333,7 @@ impl World {
             // What the others have not got they may have rolled back meanwhile.
             return;
         }
+        let Some(node) = self.serving(node) else { return };
         let volume = pending.request.volume.0 as usize;
         let Some(view) = self.view(node) else { return };
         let mut locations = Vec::new();
@@ -577,6 +594,10 @@ impl World {
         let quorate = !self.plan.failover_is_safe()
             || view.volumes.iter().any(|v| v.quorum) && !view.suspended.fencing;
         let known = &mut self.checks.known[node];
+        let lead = view.joint.flatten();
+        if std::mem::replace(&mut known.lead, lead) != lead && lead.is_some() {
+            self.stats.joins += 1;
+        }
         let before = known.role.replace(view.role);
         let serves = view.role == Role::Primary && quorate;
         let served = std::mem::replace(&mut known.serves, serves);

@@ -335,8 +335,9 @@ impl World {
             (RequestOp::Read | RequestOp::Flush, Err(_)) => {}
             (RequestOp::Flush, Ok(_)) => {
                 self.check_flush(node, pending);
-                if self.plan.flushes_are_firm() {
-                    let covered = self.covered_by_flush(node, pending);
+                let by = self.serving(node).filter(|_| self.plan.flushes_are_firm());
+                if let Some(by) = by {
+                    let covered = self.covered_by_flush(by, pending);
                     self.histories[volume].flushed(covered);
                 }
             }

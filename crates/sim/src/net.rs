@@ -11,9 +11,7 @@
 
 use std::collections::VecDeque;
 
-use codec::wire::{
-    Agreed, CHALLENGE_LEN, Digest, Features, Packet, decode, decode_header, encode, feature,
-};
+use codec::wire::{Agreed, CHALLENGE_LEN, Digest, Features, Packet, decode, decode_header, encode};
 use replication::io::{Challenge, LinkLoss};
 
 use crate::content::Data;
@@ -23,6 +21,8 @@ use crate::rng::Rng;
 const LINGER: u64 = 200_000_000;
 /// Bytes of the digest of data.
 const DIGEST_LEN: usize = 8;
+/// Those of its features that a kernel node could have.
+const KERNEL_FEATURES: u32 = 0x00ff_ffff;
 
 /// Index of a node of the world (equal to its node id).
 pub type NodeIx = usize;
@@ -388,7 +388,7 @@ impl Net {
         let Some(link) = self.pairs[pair].link.as_mut() else { return Ok(packet.clone()) };
         let packet = &match packet {
             Packet::ConnectionFeatures(features) if self.foreign => {
-                let feature_flags = features.feature_flags & !feature::BITS_OF_EQUALS;
+                let feature_flags = features.feature_flags & KERNEL_FEATURES;
                 Packet::ConnectionFeatures(Features { feature_flags, ..*features })
             }
             // As DRBD 8.4.11 sends them.

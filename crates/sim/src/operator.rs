@@ -163,6 +163,9 @@ impl World {
                 continue;
             };
             text.push_str(&format!("; n{node} {} suspended:{}", view.role, view.suspended));
+            if let Some(lead) = view.joint {
+                text.push_str(&format!(" joint:{lead:?}"));
+            }
             for (volume, v) in view.volumes.iter().enumerate() {
                 let quorum = if v.quorum { "" } else { " no-quorum" };
                 text.push_str(&format!(" v{volume}:{}{quorum}@{}", v.disk, v.current));
@@ -321,7 +324,8 @@ impl World {
             if view.suspended.user {
                 self.resume_io(node);
             }
-            if view.role == Role::Primary && self.nodes[node].openers.is_empty() {
+            let primary = view.role == Role::Primary || view.joint.is_some();
+            if primary && self.nodes[node].openers.is_empty() {
                 self.admin(node, AdminCommand::Secondary { force: false });
             }
         }
@@ -424,8 +428,9 @@ impl World {
         let views: Vec<_> = (0..self.nodes.len()).map(|node| self.view(node)).collect();
         for (node, view) in views.iter().enumerate() {
             let Some(view) = view else { return Some(format!("n{node} is down")) };
-            if view.role != Role::Secondary || view.suspended.any() {
-                return Some(format!("n{node} is {} {}", view.role, view.suspended));
+            if view.role != Role::Secondary || view.joint.is_some() || view.suspended.any() {
+                let joint = view.joint.map_or("", |_| " joint");
+                return Some(format!("n{node} is {}{joint} {}", view.role, view.suspended));
             }
             for (volume, v) in view.volumes.iter().enumerate() {
                 let want = match self.plan.nodes[node].diskful {

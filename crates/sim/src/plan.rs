@@ -324,6 +324,23 @@ impl Plan {
         Plan::random_with(rng, Some(Protocol::A))
     }
 
+    /// The same with two Primaries and more: clients work on all nodes at once, each of which becomes
+    /// Primary beside the first one.
+    pub fn joint(rng: &mut Rng) -> Plan {
+        let mut plan = Plan::random_with(rng, Some(Protocol::C));
+        (plan.legacy, plan.old_metadata) = (false, false);
+        plan.net.allow_two_primaries = true;
+        // Without, users of two nodes that lose each other go on independently.
+        if !plan.fences_firmly() {
+            plan.resource.quorum = Quorum::Majority;
+        }
+        let workload = &mut plan.workload;
+        workload.clients = 2 + workload.clients % 3;
+        workload.nodes = (0..plan.nodes.len()).collect();
+        workload.roam = workload.roam.min(30);
+        plan
+    }
+
     fn random_with(rng: &mut Rng, protocol: Option<Protocol>) -> Plan {
         let (diskful, diskless) = [(2, 0), (3, 0), (2, 1), (1, 1), (3, 1), (4, 0), (5, 0), (2, 2)]
             [rng.weighted(&[30, 28, 20, 4, 8, 4, 2, 4])];

@@ -43,10 +43,18 @@ pub fn asynchronous(seed: u64, trace: Trace) -> Verdict {
     judge(plan, rng, trace, World::run_plan)
 }
 
+/// Runs one seed with several Primaries.
+pub fn joint(seed: u64, trace: Trace) -> Verdict {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::joint(&mut rng);
+    judge(plan, rng, trace, World::run_plan)
+}
+
 /// Runs one seed in which a node lies about everything.
 pub fn liar(seed: u64, trace: Trace) -> Verdict {
     let mut rng = Rng::new(seed);
-    let plan = Plan::random(&mut rng);
+    // Some of them about two Primaries as well.
+    let plan = if seed % 4 == 3 { Plan::joint(&mut rng) } else { Plan::random(&mut rng) };
     judge(plan, rng, trace, World::run_with_liar)
 }
 

@@ -4,7 +4,7 @@
 //! until the disks have nothing to do. Connections stay, and so does the claim on the disks. A
 //! resource that does not get there in time goes on as it is.
 
-use replication::Resource;
+use replication::{Input, Resource};
 
 use crate::node::Swap;
 use crate::trace;
@@ -21,6 +21,7 @@ impl World {
             return;
         }
         n.swap_step = step;
+        self.input(node, Input::HoldForeign(true));
         self.drain(node, LOOKS);
     }
 
@@ -65,6 +66,7 @@ impl World {
         trace!(self, "n{node} does not hand over: {why:?}");
         self.nodes[node].swap = None;
         self.stats.swaps_refused += 1;
+        self.input(node, Input::HoldForeign(false));
     }
 
     fn hand_over(&mut self, node: usize, bytes: &[u8]) {
@@ -96,5 +98,6 @@ impl World {
         if let Some(kept) = &mut self.frozen {
             kept.push(bytes.to_vec());
         }
+        self.input(node, Input::HoldForeign(false));
     }
 }

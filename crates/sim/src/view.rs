@@ -1,14 +1,17 @@
 //! What a node says about itself, as the checkers and the operator of a run need it.
 
-use vocab::{ConnState, DiskState, GenUuid, ReplState, Role, Suspended};
+use vocab::{ConnState, DiskState, GenUuid, NodeId, ReplState, Role, Suspended};
 
 use crate::world::World;
 
 /// What a node says.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Its role.
+    /// Its role towards other nodes: of Primaries of which one does the I/O of the others, only that
+    /// one is Primary here.
     pub role: Role,
+    /// Its users use it as a Primary, and that node does their I/O; `Some(None)` while there is none.
+    pub joint: Option<Option<usize>>,
     /// Why its I/O is suspended.
     pub suspended: Suspended,
     /// Its volumes.
@@ -65,6 +68,7 @@ impl World {
             sectors: d.size * 2,
             current: resource.generation(d.volume),
         });
+        let joint = resource.joint().map(|lead| lead.map(NodeId::index));
         let mut peers: Vec<Option<PeerView>> = vec![None; self.nodes.len()];
         for c in &status.connections {
             let devices = c.peer_devices.iter().map(|d| DeviceView {
@@ -76,13 +80,17 @@ impl World {
             if let Some(slot) = peers.get_mut(c.peer_node_id.index()) {
                 *slot = Some(PeerView {
                     conn: c.connection_state,
-                    role: c.peer_role,
+                    role: match resource.has_joined(c.peer_node_id) {
+                        true => Role::Secondary,
+                        false => c.peer_role,
+                    },
                     devices: devices.collect(),
                 });
             }
         }
         Some(View {
-            role: status.role,
+            role: if joint.is_some() { Role::Secondary } else { status.role },
+            joint,
             suspended: status.suspended,
             volumes: volumes.collect(),
             peers,

@@ -65,6 +65,8 @@ pub struct Stats {
     pub swaps: u64,
     /// See there.
     pub swaps_refused: u64,
+    /// Nodes that became Primary beside another one, or found the next one.
+    pub joins: u64,
     /// Faults by kind.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -81,6 +83,7 @@ impl Stats {
         self.resyncs += other.resyncs;
         self.swaps += other.swaps;
         self.swaps_refused += other.swaps_refused;
+        self.joins += other.joins;
         for (fault, count) in &other.faults {
             *self.faults.entry(*fault).or_default() += count;
         }
@@ -98,6 +101,7 @@ impl Stats {
             ("resyncs".to_owned(), self.resyncs),
             ("swaps".to_owned(), self.swaps),
             ("swaps-refused".to_owned(), self.swaps_refused),
+            ("joins".to_owned(), self.joins),
         ];
         lines.extend(self.faults.iter().map(|(f, n)| (format!("fault-{}", f.name()), *n)));
         lines
@@ -738,6 +742,8 @@ impl World {
         let origin = match packet {
             Packet::Data(..) => Origin::Peer(from),
             Packet::RsDataReply(..) => Origin::Resync,
+            // A user's, of another node.
+            Packet::JointData(..) => Origin::Client,
             _ => Origin::Read,
         };
         let payload = data.map(|d| self.nodes[node].buffers.add(d, origin));

@@ -419,7 +419,7 @@ fn a_client_goes_back_to_no_disk_that_has_not_noticed_how_it_was_lost() {
         w.write(1, 8);
         w.close(1, opener);
         w.wait_secondary(1);
-        w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
+        w.expect("n0 has noticed that it lost n1", |w| !w.connected(0, 1));
         let opener = w.open(2);
         for _ in 0..4 {
             w.read(2, 0);
@@ -442,7 +442,7 @@ fn a_disk_that_a_client_has_seen_overtaken_is_not_promoted() {
         w.write(1, 0);
         w.close(1, opener);
         w.wait_secondary(1);
-        w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
+        w.expect("n0 has noticed that it lost n1", |w| !w.connected(0, 1));
         let opened = w.try_open(0);
         w.expect("nobody uses the older disk", |_| opened.is_err());
         w.heal(0, 1);
@@ -691,7 +691,7 @@ fn a_disk_that_a_client_has_seen_overtaken_stays_so_without_the_client() {
         w.write(1, 0);
         w.close(1, opener);
         w.wait_disk(0, DiskState::Outdated);
-        w.expect("n0 takes n1 for connected", |w| w.device(0, 1).disk == DiskState::UpToDate);
+        w.expect("n0 has noticed that it lost n1", |w| !w.connected(0, 1));
         w.kill(2);
         w.wait_lost(0, 2);
         w.expect("n0 does not count as current", |w| w.disk(0) == DiskState::Outdated);

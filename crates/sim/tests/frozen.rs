@@ -95,8 +95,11 @@ impl Walk<'_> {
 fn states(seeds: u64, mut take: impl FnMut(Vec<u8>)) {
     for seed in 0..seeds {
         let mut rng = Rng::new(seed);
-        let mut plan =
-            if seed % 4 == 0 { Plan::asynchronous(&mut rng) } else { Plan::random(&mut rng) };
+        let mut plan = match seed % 4 {
+            0 => Plan::asynchronous(&mut rng),
+            1 => Plan::joint(&mut rng),
+            _ => Plan::random(&mut rng),
+        };
         if plan.legacy {
             continue;
         }

@@ -7,7 +7,7 @@ use replication::io::{AdminCommand, Input, LinkLoss};
 use sim::plan::{Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
-use vocab::options::OnNoDataAccessible;
+use vocab::options::{NetOptions, OnNoDataAccessible};
 use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -660,17 +660,16 @@ fn what_a_demoted_primary_wrote_last_reaches_who_is_resynced_from_another_node()
         w.run_seconds(1);
         let opener = w.open(0);
         w.write(0, 0);
-        // n1 does not notice that it hears the Primary no more.
+        // n1 does not notice that it hears the Primary no more, until it hears of the demotion.
         w.cut(0, 1);
         w.write(0, 8);
         w.slow(2, 1, 20_000_000);
         w.close(0, opener);
         w.wait("n1 is resynced from n2", |w| w.device(1, 2).repl == ReplState::SyncTarget);
-        // It goes on while somebody writes who may not know of it.
+        // Somebody writes meanwhile who does not reach it.
         let opener = w.open(0);
         w.slow(2, 1, 30_000);
         w.run_seconds(1);
-        w.expect("the resync goes on", |w| w.device(1, 2).repl == ReplState::SyncTarget);
         w.write(0, 16);
         w.run_for(30_000_000);
         // Who has the write comes on one stream, and that nobody is Primary any more on another.
@@ -727,6 +726,36 @@ fn a_client_that_was_left_behind_is_demoted_by_force_while_all_are_connected() {
         w.granted(2, AdminCommand::Secondary { force: true });
         w.finish(held).ok();
         w.close(2, opener);
+        w.settle();
+    });
+}
+
+/// A node that its Primary has given up, without knowing, is told
+/// by a third one that the Primary is demoted. Its disk lacks what was written since.
+#[test]
+fn a_demotion_told_by_a_third_node_is_no_end_in_good_order() {
+    scenario(Plan::majority(3, 0), |w| {
+        w.form();
+        let opener = w.open(0);
+        w.write(0, 0);
+        let options = NetOptions { ping_int: Duration::from_secs(1), ..w.plan.net.clone() };
+        w.granted(0, AdminCommand::NetOptions(node_id(2), Box::new(options)));
+        w.cut(0, 2);
+        w.wait_lost(0, 2);
+        w.expect("the other one does not know", |w| {
+            w.seen(2).peers[0].is_some() && {
+                w.seen(2).peers[0].as_ref().is_some_and(|p| p.conn == ConnState::Connected)
+            }
+        });
+        w.write(0, 0);
+        w.detach(1);
+        w.close(0, opener);
+        if let Ok(opener) = w.try_open(2) {
+            w.read(2, 0);
+            w.close(2, opener);
+        }
+        w.heal(0, 2);
+        w.attach_again(1);
         w.settle();
     });
 }

@@ -233,8 +233,8 @@ fn mistakes_are_named_with_place_object_cause_and_next_step() {
         "main.conf:1:62: resource r0: option `ko-count` is used already at main.conf:1:50; change or remove one of the two",
     );
     check_error(
-        &pair("net { allow-two-primaries; }"),
-        "main.conf:1:50: resource r0, connection to bravo: option `allow-two-primaries` can not be `yes` here: two Primaries are not implemented; remove it or set `no`",
+        &pair("net { load-balance-paths; }"),
+        "main.conf:1:50: resource r0, connection to bravo: option `load-balance-paths` can not be `yes` here: one path is used at a time; remove it or set `no`",
     );
     check_error(
         &pair("net { ping-int 6; }"),

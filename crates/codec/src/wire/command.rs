@@ -93,6 +93,7 @@ const ON: u32 = u32::MAX;
 const THIN: u32 = feature::THIN_RESYNC;
 const DAGTAG: u32 = feature::RESYNC_DAGTAG;
 const REPL: u32 = feature::RESYNC_WITHOUT_REPLICATION;
+const JOINT: u32 = feature::JOINT_PRIMARY;
 
 macro_rules! commands {
     ($($number:literal $variant:ident $name:literal $streams:ident $scope:ident $versions:expr, $features:expr, $layout:expr;)+) => {
@@ -206,6 +207,13 @@ commands! {
     0x57 FlushRequestsAck "P_FLUSH_REQUESTS_ACK" Data Connection (123, ON), 0, Exact(12);
     0x58 EnableReplicationNext "P_ENABLE_REPLICATION_NEXT" Data Volume (110, ON), REPL, Exact(4);
     0x59 EnableReplication "P_ENABLE_REPLICATION" Data Volume (110, ON), REPL, Exact(4);
+    0x80 JointData "P_JOINT_DATA" Data Volume (110, ON), JOINT, Bulk;
+    0x81 JointTrim "P_JOINT_TRIM" Data Volume (110, ON), JOINT, Exact(28);
+    0x82 JointRead "P_JOINT_READ" Data Volume (110, ON), JOINT, Exact(24);
+    0x83 JointFlush "P_JOINT_FLUSH" Data Volume (110, ON), JOINT, Exact(8);
+    0x84 JointReply "P_JOINT_REPLY" Data Volume (110, ON), JOINT, Bulk;
+    0x85 JointDone "P_JOINT_DONE" Data Volume (110, ON), JOINT, Exact(16);
+    0x86 Joint "P_JOINT" Data Connection (110, ON), JOINT, Exact(8);
     0xfff1 InitialMeta "P_INITIAL_META" Control Connection (0, 0), 0, Exact(0);
     0xfff2 InitialData "P_INITIAL_DATA" Data Connection (0, 0), 0, Exact(0);
     0xfffe ConnectionFeatures "P_CONNECTION_FEATURES" Data Connection (0, 0), 0, Exact(72);
@@ -241,7 +249,7 @@ impl Command {
             && agreed.has(line.features)
     }
 
-    /// True for packets whose data are not decoded: P_DATA, P_DATA_REPLY, P_RS_DATA_REPLY.
+    /// True for packets whose data are not decoded, see [`Packet::payload_len`].
     pub const fn is_bulk(self) -> bool {
         matches!(self.line().layout, Layout::Bulk)
     }
@@ -326,6 +334,7 @@ impl Packet {
             ConfirmStable RsCancelAhead Disconnect RsDagtagReq RsCsumDagtagReq RsThinDagtagReq
             OvDagtagReq OvDagtagReply WriteAckInSync RsNegAck OvResultId RsDeallocatedId
             FlushRequests FlushForward FlushRequestsAck EnableReplicationNext EnableReplication
+            JointData JointTrim JointRead JointFlush JointReply JointDone Joint
             InitialMeta InitialData ConnectionFeatures
         )
     }
@@ -339,13 +348,15 @@ impl Packet {
     }
 
     /// Bytes of data that follow the decoded part on the stream: 0 except for P_DATA,
-    /// P_DATA_REPLY and P_RS_DATA_REPLY. A data-integrity digest, if agreed on, comes between
+    /// P_DATA_REPLY, P_RS_DATA_REPLY, P_JOINT_DATA and P_JOINT_REPLY. A data-integrity digest, if agreed on, comes between
     /// the two and is not counted.
     pub fn payload_len(&self) -> usize {
         match self {
-            Packet::Data(_, data) | Packet::DataReply(_, data) | Packet::RsDataReply(_, data) => {
-                data.range.len.bytes().0 as usize
-            }
+            Packet::Data(_, data)
+            | Packet::DataReply(_, data)
+            | Packet::RsDataReply(_, data)
+            | Packet::JointData(_, data)
+            | Packet::JointReply(_, data) => data.range.len.bytes().0 as usize,
             _ => 0,
         }
     }

@@ -21,9 +21,8 @@ const COUNTABLE_SECTORS: u64 = u64::MAX / SECTOR_SIZE;
 
 /// Decodes the payload behind `header`.
 ///
-/// `fixed` holds the [`Header::fixed_len`] bytes behind the header. For P_DATA, P_DATA_REPLY and
-/// P_RS_DATA_REPLY the digest and the data, [`Packet::payload_len`] bytes, are still to be
-/// received. `agreed` must be what the header was decoded with.
+/// `fixed` holds the [`Header::fixed_len`] bytes behind the header. The digest and the data of a
+/// packet that has some, [`Packet::payload_len`] bytes, are still to be received. `agreed` must be what the header was decoded with.
 ///
 /// # Errors
 /// The rule the peer has broken. The stream cannot go on.
@@ -155,6 +154,20 @@ impl Decoder<'_> {
                 Packet::EnableReplicationNext(self.volume()?, self.enable()?)
             }
             Command::EnableReplication => Packet::EnableReplication(self.volume()?, self.enable()?),
+            Command::JointData => {
+                let data = self.data()?;
+                self.no_write_same(data.flags)?;
+                Packet::JointData(self.volume()?, data)
+            }
+            Command::JointTrim => Packet::JointTrim(self.volume()?, self.trim()?),
+            Command::JointRead => Packet::JointRead(self.volume()?, self.block_req()?),
+            Command::JointFlush => Packet::JointFlush(self.volume()?, self.block_id()?),
+            Command::JointReply => Packet::JointReply(self.volume()?, self.data()?),
+            Command::JointDone => {
+                let (volume, id) = (self.volume()?, self.block_id()?);
+                Packet::JointDone(volume, id, JointResult::from_number(self.u32()?))
+            }
+            Command::Joint => Packet::Joint(JointWord::from_number(self.u32()?)),
             Command::InitialMeta => Packet::InitialMeta,
             Command::InitialData => Packet::InitialData,
             Command::ConnectionFeatures => Packet::ConnectionFeatures(Features {

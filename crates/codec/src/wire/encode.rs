@@ -12,7 +12,7 @@ use super::packet::*;
 
 /// Appends the bytes of `packet`, header included, to `out`.
 ///
-/// For P_DATA, P_DATA_REPLY and P_RS_DATA_REPLY only header and fixed part are appended; the
+/// Where [`Packet::payload_len`] is not 0, only header and fixed part are appended; the
 /// caller sends the digest (if [`Agreed::own_digest_len`] is not 0) and [`Packet::payload_len`]
 /// bytes of data right behind them. Initial packets and P_CONNECTION_FEATURES are encoded with
 /// [`Agreed::NOTHING`]. Requests of a two-phase commit get the layout agreed with this peer,
@@ -76,7 +76,10 @@ impl Encoder<'_> {
                 self.data(data);
                 Some(*volume)
             }
-            Packet::DataReply(volume, data) | Packet::RsDataReply(volume, data) => {
+            Packet::DataReply(volume, data)
+            | Packet::RsDataReply(volume, data)
+            | Packet::JointData(volume, data)
+            | Packet::JointReply(volume, data) => {
                 self.data(data);
                 Some(*volume)
             }
@@ -91,7 +94,8 @@ impl Encoder<'_> {
             Packet::DataRequest(volume, req)
             | Packet::RsDataRequest(volume, req)
             | Packet::OvRequest(volume, req)
-            | Packet::RsThinReq(volume, req) => {
+            | Packet::RsThinReq(volume, req)
+            | Packet::JointRead(volume, req) => {
                 self.block_req(req);
                 Some(*volume)
             }
@@ -149,7 +153,17 @@ impl Encoder<'_> {
                 self.u32(0);
                 Some(*volume)
             }
-            Packet::Trim(volume, trim) => {
+            Packet::JointFlush(volume, id) => {
+                self.u64(id.0);
+                Some(*volume)
+            }
+            Packet::JointDone(volume, id, result) => {
+                self.u64(id.0);
+                self.u32(result.number());
+                self.u32(0);
+                Some(*volume)
+            }
+            Packet::Trim(volume, trim) | Packet::JointTrim(volume, trim) => {
                 self.trim(trim);
                 Some(*volume)
             }
@@ -263,6 +277,10 @@ impl Encoder<'_> {
                 self.u64(confirm.oldest.0);
                 self.u64(confirm.youngest.0);
                 self.u32(confirm.set_size);
+                self.u32(0);
+            }
+            Packet::Joint(word) => {
+                self.u32(word.number());
                 self.u32(0);
             }
             Packet::FlushRequests(sequence) => self.u64(*sequence),

@@ -425,8 +425,11 @@ pub mod feature {
     /// are resynced by these bits. Kernel nodes drop such bits; they do not agree on flags they
     /// do not know.
     pub const BITS_OF_EQUALS: u32 = 0x0100_0000;
+    /// Ashlar's own: a second Primary has its I/O done by the first one, by P_JOINT and those that
+    /// go with it.
+    pub const JOINT_PRIMARY: u32 = 0x0200_0000;
     /// What Ashlar offers.
-    pub const OURS: u32 = 0x07f | RECONCILE_RECONNECT | BITS_OF_EQUALS;
+    pub const OURS: u32 = 0x07f | RECONCILE_RECONNECT | BITS_OF_EQUALS | JOINT_PRIMARY;
 }
 
 /// P_PEER_DAGTAG.
@@ -478,6 +481,98 @@ pub enum OvResult {
     OutOfSync,
     /// A number this specification does not know.
     Unknown(u32),
+}
+
+/// P_JOINT: what two nodes say about a second Primary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum JointWord {
+    /// To the Primary: the sender wants to be Primary beside it.
+    Join,
+    /// It is from here on. Requests of it may follow.
+    Joined,
+    /// Not now; to be asked for again.
+    Later,
+    /// Not as the receiver is configured.
+    Refused,
+    /// The sender is no second Primary any more. What it has asked for and what has not begun is not to
+    /// be done.
+    Leave,
+    /// The answer: all that has begun is at its end.
+    Left,
+    /// To a second Primary: no more requests, until it is told to go on.
+    Hold,
+    /// It may go on.
+    GoOn,
+    /// A number this release does not know.
+    Unknown(u32),
+}
+
+impl JointWord {
+    const ALL: [JointWord; 8] = [
+        JointWord::Join,
+        JointWord::Joined,
+        JointWord::Later,
+        JointWord::Refused,
+        JointWord::Leave,
+        JointWord::Left,
+        JointWord::Hold,
+        JointWord::GoOn,
+    ];
+
+    /// Its number on the wire.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            JointWord::Unknown(number) => number,
+            word => JointWord::ALL.iter().position(|w| *w == word).map_or(0, |at| at as u32 + 1),
+        }
+    }
+
+    /// The word with that number.
+    pub(super) fn from_number(number: u32) -> JointWord {
+        let at = (number as usize).wrapping_sub(1);
+        JointWord::ALL.get(at).copied().unwrap_or(JointWord::Unknown(number))
+    }
+}
+
+/// P_JOINT_DONE: what came of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum JointResult {
+    /// It is done.
+    Done,
+    /// An I/O error.
+    Io,
+    /// No space left.
+    NoSpace,
+    /// A range or length that is not valid.
+    Invalid,
+    /// Not supported, of a discard or a write of zeroes.
+    Unsupported,
+    /// A number this release does not know: an error.
+    Unknown(u32),
+}
+
+impl JointResult {
+    const ALL: [JointResult; 5] = [
+        JointResult::Done,
+        JointResult::Io,
+        JointResult::NoSpace,
+        JointResult::Invalid,
+        JointResult::Unsupported,
+    ];
+
+    /// Its number on the wire.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            JointResult::Unknown(number) => number,
+            result => JointResult::ALL.iter().position(|r| *r == result).map_or(0, |at| at as u32),
+        }
+    }
+
+    /// The result with that number.
+    pub(super) fn from_number(number: u32) -> JointResult {
+        let known = JointResult::ALL.get(number as usize).copied();
+        known.unwrap_or(JointResult::Unknown(number))
+    }
 }
 
 /// A chunk of a plain bitmap: little-endian 64-bit words, at most 510 of them.
@@ -581,6 +676,17 @@ pub enum Packet {
     FlushRequestsAck(u64, u32),
     EnableReplicationNext(VolumeNr, bool),
     EnableReplication(VolumeNr, bool),
+    /// A write of a second Primary.
+    JointData(VolumeNr, Data),
+    /// A discard or a write of zeroes of a second Primary.
+    JointTrim(VolumeNr, Trim),
+    JointRead(VolumeNr, BlockReq),
+    JointFlush(VolumeNr, BlockId),
+    /// What a second Primary has read.
+    JointReply(VolumeNr, Data),
+    /// The end of another request of a second Primary, or of a read that failed.
+    JointDone(VolumeNr, BlockId, JointResult),
+    Joint(JointWord),
     InitialMeta,
     InitialData,
     ConnectionFeatures(Features),

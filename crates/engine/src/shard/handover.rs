@@ -52,6 +52,9 @@ impl Shard {
         if let Some(unfrozen) = self.vhost.unfrozen() {
             return Some(unfrozen);
         }
+        for id in self.hosts.ids() {
+            self.with(id, |host, io, volumes| host.hold_foreign(io, volumes, true));
+        }
         self.hosts.iter_mut().find_map(|host| host.needs_peers())
     }
 

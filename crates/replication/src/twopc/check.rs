@@ -26,6 +26,27 @@ impl Resource {
         Err(StateError::InTransientState.into())
     }
 
+    /// What a neighbour wants, and whether it is one.
+    ///
+    /// A Primary is demoted, and this node, which takes itself for connected to it, is told by another
+    /// one: the Primary has given the connection up, and may have written without this disk. Told as
+    /// if it were a neighbour, this node would find a Secondary lost, and its disk as current as before.
+    /// It has to find out first that it has lost a Primary.
+    pub(super) fn check_told(&mut self, held: &Held, initiator: PeerIx) -> Result<(), Refusal> {
+        if held.op == Operation::Demote && !held.parents.contains(&initiator) {
+            if self.peers[initiator].pings == Pings::None {
+                self.ping(initiator);
+            }
+            return Err(StateError::InTransientState.into());
+        }
+        match held.op {
+            Operation::Disconnect(_) if held.target == Some(self.me) => {
+                self.check_joint_disconnect(initiator)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// This node's contribution to the Primary masks: weak are those that a Primary with good
     /// data can not reach directly (semantics §2.1).
     pub(super) fn own_primary(&self, direct: NodeMask) -> ReplyMasks {

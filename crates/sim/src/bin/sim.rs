@@ -27,6 +27,8 @@ struct Arguments {
     liar: bool,
     /// Under protocol A.
     asynchronous: bool,
+    /// With several Primaries.
+    joint: bool,
 }
 
 fn main() -> ExitCode {
@@ -46,7 +48,11 @@ fn main() -> ExitCode {
     for i in 0..arguments.seeds {
         let seed = arguments.start + i * arguments.step;
         let trace = if arguments.verbose {
-            let plan = if arguments.asynchronous { Plan::asynchronous } else { Plan::random };
+            let plan = match arguments {
+                Arguments { asynchronous: true, .. } => Plan::asynchronous,
+                Arguments { joint: true, .. } => Plan::joint,
+                _ => Plan::random,
+            };
             println!("plan {:#?}", plan(&mut Rng::new(seed)));
             Trace::to(|line| println!("{line}")).watching(arguments.watch.clone())
         } else {
@@ -55,6 +61,7 @@ fn main() -> ExitCode {
         let run = match arguments {
             Arguments { liar: true, .. } => run::liar,
             Arguments { asynchronous: true, .. } => run::asynchronous,
+            Arguments { joint: true, .. } => run::joint,
             _ => run::seed,
         };
         let verdict = run(seed, trace);
@@ -119,6 +126,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         cluster: false,
         liar: false,
         asynchronous: false,
+        joint: false,
     };
     let mut arguments = arguments;
     while let Some(name) = arguments.next() {
@@ -132,6 +140,10 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         }
         if name == "--protocol-a" {
             parsed.asynchronous = true;
+            continue;
+        }
+        if name == "--two-primaries" {
+            parsed.joint = true;
             continue;
         }
         if name == "--verbose" {

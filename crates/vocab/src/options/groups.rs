@@ -192,7 +192,7 @@ options! {
         /// A peer is dropped after this many timeouts; 0 is never.
         "ko-count" ko_count: u32 = "7", num(0, 200, Unit::One);
         /// Both nodes may be Primary.
-        "allow-two-primaries" allow_two_primaries: bool = "no", YES_NO, Honoured::DefaultOnly("two Primaries are not implemented");
+        "allow-two-primaries" allow_two_primaries: bool = "no", YES_NO;
         /// Digest by which peers prove that they know the shared secret; no proof if empty.
         "cram-hmac-alg" cram_hmac_alg: String = "", TEXT;
         /// Secret shared with the peer.

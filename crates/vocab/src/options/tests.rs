@@ -146,9 +146,9 @@ fn malformed_values_are_refused() {
 fn options_without_effect_are_refused_with_the_reason() {
     let mut net = NetOptions::default();
     assert_eq!(
-        net.set("allow-two-primaries", "yes").unwrap_err().to_string(),
-        "option `allow-two-primaries` can not be `yes` here: two Primaries are not implemented; \
-         remove it or set `no`"
+        net.set("load-balance-paths", "yes").unwrap_err().to_string(),
+        "option `load-balance-paths` can not be `yes` here: one path is used at a time; remove it or \
+         set `no`"
     );
     net.set("transport", "tcp").unwrap();
     assert!(net.set("transport", "rdma").is_err());

@@ -25,7 +25,7 @@ impl Random {
 
 /// One packet per command, each with the agreement it is sent under.
 pub fn one_of_each() -> Vec<(Packet, Agreed)> {
-    let all: Vec<(Packet, Agreed)> = [LATEST, Agreed::new(121, 0xf), OLD, Agreed::NOTHING]
+    let all: Vec<(Packet, Agreed)> = [LATEST, OURS, Agreed::new(121, 0xf), OLD, Agreed::NOTHING]
         .into_iter()
         .chain([Agreed::new(88, 0)])
         .flat_map(|agreed| {
@@ -228,6 +228,13 @@ fn sample(command: Command, agreed: &Agreed) -> Packet {
         Command::FlushRequestsAck => Packet::FlushRequestsAck(0x0102_0304_0506_0708, 3),
         Command::EnableReplicationNext => Packet::EnableReplicationNext(volume, false),
         Command::EnableReplication => Packet::EnableReplication(volume, true),
+        Command::JointData => Packet::JointData(volume, data),
+        Command::JointTrim => Packet::JointTrim(volume, trim),
+        Command::JointRead => Packet::JointRead(volume, req),
+        Command::JointFlush => Packet::JointFlush(volume, block_id),
+        Command::JointReply => Packet::JointReply(volume, data),
+        Command::JointDone => Packet::JointDone(volume, block_id, JointResult::NoSpace),
+        Command::Joint => Packet::Joint(JointWord::Hold),
         Command::InitialMeta => Packet::InitialMeta,
         Command::InitialData => Packet::InitialData,
         Command::ConnectionFeatures => Packet::ConnectionFeatures(Features {

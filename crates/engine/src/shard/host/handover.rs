@@ -9,8 +9,8 @@ use std::rc::Rc;
 
 use codec::disk::{Layout, MdParams};
 use crypt::luks::Opened;
-use replication::Resource;
 use replication::io::DiskLimits;
+use replication::{Input, Resource};
 use runtime::{DiskFile, Errno};
 use serde::{Deserialize, Serialize};
 use vocab::{NodeId, Sectors, VolumeNr};
@@ -127,6 +127,13 @@ impl Host {
         self.core.needs_peers().map(|unsettled| format!("{}: {}", self.name, unsettled.what))
     }
 
+    /// Other nodes whose I/O this one does wait for a while, or go on.
+    pub(crate) fn hold_foreign(&mut self, io: &mut Io, volumes: &mut Volumes, hold: bool) {
+        if self.core.holds_foreign() != hold {
+            self.feed(io, volumes, Input::HoldForeign(hold));
+        }
+    }
+
     /// Takes nothing more from peers.
     pub(crate) fn pause(&mut self, io: &mut Io) {
         self.links.values_mut().for_each(|link| link.pause(io));
@@ -142,6 +149,7 @@ impl Host {
             self.read(io, volumes, node, Stream::Data);
             self.read(io, volumes, node, Stream::Control);
         }
+        self.hold_foreign(io, volumes, false);
         self.changed = true;
     }
 
