@@ -508,6 +508,13 @@ impl Resource {
         }
     }
 
+    /// This node is what they want it to be.
+    pub(crate) fn promotions_are_done(&mut self) {
+        let now = self.now;
+        let wanted = |j: &&mut Job| matches!(j.kind, JobKind::Primary { .. } | JobKind::Rejoin);
+        self.twopc.jobs.iter_mut().filter(wanted).for_each(|job| job.not_before = now);
+    }
+
     /// Peers of unknown fate are declared outdated by force.
     fn outdate_unknown(&mut self) {
         let text = format!(

@@ -24,6 +24,8 @@
 //! This file is the side that joins; `lead` is the other one.
 
 mod lead;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -197,11 +199,10 @@ impl Resource {
 
     /// Asks the Primary. The job goes on with its answer.
     pub(crate) fn start_joining(&mut self, job: u64, lead: PeerIx) -> Start {
-        if let Some(asked) = self.joint.asked {
-            if asked.job != job || self.now < asked.until {
-                return Start::At(asked.until);
-            }
-            self.joint.asked = None;
+        if let Some(asked) = self.joint.asked.filter(|asked| self.now < asked.until) {
+            return Start::At(asked.until);
+        }
+        if self.joint.asked.take().is_some_and(|asked| asked.job == job) {
             let detail = format!("{} does not say whether it may", self.peers[lead].name);
             return Start::Done(Err(Refusal::state(StateError::Timeout, detail)));
         }
@@ -254,6 +255,10 @@ impl Resource {
     }
 
     fn joined(&mut self, peer: PeerIx, job: u64) {
+        if !self.joint.on && self.job_mut(job).is_none() {
+            // Whoever wanted it has been told that it did not come about.
+            return self.send(peer, Packet::Joint(JointWord::Leave));
+        }
         let text = format!(
             "{}: this node is Primary beside {} now, which does its I/O",
             self.name, self.peers[peer].name
@@ -264,7 +269,7 @@ impl Resource {
         self.joint.lead = Some(self.peers[peer].node);
         self.joint.former = self.joint.lead;
         self.visible_change = true;
-        self.job_continue(job);
+        self.promotions_are_done();
         self.send_forwarded();
     }
 
