@@ -356,10 +356,7 @@ impl Resource {
             return Start::At(later);
         }
         match self.start_primary(id, false) {
-            Start::Done(Err(_)) => {
-                self.retry_job(id, later);
-                Start::At(later)
-            }
+            Start::Done(Err(_)) => Start::At(later),
             Start::At(at) => Start::At(at.max(later)),
             start => start,
         }
@@ -626,9 +623,10 @@ impl Resource {
         keys.sort_unstable();
         for (_, key) in keys {
             let Some(forwarded) = self.joint.end(key) else { continue };
-            self.joint.queue.retain(|queued| *queued != key);
             self.reject(forwarded.request, IoError::Io);
         }
+        let Joint { queue, requests, .. } = &mut self.joint;
+        queue.retain(|key| requests.get(*key).is_some());
         self.answer_drained();
     }
 }

@@ -2,7 +2,7 @@
 
 use codec::wire::{JointWord, Packet, feature};
 use vocab::options::ResourceOptions;
-use vocab::{ConnState, Instant, Role};
+use vocab::{ConnState, Role};
 
 use super::*;
 use crate::io::Output;
@@ -64,5 +64,4 @@ fn a_primary_that_does_not_answer_is_asked_again_by_who_comes_next() {
     resource.now = later;
     let refused = resource.start_joining(next, 0);
     assert!(matches!(refused, Start::Done(Err(_))));
-    assert!(later > Instant(0));
 }
