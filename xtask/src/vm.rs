@@ -2,7 +2,8 @@
 //! and device-mapper, to test against the real thing.
 //!
 //! - `image`: kernels and file systems, built once from Debian packages.
-//! - `blockdev`: volumes as block devices. `lvm`, `zfs`: storage pools.
+//! - `blockdev`: volumes as block devices. `lvm`, `zfs`: storage pools; `physical`: pools of bare disks.
+//! - `luks`: encrypted volumes, and dm-crypt on their disks. `control`: the control plane in a guest, for these.
 //! - `interop`: kernel DRBD and Ashlar as peers; `soak`: the same for long. `adopt`: each uses the disks that the other has written.
 //! - `vhost`: virtual machines on volumes.
 //! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
@@ -13,11 +14,14 @@
 
 mod adopt;
 pub mod blockdev;
+mod control;
 mod engine;
 mod guest;
 mod image;
 mod interop;
+mod luks;
 mod lvm;
+mod physical;
 mod rig;
 mod soak;
 mod vhost;
@@ -41,9 +45,12 @@ cargo xtask vm smoke [--kind user-mode|emulated]
 cargo xtask vm lvm [pools|physical]
     pools: tests the agent's pools of LVM on a volume group of a guest.
     physical: makes pools of the disk of a guest in which a controller and an agent run. Needs lsblk.
-cargo xtask vm zfs
-    Tests the agent's pools of ZFS on a disk of an emulated guest, for whose kernel ZFS is built from Debian's
-    packages first, in some ten minutes; then two.
+cargo xtask vm zfs [pools|physical]
+    The same with ZFS, which is built from Debian's packages for the kernel of an emulated guest first, in
+    some ten minutes; then two each.
+cargo xtask vm luks
+    An encrypted volume of an engine in an emulated guest, whose disk dm-crypt opens; each reads what the
+    other has written.
 cargo xtask vm blockdev
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
@@ -83,11 +90,17 @@ pub fn main(arguments: &[String]) -> Result<()> {
         }
         ("lvm", []) => {
             lvm::pools()?;
-            lvm::physical()
+            physical::of_lvm()
         }
         ("lvm", ["pools"]) => lvm::pools(),
-        ("lvm", ["physical"]) => lvm::physical(),
-        ("zfs", []) => zfs::main(),
+        ("lvm", ["physical"]) => physical::of_lvm(),
+        ("zfs", []) => {
+            zfs::pools()?;
+            physical::of_zfs()
+        }
+        ("zfs", ["pools"]) => zfs::pools(),
+        ("zfs", ["physical"]) => physical::of_zfs(),
+        ("luks", []) => luks::main(),
         ("smoke", []) => KINDS.into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
         ("blockdev", []) => blockdev::main(),

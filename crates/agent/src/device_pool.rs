@@ -56,6 +56,8 @@ struct Step {
     what: String,
     run: Vec<String>,
     undo: Vec<Vec<String>>,
+    /// What removes that which the command leaves where it fails itself.
+    residue: Vec<Vec<String>>,
 }
 
 fn words(line: &[&str]) -> Vec<String> {
@@ -72,12 +74,16 @@ fn steps(pool: &DevicePool, devices: &[String]) -> Vec<Step> {
     if matches!(pool.provider, Provider::Zfs | Provider::ZfsThin) {
         // ZFS makes partitions; those that are left of a pool that was destroyed would look like use.
         let wipe = devices.iter().map(|device| words(&["wipefs", "--all", device]));
+        // Partitions come before all that can fail. Before them, there was no signature at all.
+        let tables = ["wipefs", "--all", "--types", "gpt,PMBR"];
+        let residue = devices.iter().map(|device| words(&[&tables[..], &[device]].concat()));
         let destroy = words(&["zpool", "destroy", &group]);
         return vec![Step {
             what: format!("ZFS pool {group}"),
             // The dataset that is the pool is for volumes, and has no files.
             run: with_devices(words(&["zpool", "create", "-m", "none", &group])),
             undo: std::iter::once(destroy).chain(wipe).collect(),
+            residue: residue.collect(),
         }];
     }
     let mut steps: Vec<Step> = devices
@@ -86,12 +92,14 @@ fn steps(pool: &DevicePool, devices: &[String]) -> Vec<Step> {
             what: format!("LVM's label on {device}"),
             run: words(&["pvcreate", device]),
             undo: vec![words(&["pvremove", device])],
+            residue: Vec::new(),
         })
         .collect();
     steps.push(Step {
         what: format!("volume group {group}"),
         run: with_devices(words(&["vgcreate", &group])),
         undo: vec![words(&["vgremove", &group])],
+        residue: Vec::new(),
     });
     if pool.provider == Provider::LvmThin {
         // The pool's volumes are zeroed where they were not written, which replicas count on.
@@ -102,6 +110,7 @@ fn steps(pool: &DevicePool, devices: &[String]) -> Vec<Step> {
             what: format!("thin pool {}", pool.place()),
             run,
             undo: vec![words(&["lvremove", "--yes", &pool.place()])],
+            residue: Vec::new(),
         });
     }
     steps
@@ -112,10 +121,18 @@ fn run(machine: &impl Runner, line: &[String]) -> Result<String, CommandError> {
     machine.run(&argv)
 }
 
+/// Runs all of these; returns what could not be done.
+fn attempt<'a>(
+    machine: &impl Runner,
+    lines: impl IntoIterator<Item = &'a Vec<String>>,
+) -> Vec<String> {
+    let failed = lines.into_iter().filter_map(|line| run(machine, line).err());
+    failed.map(|error| error.to_string()).collect()
+}
+
 /// Takes back what was made, the last first; returns what could not be.
 fn undo(machine: &impl Runner, made: &[Step]) -> Vec<String> {
-    let lines = made.iter().rev().flat_map(|step| &step.undo);
-    lines.filter_map(|line| run(machine, line).err()).map(|error| error.to_string()).collect()
+    attempt(machine, made.iter().rev().flat_map(|step| &step.undo))
 }
 
 fn package(provider: Provider) -> &'static str {
@@ -163,13 +180,17 @@ fn make(machine: &impl Machine, pool: &DevicePool) -> Result<(), Failed> {
             continue;
         };
         let cause = format!("{} could not be made: {error}", step.what);
-        // It was ended at its deadline, and may have done its work before.
-        let unclear = matches!(error.why, Failure::TooLong(_));
-        if unclear {
-            // It fails where there is nothing to undo.
-            let _ = undo(machine, &[step]);
-        }
-        let left = undo(machine, &made);
+        let mut left = match error.why {
+            // It was ended at its deadline, and may have done its work before. Where there is nothing to
+            // undo, that fails.
+            Failure::TooLong(_) => {
+                undo(machine, &[step]);
+                Vec::new()
+            }
+            Failure::NotInstalled => Vec::new(),
+            _ => attempt(machine, &step.residue),
+        };
+        left.extend(undo(machine, &made));
         if !left.is_empty() {
             let cause = format!("{cause}; not undone: {}", left.join("; "));
             return Err(Failed::new(cause, "remove by hand what is left of it, then ask again"));

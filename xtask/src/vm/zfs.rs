@@ -1,4 +1,4 @@
-//! `cargo xtask vm zfs`: the tests of ZFS's pools, in a guest that has it.
+//! `cargo xtask vm zfs pools`: the tests of ZFS's pools, in a guest that has it.
 //!
 //! Debian has ZFS as source alone: it is built for the guest's kernel, once.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::guest::Kind;
+use super::guest::{Guest, Kind};
 use super::image::Images;
 use super::rig::Rig;
 use super::{PATIENCE, process};
@@ -21,21 +21,8 @@ const DISK_MIB: u64 = 512;
 /// An emulated guest is slow.
 const TEST_PATIENCE: Duration = Duration::from_secs(600);
 
-/// There is no udev in the guest: this makes and removes the names of volumes as its rules do.
-const NAMES: &str = "while sleep 0.1; do
-    for device in /dev/zd*; do
-        [ -b $device ] || continue
-        name=$(/bin/zvol_id $device 2>/dev/null) || continue
-        mkdir -p /dev/zvol/${name%/*}; ln -sf $device /dev/zvol/$name
-    done
-    find /dev/zvol -type l 2>/dev/null | while read link; do
-        name=$(/bin/zvol_id $(readlink $link) 2>/dev/null)
-        [ /dev/zvol/$name = $link ] || rm -f $link
-    done
-done";
-
-/// Boots a guest, gives it ZFS and a pool, and runs the tests there.
-pub fn main() -> Result<()> {
+/// Boots a guest with a pool, and runs the tests there.
+pub fn pools() -> Result<()> {
     let images = Images::get(Kind::Emulated)?;
     // Without its line tables: a guest has little room, most of it in /run.
     let test = images.file("zfs-test");
@@ -43,26 +30,33 @@ pub fn main() -> Result<()> {
     strip.arg(test_binary()?).arg("-o").arg(&test);
     process::output(strip, PATIENCE)?;
     let rig = Rig::new(&images)?;
-    let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &[])?;
-    let kernel = guest.run("uname -r", PATIENCE)?.trim().to_owned();
-    guest.put(&built(&images, &kernel)?, "/run/zfs.tar")?;
+    let guest = boot(&rig, &images, 1, DISK_MIB)?;
     guest.put(&test, "/run/test")?;
     let disk = Kind::Emulated.disk();
     guest.run(
         &format!(
-            "tar -C / -xf /run/zfs.tar && rm /run/zfs.tar && chmod +x /run/test \
-             && insmod /modules/spl.ko && insmod /modules/zfs.ko zfs_arc_max=67108864 \
-             && printf 'n\\np\\n1\\n\\n\\nw\\n' | fdisk {disk} >/dev/null \
+            "printf 'n\\np\\n1\\n\\n\\nw\\n' | fdisk {disk} >/dev/null \
              && zpool create -m none -o cachefile=none tank {disk}1 && zfs create tank/ashlar"
         ),
         TEST_PATIENCE,
     )?;
-    let _names = guest.start(NAMES)?;
     let said = guest.run("ASHLAR_ZFS=tank/ashlar /run/test --nocapture 2>&1", TEST_PATIENCE)?;
     ensure!(!said.contains("skipped:"), "the tests did not find the dataset:\n{said}");
     print!("{said}");
     println!("{}", guest.run("zfs version", PATIENCE)?.trim());
     Ok(())
+}
+
+/// Boots a guest that has ZFS, and udev: pools are not made of whole disks without, and volumes have no names.
+pub(super) fn boot(rig: &Rig<'_>, images: &Images, nr: u8, disk_mib: u64) -> Result<Guest> {
+    let guest = rig.boot(Kind::Emulated, nr, disk_mib, &[])?;
+    let kernel = guest.run("uname -r", PATIENCE)?.trim().to_owned();
+    guest.put(&built(images, &kernel)?, "/run/zfs.tar")?;
+    let load = "tar -C / -xf /run/zfs.tar && rm /run/zfs.tar && insmod /modules/spl.ko \
+                && insmod /modules/zfs.ko zfs_arc_max=67108864 && systemd-udevd --daemon \
+                && udevadm trigger && udevadm settle";
+    guest.run(load, TEST_PATIENCE)?;
+    Ok(guest)
 }
 
 /// What has to be unpacked in the guest.

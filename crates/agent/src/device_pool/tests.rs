@@ -190,9 +190,19 @@ fn whichever_step_fails_those_before_it_are_undone_the_last_first() {
         assert!(why.correction.contains("was undone"), "{why}");
     }
     let text = "$ zpool list -H -o name
+                $ zpool create -m none ssd /dev/sdb /dev/sdc
+                ! cannot label 'sdc': failed to detect device partitions on '/dev/sdc1': 19
+                $ wipefs --all --types gpt,PMBR /dev/sdb
+                $ wipefs --all --types gpt,PMBR /dev/sdc";
+    let why = made(Provider::Zfs, &devices, text).unwrap_err();
+    assert!(why.correction.contains("was undone"), "{why}");
+    let text = "$ zpool list -H -o name
                 $ zpool create -m none ssd /dev/sdb
-                ! one or more devices is currently unavailable";
-    made(Provider::Zfs, &["/dev/sdb"], text).unwrap_err();
+                ! one or more devices is currently unavailable
+                $ wipefs --all --types gpt,PMBR /dev/sdb
+                ! it is read-only";
+    let why = made(Provider::Zfs, &["/dev/sdb"], text).unwrap_err();
+    assert!(why.cause.contains("not undone: `wipefs"), "{why}");
 }
 
 #[test]
