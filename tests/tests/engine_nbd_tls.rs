@@ -6,10 +6,10 @@
 mod engine_support;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -49,6 +49,16 @@ fn certificates(folder: &Path) -> String {
     folder.display().to_string()
 }
 
+/// What `psktool` makes for a client.
+const KEY: &str = "9a0e8f1d5b6c7a88990011223344556677a8b9cadbecfd0e1f20314253647586";
+
+/// A folder with a file of keys, as `qemu` has it.
+fn shared_keys(folder: &Path, text: &str) -> String {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("keys.psk"), text).unwrap();
+    folder.display().to_string()
+}
+
 /// An address where nobody listens.
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
@@ -63,7 +73,13 @@ struct Rig {
 
 impl Rig {
     fn new() -> Rig {
+        Rig::with(|folder| certificates(&folder.join("good")))
+    }
+
+    /// With what `make` has put into a folder.
+    fn with(make: impl Fn(&Path) -> String) -> Rig {
         let folder = tempfile::tempdir().unwrap();
+        let files = make(folder.path());
         let cluster = Cluster::up(&Setup { nodes: vec!["alpha", "bravo"], ..Setup::default() });
         let rig = Rig { cluster, folder, address: free_address() };
         let uri = rig.node().ok(&[
@@ -72,7 +88,7 @@ impl Rig {
             "--listen",
             &rig.address.to_string(),
             "--tls",
-            &rig.good(),
+            &files,
         ]);
         assert_eq!(uri.trim(), format!("nbds://{}/r0/0", rig.address));
         rig
@@ -88,11 +104,7 @@ impl Rig {
 
     /// The certificates that count.
     fn good(&self) -> String {
-        let folder = self.path("good");
-        if !folder.exists() {
-            certificates(&folder);
-        }
-        folder.display().to_string()
+        self.path("good").display().to_string()
     }
 
     /// A connection as a client with these certificates has it, encrypted.
@@ -376,14 +388,29 @@ fn what_can_not_be_is_refused_with_the_reason() {
     refused(&["--listen", &elsewhere, "--tls", "/nonexistent"], "/nonexistent/ca-cert.pem");
     refused(&["--listen", &address], "can not listen");
     let other = certificates(&rig.path("other"));
-    refused(&["--listen", &address, "--tls", &other], &format!("the certificates of {good}"));
+    refused(&["--listen", &address, "--tls", &other], &format!("the files of {good}"));
     fs::copy(Path::new(&good).join("server-key.pem"), Path::new(&other).join("server-key.pem"))
         .unwrap();
     refused(&["--listen", &elsewhere, "--tls", &other], "server-key.pem");
+    fs::write(Path::new(&other).join("keys.psk"), format!("alice:{KEY}\n")).unwrap();
+    refused(&["--listen", &elsewhere, "--tls", &other], "has both keys.psk and ca-cert.pem");
+    let keys = shared_keys(&rig.path("keys"), &format!("alice:{KEY}\nbob:0badc0de"));
+    refused(&["--listen", &elsewhere, "--tls", &keys], "keys.psk: line 2: a key has 16 to");
     assert_eq!(node.ok(&["exports", "--json"]), before, "nothing has changed");
 
     node.ok(&["unexport", "r0/0"]);
     rig.cluster.wait("nobody listens", |_| TcpStream::connect(rig.address).is_err());
+}
+
+fn run(program: &str, args: &[&str]) -> (bool, String) {
+    let output = Command::new(program).args(args).output().unwrap();
+    (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+}
+
+fn ok(program: &str, args: &[&str]) -> String {
+    let (success, said) = run(program, args);
+    assert!(success, "{program} {args:?}: {said}");
+    said
 }
 
 #[test]
@@ -393,15 +420,6 @@ fn libnbd_and_qemu_are_served() {
     }
     let rig = Rig::new();
     let good = rig.good();
-    let run = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).output().unwrap();
-        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
-    };
-    let ok = |program: &str, args: &[&str]| {
-        let (success, said) = run(program, args);
-        assert!(success, "{program} {args:?}: {said}");
-        said
-    };
     let uri = format!("nbds://{}/r0/0?tls-certificates={good}", rig.address);
     let info = ok("nbdinfo", &["--json", &uri]);
     assert!(info.contains("\"TLS\": true"), "{info}");
@@ -435,5 +453,85 @@ fn libnbd_and_qemu_are_served() {
     // A client without certificates is told what it lacks.
     let (success, said) = run("nbdinfo", &[&format!("nbd://{}/r0/0", rig.address)]);
     assert!(!success && said.contains("TLS"), "{said}");
+    rig.cluster.assert_equal(0, &[0, 1]);
+}
+
+#[test]
+fn libnbd_and_qemu_are_served_with_shared_keys() {
+    if !have(&["nbdinfo", "nbdcopy", "qemu-io"]) {
+        return;
+    }
+    let lines = format!("# clients\nalice:{KEY}\nbob:{}\n", KEY.replace('9', "8"));
+    let mut rig = Rig::with(|folder| shared_keys(&folder.join("keys"), &lines));
+    let (address, port) = (rig.address, rig.address.port());
+    let uri = |name: &str, file: &Path| {
+        format!("nbds://{name}@{address}/r0/0?tls-psk-file={}", file.display())
+    };
+    let mine = rig.path("alice.psk");
+    fs::write(&mine, format!("alice:{KEY}\n")).unwrap();
+    let info = ok("nbdinfo", &["--json", &uri("alice", &mine)]);
+    assert!(info.contains("\"TLS\": true"), "{info}");
+    let data = rig.path("data");
+    fs::write(&data, pattern(5, 12 << 20)).unwrap();
+    let (from, back) = (data.display().to_string(), rig.path("back").display().to_string());
+    ok("nbdcopy", &["--connections=4", "--flush", &from, &uri("alice", &mine)]);
+    ok("nbdcopy", &["--connections=4", &uri("alice", &mine), &back]);
+    assert!(fs::read(&back).unwrap().starts_with(&pattern(5, 12 << 20)));
+
+    // A key of another's name, a wrong one, one that nobody has, certificates, and nothing at all.
+    let wrong = rig.path("wrong.psk");
+    fs::write(&wrong, format!("alice:{}\nmallory:{KEY}\n", KEY.replace('1', "2"))).unwrap();
+    let stranger = certificates(&rig.path("stranger"));
+    for uri in [
+        uri("alice", &wrong),
+        uri("mallory", &wrong),
+        format!("nbds://{address}/r0/0?tls-certificates={stranger}"),
+        format!("nbd://{address}/r0/0"),
+    ] {
+        let begun = Instant::now();
+        let (success, said) = run("nbdinfo", &[&uri]);
+        assert!(!success && !said.contains("export-size"), "{uri}: {said}");
+        assert!(begun.elapsed() < Duration::from_secs(8), "{uri} is refused at once");
+    }
+    let log = rig.node().log();
+    assert!(log.contains("over TLS: it has no key of the file keys.psk, or not the same"), "{log}");
+    assert!(!log.contains(KEY));
+
+    // One connection of qemu's, before and after another engine has taken over.
+    let keys = rig.path("keys").display().to_string();
+    let mut qemu = Command::new("stdbuf")
+        .args(["-oL", "qemu-io", "--object"])
+        .arg(format!("tls-creds-psk,id=tls0,dir={keys},endpoint=client,username=alice"))
+        .arg("--image-opts")
+        .arg(format!(
+            "driver=nbd,server.type=inet,server.host=127.0.0.1,server.port={port},export=r0/0,\
+             tls-creds=tls0"
+        ))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut say = qemu.stdin.take().unwrap();
+    let mut hear = BufReader::new(qemu.stdout.take().unwrap());
+    let mut line = String::new();
+    let mut hears = |what: &str| {
+        while !line.contains(what) {
+            line.clear();
+            assert_ne!(hear.read_line(&mut line).unwrap(), 0, "qemu-io ends before {what:?}");
+        }
+        line.clear();
+    };
+    writeln!(say, "write -P 7 0 1M").unwrap();
+    hears("wrote 1048576/1048576 bytes");
+    let exports = rig.node().ok(&["exports"]);
+    assert!(exports.contains("clients:1"), "{exports}");
+    rig.cluster.nodes[0].upgrade();
+    // It looks for a line when its input has something, and may read two of them then.
+    writeln!(say, "read -P 7 0 1M").unwrap();
+    hears("read 1048576/1048576 bytes");
+    writeln!(say, "write -P 9 1M 64k").unwrap();
+    hears("wrote 65536/65536 bytes");
+    writeln!(say, "quit").unwrap();
+    assert!(qemu.wait().unwrap().success());
     rig.cluster.assert_equal(0, &[0, 1]);
 }

@@ -236,7 +236,7 @@ impl Engine {
         let mut others = exports.listeners.keys().chain(exports.tls.keys());
         if let Some(other) = others.find(|other| taken(other)) {
             let how = match other {
-                Listen::Tls(other) => format!("with the certificates of {}", other.certificates),
+                Listen::Tls(other) => format!("with the files of {}", other.certificates),
                 _ => "without TLS".to_owned(),
             };
             let detail = format!(
@@ -245,9 +245,9 @@ impl Engine {
             );
             return Err(Refusal::config(ConfigError::Exists, detail).into());
         }
-        nbd_tls::credentials(certificates).map_err(|why| {
-            let next = "the folder needs ca-cert.pem, server-cert.pem and server-key.pem, as those of \
-                        qemu and nbdkit have them";
+        nbd_tls::Credentials::read(certificates).map_err(|why| {
+            let next = "the folder needs ca-cert.pem, server-cert.pem and server-key.pem, or keys.psk, as \
+                        those of qemu and nbdkit have them";
             Stop::failed(FailureKind::Io, format!("TLS for NBD clients: {why}"), next)
         })?;
         let listener = nbd_tls::listen(self, place).map_err(|e| {

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use codec::admin::TlsListen;
 use frontend::nbd::proto::option;
 use frontend::nbd::securing::{Securing, Wish};
+use frontend::nbd::shared_keys::Keys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -44,6 +45,7 @@ use pump::{Pump, Received, Shared};
 const AUTHORITY: &str = "ca-cert.pem";
 const CERTIFICATE: &str = "server-cert.pem";
 const KEY: &str = "server-key.pem";
+const SHARED_KEYS: &str = "keys.psk";
 
 /// A client that does not come to its first encrypted byte in that time is dropped.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -127,11 +129,33 @@ fn listen_on(
     Ok(TlsListener { _stop: stop, listener })
 }
 
-/// The server's end of TLS, from the files of a folder.
-///
-/// # Errors
-/// Which file can not be used, and why.
-pub(crate) fn credentials(folder: &str) -> Result<Arc<ServerConfig>, String> {
+/// The server's end of TLS.
+pub(crate) enum Credentials {
+    Certificates(Arc<ServerConfig>),
+    Keys(Keys),
+}
+
+impl Credentials {
+    /// From the files of a folder.
+    ///
+    /// # Errors
+    /// Which file can not be used, and why.
+    pub(crate) fn read(folder: &str) -> Result<Credentials, String> {
+        let is_there = |name: &&str| Path::new(folder).join(name).exists();
+        if !is_there(&SHARED_KEYS) {
+            return certificates(folder).map(Credentials::Certificates);
+        }
+        if let Some(other) = [AUTHORITY, CERTIFICATE, KEY].iter().find(|name| is_there(name)) {
+            return Err(format!(
+                "{folder} has both {SHARED_KEYS} and {other}; clients come with keys or with certificates"
+            ));
+        }
+        Keys::read(&Path::new(folder).join(SHARED_KEYS)).map(Credentials::Keys)
+    }
+}
+
+/// What clients with certificates are met with.
+fn certificates(folder: &str) -> Result<Arc<ServerConfig>, String> {
     let path = |name: &str| Path::new(folder).join(name);
     let certificates = |name: &str| {
         let path = path(name);
@@ -275,10 +299,10 @@ fn serve(
     seat: &Seat,
 ) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
-    let config = credentials(folder)?;
+    let credentials = Credentials::read(folder)?;
     prepare(&stream).map_err(|e| e.to_string())?;
     let Some(flags) = clear_prelude(&mut stream, deadline)? else { return Ok(()) };
-    let (traffic, received) = handshake(config, &mut stream, deadline)?;
+    let (traffic, received) = handshake(&credentials, &mut stream, deadline)?;
     let (inner, outer) = UnixStream::pair().map_err(|e| e.to_string())?;
     inner.set_nonblocking(true).map_err(|e| e.to_string())?;
     let introduced = engine.on(LISTENING, move |shard| {
@@ -349,7 +373,7 @@ fn clear_prelude(stream: &mut TcpStream, deadline: Instant) -> Result<Option<[u8
 
 /// The handshake, and what has arrived behind it.
 fn handshake(
-    config: Arc<ServerConfig>,
+    credentials: &Credentials,
     stream: &mut TcpStream,
     deadline: Instant,
 ) -> Result<(Traffic, Received), String> {
@@ -358,10 +382,15 @@ fn handshake(
             "it has no certificate; give it one that ca-cert.pem has signed".to_owned()
         }
         tls::Failure::Refused(e) => format!("the TLS handshake failed: {e}"),
+        tls::Failure::Keys(refused) => refused.to_string(),
         tls::Failure::Records(e) => format!("the TLS handshake failed: {e}"),
         tls::Failure::Excess => "it says more than the TLS handshake has".to_owned(),
     };
-    let mut handshake = Handshake::of_server(&config).map_err(failed)?;
+    let handshake = match credentials {
+        Credentials::Certificates(config) => Handshake::of_server(config),
+        Credentials::Keys(keys) => Handshake::of_keys(keys),
+    };
+    let mut handshake = handshake.map_err(failed)?;
     let mut received = Received::default();
     loop {
         let mut out = Vec::new();

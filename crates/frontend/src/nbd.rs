@@ -3,10 +3,11 @@
 //! * [`proto`]: the protocol's messages as values.
 //! * [`handshake`], [`session`]: one connection before and after it has chosen an export; state
 //!   machines without I/O.
+//! * [`securing`], `shared_keys`: what comes before an encrypted connection.
 //! * [`server`]: listeners and clients on a ring, over targets.
 //!
 //! Served: fixed newstyle negotiation, structured replies, extended headers, `base:allocation`, FUA, flush, trim,
-//! write zeroes, multi-conn. Not served: TLS, cache, resize, fast zero.
+//! write zeroes, multi-conn. Not served here: TLS itself, cache, resize, fast zero.
 //!
 //! An export's size is fixed for the life of a connection: a client that is connected while the
 //! target changes its size keeps the old one, new connections see the new one. (The protocol has
@@ -21,6 +22,8 @@ pub mod proto;
 pub mod securing;
 pub mod server;
 pub mod session;
+#[cfg(feature = "shared-keys")]
+pub mod shared_keys;
 
 /// The exports a client may ask for by name.
 pub trait Catalogue {

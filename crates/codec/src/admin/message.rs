@@ -376,7 +376,7 @@ pub struct TlsListen {
     /// A TCP address.
     pub address: SocketAddr,
     /// The folder with `ca-cert.pem`, whose certificates sign those of clients, `server-cert.pem` and
-    /// `server-key.pem`.
+    /// `server-key.pem`; or with `keys.psk`, the keys of clients.
     pub certificates: String,
 }
 

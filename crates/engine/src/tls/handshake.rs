@@ -1,9 +1,10 @@
-//! One socket's handshake. The messages are rustls's; here they get to the socket and back, a record
+//! One socket's handshake. The messages are rustls's, or s2n-tls's where both ends have a key; here they get to the socket and back, a record
 //! at a time, so that nothing which follows the handshake is taken away from whoever reads next.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use frontend::nbd::shared_keys::{self, Keys};
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
@@ -21,6 +22,8 @@ use crate::engine::lock;
 pub(crate) enum Failure {
     /// rustls says no.
     Refused(rustls::Error),
+    /// The client has no key of ours.
+    Keys(shared_keys::Refused),
     /// The peer's bytes are no records.
     Records(RecordError),
     /// There is more than the handshake where its end should be.
@@ -31,6 +34,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Refused(error) => f.write_str(&explain(error)),
+            Failure::Keys(refused) => refused.fmt(f),
             Failure::Records(error) => write!(f, "{error}; set `tls yes` on both nodes"),
             Failure::Excess => f.write_str("the peer sends more than the TLS handshake has"),
         }
@@ -52,6 +56,8 @@ impl From<RecordError> for Failure {
 enum Side {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
+    /// Of a server with [`Keys`].
+    Keys(shared_keys::Handshake),
 }
 
 /// The secrets of both directions' traffic, as rustls tells them.
@@ -105,7 +111,7 @@ enum Step {
     Record,
     /// Nothing: both ends have the keys.
     Done,
-    Failed(rustls::Error),
+    Failed(Failure),
 }
 
 impl Handshake {
@@ -137,6 +143,15 @@ impl Handshake {
         Ok(Handshake { side, secrets, incoming: Vec::new() })
     }
 
+    /// A server's side with keys that clients have, too.
+    ///
+    /// # Errors
+    /// Why it can not begin.
+    pub(crate) fn of_keys(keys: &Keys) -> Result<Handshake, Failure> {
+        let side = Side::Keys(shared_keys::Handshake::new(keys).map_err(Failure::Keys)?);
+        Ok(Handshake { side, secrets: Arc::default(), incoming: Vec::new() })
+    }
+
     /// Goes on as far as what has arrived allows, and appends to `out` what is to be sent: after an
     /// error, too, so that the peer learns of it. True if it is over.
     ///
@@ -158,10 +173,10 @@ impl Handshake {
                     let len = record.len();
                     rx.consume(len);
                 }
-                Step::Failed(error) => {
+                Step::Failed(failure) => {
                     // The alert for the peer.
                     while let Step::Again = self.step(out) {}
-                    return Err(error.into());
+                    return Err(failure);
                 }
             }
         }
@@ -171,6 +186,13 @@ impl Handshake {
         let (discard, step) = match &mut self.side {
             Side::Client(side) => take(side.process_tls_records(&mut self.incoming), out),
             Side::Server(side) => take(side.process_tls_records(&mut self.incoming), out),
+            Side::Keys(side) => {
+                return match side.advance(&mut self.incoming, out) {
+                    Ok(true) => Step::Done,
+                    Ok(false) => Step::Record,
+                    Err(refused) => Step::Failed(Failure::Keys(refused)),
+                };
+            }
         };
         self.incoming.drain(..discard);
         step
@@ -185,6 +207,11 @@ impl Handshake {
         let (extracted, sending, receiving) = match self.side {
             Side::Client(side) => (side.dangerous_into_kernel_connection()?.0, client, server),
             Side::Server(side) => (side.dangerous_into_kernel_connection()?.0, server, client),
+            Side::Keys(side) => {
+                let secrets = side.finish().map_err(Failure::Keys)?;
+                let (sending, receiving) = (secrets.server, secrets.client);
+                return Ok(Traffic::new(Key::of(sending)?, Key::of(receiving)?));
+            }
         };
         let key = |of, told: &Mutex<Option<_>>| {
             Key::new(of, Some(lock(told).take().ok_or(RecordError::Key)?))
@@ -196,7 +223,7 @@ impl Handshake {
 
 fn take<Data>(status: UnbufferedStatus<'_, '_, Data>, out: &mut Vec<u8>) -> (usize, Step) {
     let step = match status.state {
-        Err(error) => Step::Failed(error),
+        Err(error) => Step::Failed(error.into()),
         Ok(ConnectionState::EncodeTlsData(mut data)) => {
             let start = out.len();
             let encoded = match data.encode(&mut []) {
@@ -215,7 +242,7 @@ fn take<Data>(status: UnbufferedStatus<'_, '_, Data>, out: &mut Vec<u8>) -> (usi
         }
         Ok(ConnectionState::BlockedHandshake) => Step::Record,
         Ok(ConnectionState::WriteTraffic(_)) => Step::Done,
-        Ok(_) => Step::Failed(rustls::Error::HandshakeNotComplete),
+        Ok(_) => Step::Failed(rustls::Error::HandshakeNotComplete.into()),
     };
     (status.discard, step)
 }

@@ -4,8 +4,8 @@
 //! 17 03 03 | length be16 | AES-GCM of ( up to 16 KiB of data, content type ) | tag of 16 bytes
 //! ```
 //!
-//! The first key comes from the handshake, which is rustls's. New keys, of which long connections need some,
-//! are made here of the secret that is told of by rustls: they can be made in another process, too. So
+//! The first key comes from the handshake, or is made here of the secret that the handshake has told. So are new
+//! keys, of which long connections need some: they can be made in another process, too. So
 //! are records, because rustls would allocate for each.
 
 use std::fmt;
@@ -195,6 +195,26 @@ impl Key {
         Key::thaw(FrozenKey { secret, iv, next, traffic })
     }
 
+    /// The first key of a secret (RFC 8446 §7.3): AES-128 with SHA-256, or AES-256 with SHA-384.
+    ///
+    /// # Errors
+    /// If the secret has neither hash's length.
+    pub(super) fn of(traffic: Zeroizing<Vec<u8>>) -> Result<Key, RecordError> {
+        match traffic.len() {
+            32 => Key::derived(16, traffic),
+            48 => Key::derived(32, traffic),
+            _ => Err(RecordError::Key),
+        }
+    }
+
+    /// From record 0 on.
+    fn derived(bytes: usize, traffic: Zeroizing<Vec<u8>>) -> Result<Key, RecordError> {
+        let secret = derived(bytes, &traffic, "key", bytes)?;
+        let iv = derived(bytes, &traffic, "iv", 12)?;
+        let iv = iv.as_slice().try_into().map_err(|_| RecordError::Key)?;
+        Key::thaw(FrozenKey { secret, iv, next: 0, traffic: Some(traffic) })
+    }
+
     /// The key that follows (RFC 8446 §7.2), from record 0 on.
     ///
     /// # Errors
@@ -202,11 +222,7 @@ impl Key {
     pub(super) fn following(&self) -> Result<Key, RecordError> {
         let FrozenKey { secret, traffic, .. } = &self.made_of;
         let (bytes, traffic) = (secret.len(), traffic.as_ref().ok_or(RecordError::Inherited)?);
-        let traffic = derived(bytes, traffic, "traffic upd", traffic.len())?;
-        let secret = derived(bytes, &traffic, "key", bytes)?;
-        let iv = derived(bytes, &traffic, "iv", 12)?;
-        let iv = iv.as_slice().try_into().map_err(|_| RecordError::Key)?;
-        Key::thaw(FrozenKey { secret, iv, next: 0, traffic: Some(traffic) })
+        Key::derived(bytes, derived(bytes, traffic, "traffic upd", traffic.len())?)
     }
 
     /// For another process.

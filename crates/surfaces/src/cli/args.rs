@@ -386,10 +386,11 @@ pub enum Command {
         /// ADDRESS:PORT or the path of a socket
         #[arg(long, value_name = "WHERE", default_value = DEFAULT_EXPORT_SOCKET, value_parser = listen)]
         listen: Listen,
-        /// Listen at ADDRESS:PORT for clients that use TLS, with the certificates in this folder
+        /// Listen at ADDRESS:PORT for clients that use TLS, with the files in this folder
         ///
         /// It has ca-cert.pem, which signs the certificates of clients, server-cert.pem and
-        /// server-key.pem. Clients without TLS do not see the export, but for those of unix sockets.
+        /// server-key.pem; or keys.psk, whose lines are a client's NAME:KEY, the key in hexadecimal.
+        /// Clients without TLS do not see the export, but for those of unix sockets.
         #[arg(long, value_name = "FOLDER", conflicts_with = "vhost_user", value_parser = folder)]
         tls: Option<String>,
         /// The path of a socket for a virtual machine, over vhost-user instead of NBD
