@@ -32,7 +32,7 @@ struct Share {
 
 /// What runs on every change. The number of inputs ends it and not the time, so that it is the
 /// same share on every machine.
-const SHARE: Share = Share { seconds: 120, seed: 1, inputs: 500_000 };
+const SHARE: Share = Share { seconds: 120, seed: 1, inputs: 300_000 };
 
 /// What libFuzzer needs to see which code an input reaches.
 const COVERAGE: &[&str] = &[

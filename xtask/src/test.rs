@@ -26,9 +26,9 @@ cargo xtask test [SECTION ...]
     tidy       arrows between crates, licences, headers, links
     clippy     lints, as errors
     tests      unit, interoperation and end-to-end tests of the workspace
-    interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak
+    interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak; pools of LVM
     sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
-    fuzz       500,000 fixed inputs of each fuzz target
+    fuzz       300,000 fixed inputs of each fuzz target
     With CI set in the environment, a section that hangs is ended and fails.";
 
 /// What came of a section.
@@ -179,8 +179,12 @@ fn clippy() -> Result<Outcome> {
 
 /// In a process of its own each, which removes its network and guests when it is ended.
 fn interop() -> Result<Outcome> {
-    let parts: [&[&str]; 3] =
-        [&["interop", "peers"], &["interop", "disks"], &["soak", "--minutes", "1"]];
+    let parts: [&[&str]; 4] = [
+        &["interop", "peers"],
+        &["interop", "disks"],
+        &["soak", "--minutes", "1"],
+        &["lvm", "pools"],
+    ];
     if let Some(why) = vm::hindrance() {
         println!("skipped: {why}");
         return Ok(Outcome { skipped: parts.len() as u64, ..Outcome::default() });

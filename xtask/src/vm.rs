@@ -56,7 +56,7 @@ cargo xtask vm blockdev
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
 cargo xtask vm vhost
     Boots an emulated guest from a replicated volume over vhost-user, and kills and restarts engines under
-    it. Needs nbdcopy (libnbd-bin) and GRUB (grub-pc-bin, grub-common). Some minutes.
+    it. Needs nbdcopy (libnbd-bin), sfdisk (fdisk) and GRUB (grub-pc-bin, grub-common). Some minutes.
 cargo xtask vm interop [peers|disks]
     peers: kernel DRBD 8.4 in a guest and Ashlar on the host replicate with each other, both ways,
     through disconnects, crashes and verifies. Needs nbdcopy (libnbd-bin) and mkfs.ext4 as well.

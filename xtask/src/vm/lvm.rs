@@ -36,7 +36,8 @@ pub fn pools() -> Result<()> {
         PATIENCE,
     )?;
     let mut command = Command::new(env!("CARGO"));
-    command.args(["test", "--package", "agent", "--test", "lvm", "--", "--nocapture"]);
+    // Of the whole workspace: one package alone would have its dependencies built once more.
+    command.args(["test", "--workspace", "--test", "lvm", "--", "--nocapture"]);
     command.env("ASHLAR_LVM_GUEST", guest.ssh_words());
     let said = process::output(command, TEST_PATIENCE)?;
     ensure!(!said.contains("skipped:"), "the tests did not find the guest:\n{said}");

@@ -77,7 +77,7 @@ struct Bed<'a> {
 pub fn main() -> Result<()> {
     ensure!(
         Path::new(GRUB).exists(),
-        "a boot loader is needed: apt-get install grub-pc-bin grub-common"
+        "a boot loader is needed: apt-get install grub-pc-bin grub-common fdisk"
     );
     let images = Images::get(Kind::Emulated)?;
     let rig = Rig::new(&images)?;
@@ -120,8 +120,11 @@ impl<'a> Bed<'a> {
                 disk.display()
             ))
         };
+        // All of a volume of this size is in the activity log of a Primary that is killed, and a resync would give
+        // way to the load.
         let config = format!(
-            "resource r0 {{\n net {{ protocol C; }}\n {}{} connection-mesh {{ hosts alpha bravo; }}\n}}\n",
+            "resource r0 {{\n net {{ protocol C; }}\n disk {{ c-plan-ahead 0; resync-rate 200M; c-min-rate 0; }}\n \
+             {}{} connection-mesh {{ hosts alpha bravo; }}\n}}\n",
             node("alpha", 0)?,
             node("bravo", 1)?
         );
@@ -176,8 +179,15 @@ impl<'a> Bed<'a> {
 
     /// Half a minute of verified writes to the guest's file system, and fsyncs.
     fn load(&self, guest: &Guest) -> Result<Child> {
-        let arguments = "--name=load --filename=/mnt/load --direct=1 --rw=randwrite --bs=4k \
-                         --size=32m --io_size=24m --iodepth=16 --fsync=64 --rate_iops=200";
+        self.load_of(guest, 24)
+    }
+
+    /// So many MiB, each in 1.3 s or more.
+    fn load_of(&self, guest: &Guest, mib: u64) -> Result<Child> {
+        let arguments = format!(
+            "--name=load --filename=/mnt/load --direct=1 --rw=randwrite --bs=4k \
+             --size=64m --io_size={mib}m --iodepth=16 --fsync=64 --rate_iops=200"
+        );
         let load = guest.start(&format!("{FIO} {arguments}"))?;
         std::thread::sleep(Duration::from_secs(5));
         Ok(load)
@@ -218,9 +228,15 @@ impl<'a> Bed<'a> {
 
     fn killed_under_load(&mut self, guest: &Guest) -> Result<()> {
         let begun = Instant::now();
-        let mut load = self.load(guest)?;
-        for _ in 0..3 {
-            ensure!(load.try_wait()?.is_none(), "the load ended before the engine was killed");
+        let mut load = self.load_of(guest, 48)?;
+        for kill in 1..=3 {
+            if let Some(status) = load.try_wait()? {
+                let after = begun.elapsed().as_secs();
+                bail!(
+                    "the load ended before kill {kill}, after {after} s: {status}\n{}",
+                    self.logs()
+                );
+            }
             self.alpha.kill();
             std::thread::sleep(Duration::from_secs(1));
             self.alpha.start()?;

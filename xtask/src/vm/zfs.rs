@@ -75,7 +75,7 @@ fn built(images: &Images, kernel: &str) -> Result<PathBuf> {
 
 /// The tests, built.
 fn test_binary() -> Result<PathBuf> {
-    let arguments = ["test", "-p", "agent", "--test", "zfs", "--no-run", "--message-format=json"];
+    let arguments = ["test", "--workspace", "--test", "zfs", "--no-run", "--message-format=json"];
     let said = process::output(cargo(&arguments), TEST_PATIENCE)?;
     let messages = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut named = messages.filter(|message| message["target"]["name"] == "zfs");

@@ -1,7 +1,7 @@
 //! Two engines with a replica each: one in a guest, one on the host's side.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{DISK_MIB, PATIENCE, install};
 use crate::process::{self, Daemon};
 use crate::torture::nbd::Client;
+use crate::vm::engine::binary;
 use crate::vm::guest::Guest;
 use crate::vm::rig::{Rig, address};
 
@@ -43,7 +44,7 @@ impl Load {
 impl<'a> Nodes<'a> {
     /// Starts both, with UpToDate, connected replicas.
     pub fn start(rig: &'a Rig<'a>, guest: &'a Guest) -> Result<Nodes<'a>> {
-        let program = build()?;
+        let program = binary()?;
         let stripped = rig.file("ashlar");
         let mut strip = process::command("strip");
         strip.arg("-o").arg(&stripped).arg(&program);
@@ -250,16 +251,4 @@ impl<'a> Nodes<'a> {
         ensure!(ours == theirs, "the replicas differ");
         Ok(())
     }
-}
-
-/// Builds the program; gives its path.
-fn build() -> Result<PathBuf> {
-    let root = crate::workspace::root();
-    let mut cargo = process::command(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--release", "--locked", "-p", "ashlar"]).current_dir(&root);
-    process::output(cargo, Duration::from_secs(1800))?;
-    let program = crate::workspace::Metadata::of(&root.join("Cargo.toml"))?.target_directory;
-    let program = program.join("release").join("ashlar");
-    ensure!(Path::new(&program).exists(), "{} was not built", program.display());
-    Ok(program)
 }
