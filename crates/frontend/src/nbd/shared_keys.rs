@@ -19,6 +19,8 @@ use zeroize::Zeroizing;
 
 /// Bytes of a key, from (RFC 9257 §6) and to.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
+/// Keys of a file: each is compared with each that a stranger names.
+const KEYS_MAX: usize = 1024;
 /// Bytes of a file.
 const FILE_MAX: u64 = 1 << 20;
 /// TLS 1.3 alone, with AES-GCM first.
@@ -106,6 +108,9 @@ impl Keys {
         }
         if found.is_empty() {
             return Err("there is no key in it".to_owned());
+        }
+        if found.len() > KEYS_MAX {
+            return Err(format!("it has {} keys; at most {KEYS_MAX} are served", found.len()));
         }
         let psks = found.into_iter().map(|(name, (number, key))| {
             psk(name, &key).map_err(|e| format!("line {}: {}", number + 1, e.message()))

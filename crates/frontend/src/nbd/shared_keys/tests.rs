@@ -102,6 +102,10 @@ fn files_that_can_not_be_used_are_refused_by_the_line() {
         assert!(said.starts_with(why), "{text:?}: {said}");
         assert!(!said.contains("0102"), "the key is told: {said}");
     }
+    let lines = |keys: usize| (0..keys).map(|n| format!("vm{n}:{KEY}\n")).collect::<String>();
+    assert!(Keys::parse(lines(KEYS_MAX).as_bytes()).is_ok());
+    let many = Keys::parse(lines(KEYS_MAX + 1).as_bytes()).unwrap_err();
+    assert!(many.contains("1025 keys; at most 1024"), "{many}");
     let missing = Keys::read(Path::new("/nonexistent/keys.psk")).unwrap_err();
     assert!(missing.contains("/nonexistent/keys.psk"), "{missing}");
 }
