@@ -44,7 +44,7 @@ cargo xtask vm smoke [--kind user-mode|emulated]
     Boots a guest, or one of each kind, and uses what tests need: network, disk, DRBD, power cut.
 cargo xtask vm lvm [pools|physical]
     pools: tests the agent's pools of LVM on a volume group of a guest.
-    physical: makes pools of the disk of a guest in which a controller and an agent run. Needs lsblk.
+    physical: makes pools of the disk of a guest in which a controller and an agent run. Needs lsblk and wipefs.
 cargo xtask vm zfs [pools|physical]
     The same with ZFS, which is built from Debian's packages for the kernel of an emulated guest first, in
     some ten minutes; then two each.

@@ -4,7 +4,8 @@
 //! - `handshake`: one socket's handshake. `traffic`: its two directions afterwards; `record`: the records.
 //! - `session`: the traffic of a socket between nodes, as packets.
 //!
-//! Handshakes and keys are rustls's; the records of the traffic are made here, in batches and without an
+//! Handshakes and keys are rustls's, but those of NBD clients with shared keys
+//! (`frontend::nbd::shared_keys`); the records of the traffic are made here, in batches and without an
 //! allocation for each, and so that another process can go on with them. The core knows nothing of it.
 
 #[cfg(test)]
