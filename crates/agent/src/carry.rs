@@ -18,7 +18,7 @@ mod tests;
 mod up;
 mod volumes;
 
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cluster::name::{NodeName, PoolName, ResourceName};
@@ -57,6 +57,8 @@ pub struct Node {
     pub files_below: Vec<PathBuf>,
     /// The cluster's master key, once it was told.
     pub master: Master,
+    /// Our own program, for what it tells of the engine.
+    pub program: Option<PathBuf>,
 }
 
 /// A step that is being carried out.
@@ -67,6 +69,21 @@ struct Step<'a> {
 }
 
 impl Node {
+    /// True if an external file may be put there.
+    pub fn may_put(&self, path: &Path) -> bool {
+        let plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+        path.components().all(plain)
+            && self.files_below.iter().any(|folder| path.starts_with(folder))
+    }
+
+    /// Why an external file is not put there.
+    pub fn not_taken(&self, path: &Path) -> Failed {
+        Failed::new(
+            format!("{} is not among the files that this node takes", path.display()),
+            "start the agent with --files-below and its folder, or undeploy the file",
+        )
+    }
+
     /// Carries out a step.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use logging::{Level, log};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// How long a command may take unless said otherwise.
@@ -54,8 +55,13 @@ pub enum Failure {
 
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`: ", self.command)?;
-        match &self.why {
+        write!(f, "`{}`: {}", self.command, self.why)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Failure::NotInstalled => write!(f, "the program is not installed"),
             Failure::NotRun(why) => write!(f, "it could not be run: {why}"),
             Failure::TooLong(limit) => {
@@ -82,8 +88,49 @@ impl Default for System {
     }
 }
 
+/// What a command that has ended said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Its exit status; `None` if a signal ended it.
+    pub status: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
 impl Runner for System {
     fn run(&self, argv: &[&str]) -> Result<String, CommandError> {
+        let Output { status, stdout, stderr } = self.call(argv)?;
+        if status == Some(0) {
+            return Ok(stdout);
+        }
+        let why = Failure::Exit { code: status, stderr: stderr.trim().to_owned() };
+        Err(CommandError { command: argv.join(" "), why })
+    }
+}
+
+impl System {
+    /// Runs `argv` (the program first), whatever its exit status.
+    ///
+    /// # Errors
+    /// If it can not be started, or takes too long.
+    pub fn call(&self, argv: &[&str]) -> Result<Output, CommandError> {
+        let began = Instant::now();
+        let output = self.called(argv);
+        if logging::enabled(Level::Debug) {
+            let (line, took) = (argv.join(" "), began.elapsed().as_millis());
+            let end = match &output {
+                Ok(Output { status: Some(status), .. }) => format!("exit {status}"),
+                Ok(Output { status: None, .. }) => "ended by a signal".to_owned(),
+                Err(error) => error.why.to_string(),
+            };
+            log!(Level::Debug, "command", "`{line}`: {end} ({took} ms)");
+        }
+        output
+    }
+
+    fn called(&self, argv: &[&str]) -> Result<Output, CommandError> {
         let failed = |why| CommandError { command: argv.join(" "), why };
         let Some((program, arguments)) = argv.split_first() else {
             return Err(failed(Failure::NotRun("no program was named".into())));
@@ -109,11 +156,8 @@ impl Runner for System {
         let stderr = drain(child.stderr.take());
         let status = wait(&mut child, self.deadline).map_err(failed)?;
         let (stdout, stderr) = (collected(&stdout), collected(&stderr));
-        if status.success() {
-            return Ok(stdout);
-        }
-        let code = if status.signal().is_some() { None } else { status.code() };
-        Err(failed(Failure::Exit { code, stderr: stderr.trim().to_owned() }))
+        let status = if status.signal().is_some() { None } else { status.code() };
+        Ok(Output { status, stdout, stderr })
     }
 }
 

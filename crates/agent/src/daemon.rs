@@ -7,29 +7,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use api::link::{News, Order};
-use cluster::disks::{Question, Reply};
 use cluster::layer::Layer;
 use cluster::name::{PoolName, ResourceName};
 use cluster::objects::Generation;
 use cluster::observed::{NodeState, PoolState, ReplicaState};
+use cluster::question::{Question, Reply};
 use codec::admin::{Event, Request};
+use logging::{Level, log};
 use rustix::fs::{FlockOperation, flock};
 use surfaces::cli::Client;
 use tokio::sync::mpsc;
 
 use crate::carry::{Master, Node};
-use crate::command::System;
 use crate::device_pool::Maker;
 use crate::failed::Failed;
 use crate::link::{self, Identity, NoIdentity, Talk};
 use crate::pools::{self, Pools};
+use crate::questions;
 use crate::record::{Record, Store};
 use crate::report::{self, View};
 use crate::work::{Job, Queue};
@@ -72,6 +73,10 @@ pub struct Options {
     pub suspend_for: Duration,
     /// Folders below which a controller may put external files.
     pub files_below: Vec<PathBuf>,
+    /// Our own program.
+    pub program: Option<PathBuf>,
+    /// Most detailed lines of the log, until the controller says something else.
+    pub log_level: Level,
 }
 
 /// Why the agent does not run.
@@ -150,9 +155,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
         pools: Pools::open(&options.directory).map_err(folder)?,
         suspend_for: options.suspend_for,
         files_below: options.files_below.clone(),
+        program: options.program.clone(),
         master: Master::default(),
     };
-    say(&format!("agent of {identity:?}"));
+    logging::set_level(options.log_level);
+    log!(Level::Info, "agent", "{identity:?}");
     let daemon = Arc::new_cyclic(|own| Daemon {
         node,
         queue: Queue::default(),
@@ -194,12 +201,6 @@ fn start(name: &str, daemon: &Arc<Daemon>, run: fn(&Arc<Daemon>)) -> Result<(), 
     thread.map(drop).map_err(|error| Error::Start(error.to_string()))
 }
 
-/// A line for people, on standard error; the service manager keeps it.
-fn say(text: &str) {
-    // With nobody to read it, it is lost.
-    let _ = writeln!(io::stderr(), "ashlar agent: {text}");
-}
-
 impl Daemon {
     fn lock(&self) -> MutexGuard<'_, Outgoing> {
         self.outgoing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -225,10 +226,10 @@ impl Daemon {
                     let result = self.node.carry_out(&name, *generation, action);
                     let took = began.elapsed().as_millis();
                     match result {
-                        Ok(()) => say(&format!("{name}: {action} ({} ms)", took)),
-                        Err(failed) if failed.stale => say(&format!("{name}: {failed}")),
+                        Ok(()) => log!(Level::Info, name, "{action} ({took} ms)"),
+                        Err(failed) if failed.stale => log!(Level::Info, name, "{failed}"),
                         Err(failed) => {
-                            say(&format!("{name}: could not {action}: {failed}"));
+                            log!(Level::Error, name, "could not {action}: {failed}");
                             let order = action.to_string();
                             self.failed(Some(name.clone()), *generation, order, failed);
                         }
@@ -236,12 +237,12 @@ impl Daemon {
                 }
                 Job::Recover => {
                     if let Err(failed) = self.node.recover(&name) {
-                        say(&format!("{name}: could not be recovered yet: {failed}"));
+                        log!(Level::Warn, name, "could not be recovered yet: {failed}");
                     }
                 }
                 Job::Reconnect => {
                     if let Err(failed) = self.node.reconnect(&name) {
-                        say(&format!("{name}: could not be connected: {failed}"));
+                        log!(Level::Warn, name, "could not be connected: {failed}");
                     }
                 }
             }
@@ -281,13 +282,7 @@ impl Daemon {
     fn ask(&self, token: u64, question: Question) {
         let Some(daemon) = self.own.upgrade() else { return };
         let answer = move || {
-            let reply = daemon.maker.answer(&System::default(), &question);
-            match (&question, &reply) {
-                (_, Reply::Refused { cause, .. }) => say(cause),
-                (Question::Disks {}, _) => {}
-                (Question::MakePool(pool), _) => say(&format!("{pool} was made")),
-                (Question::UnmakePool(pool), _) => say(&format!("{pool} was removed again")),
-            }
+            let reply = questions::answer(&daemon.node, &daemon.maker, &question);
             daemon.tell(News::Answer { token, reply });
         };
         if let Err(error) = thread::Builder::new().name("answer".to_owned()).spawn(answer) {
@@ -445,7 +440,7 @@ impl Daemon {
                 let Some(provider) = self.node.pools.provider(name) else { continue };
                 let old = outgoing.sent_pools.get(name).and_then(|old| old.alarm(provider));
                 if let Some(alarm) = state.alarm(provider).filter(|_| old.is_none()) {
-                    say(&format!("storage pool {name}: {alarm}"));
+                    log!(Level::Warn, format!("storage pool {name}"), "{alarm}");
                 }
             }
             outgoing.sent_pools = pools.clone();
@@ -502,9 +497,9 @@ impl Daemon {
             let daemon = self.clone();
             thread::spawn(move || {
                 let (name, token) = key;
-                say(&format!("{name}: the suspension of I/O took too long and is ended"));
+                log!(Level::Warn, name, "the suspension of I/O took too long and is ended");
                 if let Err(failed) = daemon.node.expire(&name, token) {
-                    say(&format!("{name}: I/O is not resumed yet: {failed}"));
+                    log!(Level::Error, name, "I/O is not resumed yet: {failed}");
                 }
                 daemon.touch([name], false);
             });
@@ -520,7 +515,7 @@ impl Daemon {
             if *count > RECONNECT.1 {
                 // What is not connected by now has another reason.
                 if let Err(failed) = self.node.store.update(&name, |r| r.reconnect = false) {
-                    say(&format!("{name}: {failed}"));
+                    log!(Level::Error, name, "{failed}");
                 }
             } else if !self.queue.busy().contains(&name) {
                 self.queue.push(&name, Job::Reconnect);
@@ -573,15 +568,18 @@ impl Talk for Daemon {
                 Ok(true) => self.recover_encrypted(),
                 Ok(false) => {}
                 Err(failed) => {
-                    say(&failed.to_string());
+                    log!(Level::Error, "agent", "{failed}");
                     self.failed(None, Generation(0), "use the master key".to_owned(), failed);
                 }
             },
-            Order::Ask { token, question } => self.ask(token, question),
+            Order::Ask { token, question } => {
+                log!(Level::Debug, "question", "the controller has this node {question}");
+                self.ask(token, question);
+            }
             Order::Pools { generation, pools } => {
                 // A small file; steps that come next need it.
                 if let Err(failed) = self.node.pools.tell(generation, pools) {
-                    say(&failed.to_string());
+                    log!(Level::Error, "agent", "{failed}");
                     if !failed.stale {
                         self.failed(None, generation, "use these pools".to_owned(), failed);
                     }
@@ -596,12 +594,12 @@ impl Talk for Daemon {
             format!("node {} does not understand the order: {why}", self.node.name),
             "update the agent to the controller's release",
         );
-        say(&failed.to_string());
+        log!(Level::Error, "agent", "{failed}");
         let order = "something of a newer release".to_owned();
         self.failed(ResourceName::new(resource).ok(), generation, order, failed);
     }
 
     fn log(&self, text: &str) {
-        say(text);
+        log!(Level::Info, "link", "{text}");
     }
 }

@@ -4,16 +4,16 @@
 //! Each step knows how it is undone, and the disks are looked at right before the first. No command is
 //! forced: LVM and ZFS, too, refuse a device on which they find something.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
-use cluster::disks::{DevicePool, Question, Reply};
+use cluster::disks::DevicePool;
 use cluster::objects::Provider;
 
 use crate::command::{CommandError, Failure, Runner};
 use crate::disks::{self, Machine};
 use crate::failed::Failed;
 
-/// Who answers questions about disks, one that changes something after the other.
+/// Who makes pools, one after the other.
 #[derive(Debug, Default)]
 pub struct Maker {
     /// What was made since the start: nothing else is ever removed.
@@ -21,33 +21,35 @@ pub struct Maker {
 }
 
 impl Maker {
-    /// Answers a question. Takes as long as the node's programs do.
-    pub fn answer(&self, machine: &impl Machine, question: &Question) -> Reply {
-        let lock = || self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let done = match question {
-            Question::Disks {} => disks::unused(machine).map(|disks| Reply::Disks { disks }),
-            Question::MakePool(pool) => {
-                let mut made = lock();
-                make(machine, pool).map(|()| {
-                    made.push(pool.clone());
-                    Reply::Done {}
-                })
-            }
-            Question::UnmakePool(pool) => {
-                let mut made = lock();
-                let found = made.iter().position(|known| known == pool);
-                let unknown = || {
-                    let cause = format!("{pool} was not removed: it was not made by this agent");
-                    Failed::new(cause, "remove it by hand if nobody needs it")
-                };
-                found.ok_or_else(unknown).and_then(|index| {
-                    unmake(machine, pool)?;
-                    made.remove(index);
-                    Ok(Reply::Done {})
-                })
-            }
-        };
-        done.unwrap_or_else(|Failed { cause, correction, .. }| Reply::Refused { cause, correction })
+    fn made(&self) -> MutexGuard<'_, Vec<DevicePool>> {
+        self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Makes a pool. Takes as long as the node's programs do.
+    ///
+    /// # Errors
+    /// If it can not be made; nothing is left of it.
+    pub fn make(&self, machine: &impl Machine, pool: &DevicePool) -> Result<(), Failed> {
+        let mut made = self.made();
+        make(machine, pool)?;
+        made.push(pool.clone());
+        Ok(())
+    }
+
+    /// Takes back a pool that it has made.
+    ///
+    /// # Errors
+    /// If it is another's, or can not be removed.
+    pub fn unmake(&self, machine: &impl Machine, pool: &DevicePool) -> Result<(), Failed> {
+        let mut made = self.made();
+        let found = made.iter().position(|known| known == pool);
+        let index = found.ok_or_else(|| {
+            let cause = format!("{pool} was not removed: it was not made by this agent");
+            Failed::new(cause, "remove it by hand if nobody needs it")
+        })?;
+        unmake(machine, pool)?;
+        made.remove(index);
+        Ok(())
     }
 }
 

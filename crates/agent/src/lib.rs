@@ -6,7 +6,7 @@
 //! - [`engine`]: the engine's control socket. `configure`: its words. `metadata`: how data begin, grow.
 //! - [`storage`]: pools and volumes, whatever they are made of. [`pools`]: those of this node.
 //! - [`disks`]: those that nobody uses. [`device_pool`]: pools that are made of them.
-//! - [`command`]: how other programs are run.
+//! - `questions`: what is asked outside of plans. [`command`]: how other programs are run.
 #![forbid(unsafe_code)]
 
 pub mod carry;
@@ -21,6 +21,7 @@ mod files;
 pub mod link;
 mod metadata;
 pub mod pools;
+mod questions;
 pub mod record;
 mod report;
 pub mod storage;

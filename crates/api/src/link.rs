@@ -9,11 +9,11 @@
 
 use std::collections::BTreeMap;
 
-use cluster::disks::{Question, Reply};
 use cluster::name::{NodeName, PoolName, ResourceName};
 use cluster::objects::{Generation, Provider};
 use cluster::observed::{NodeState, PoolState, ReplicaState};
 use cluster::plan::Action;
+use cluster::question::{Question, Reply};
 use serde::{Deserialize, Serialize};
 use vocab::options::Secret;
 

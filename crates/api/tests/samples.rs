@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use api::link::{FIRST_TOKEN, News, Order, Pool};
 use api::wire::{NotUnderstood, PROTOCOL, PROTOCOL_MIN, proto};
-use cluster::disks::{DevicePool, Disk, Question, Reply};
+use cluster::disks::{DevicePool, Disk};
 use cluster::layer::Layer;
 use cluster::name::{FilePath, NodeName, PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Generation, Millis, Provider};
@@ -19,11 +19,12 @@ use cluster::observed::{
 use cluster::plan::{
     Action, Backing, Begin, ConnectionConfig, Guard, ResourceConfig, VolumeConfig,
 };
+use cluster::question::{Question, ReactorCall, ReactorVerb, Reply};
 use prost::Message;
 use proto::{from_agent, to_agent};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use vocab::{Bytes, DiskState, GenUuid, Minor, NodeId, VolumeNr};
+use vocab::{Bytes, DiskState, GenUuid, LogLevel, Minor, NodeId, VolumeNr};
 
 /// The first version of which there are samples.
 const FIRST: u32 = 3;
@@ -41,6 +42,10 @@ fn snapshot() -> SnapshotName {
 
 fn pool() -> PoolName {
     PoolName::new("thin").unwrap()
+}
+
+fn path() -> FilePath {
+    FilePath::new("/etc/web.conf").unwrap()
 }
 
 fn texts() -> BTreeMap<String, String> {
@@ -87,7 +92,7 @@ fn config() -> ResourceConfig {
         secret: "shared".into(),
         volumes: [(0, volume)].into(),
         connections: [(NodeName::new("bravo").unwrap(), connection)].into(),
-        files: [(FilePath::new("/etc/web.conf").unwrap(), b"content".to_vec())].into(),
+        files: [(path(), b"content".to_vec())].into(),
     }
 }
 
@@ -183,9 +188,24 @@ fn orders() -> Vec<Order> {
         Question::MakePool(pool.clone()),
         Question::MakePool(bare),
         Question::UnmakePool(pool),
+        Question::MayPut { path: path() },
+        Question::File { path: path(), content: b"content".to_vec() },
+        Question::LogLevel {},
+        Question::Diagnosis { since: None },
+        Question::Diagnosis { since: Some(Millis(1_700_000_000_000)) },
     ];
+    let verbs = [
+        ReactorVerb::Status,
+        ReactorVerb::Evict,
+        ReactorVerb::Disable,
+        ReactorVerb::Enable,
+        ReactorVerb::Restart,
+    ];
+    let call = |verb| ReactorCall { verb, config: "web".to_owned(), now: true, wait: false };
+    let calls = verbs.into_iter().map(call).map(Question::Reactor);
+    let levels = LogLevel::ALL.iter().copied().map(Question::SetLogLevel);
     let ask = |question| Order::Ask { token: FIRST_TOKEN + 7, question };
-    all.extend(questions.into_iter().map(ask));
+    all.extend(questions.into_iter().chain(calls).chain(levels).map(ask));
     all
 }
 
@@ -246,6 +266,11 @@ fn news() -> Vec<News> {
     vec![
         answer(Reply::Disks { disks: vec![disk, Disk::default()] }),
         answer(Reply::Done {}),
+        answer(Reply::MayPut { allowed: true }),
+        answer(Reply::File { there: true, same: false }),
+        answer(Reply::LogLevel(LogLevel::Debug)),
+        answer(Reply::Said { status: -1, output: "out".to_owned(), errors: "err".to_owned() }),
+        answer(Reply::Diagnosis { files: texts() }),
         answer(Reply::Refused { cause: "in use".to_owned(), correction: "free it".to_owned() }),
         News::Hello { node, replicas: [(resource(), state.clone())].into() },
         News::Hello { node: NodeState::default(), replicas: BTreeMap::new() },

@@ -23,6 +23,10 @@ pub struct Args {
     /// Directory below which the controller may put files [default: none]
     #[arg(long, value_name = "DIRECTORY")]
     files_below: Vec<PathBuf>,
+    /// Most detailed lines of the log: error, warn, info, debug or trace; clients of the controller can
+    /// change it
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: vocab::LogLevel,
 }
 
 /// Runs the agent until it is ended.
@@ -32,6 +36,8 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         socket: std::path::absolute(&common.socket)?,
         suspend_for: Duration::from_secs(args.suspend_timeout.into()),
         files_below: args.files_below.clone(),
+        program: std::env::current_exe().ok(),
+        log_level: args.log_level,
     };
     Ok(agent::daemon::run(&options)?)
 }

@@ -1,5 +1,5 @@
 //! `ashlar controller`: starts the control plane's daemon in this process; and with a command, asks a
-//! running one about its tokens and its audit log.
+//! running one about its tokens, its audit log, copies of its store, and what helps to find faults.
 //!
 //! Only the arguments are read and answers shown here; everything else is the crate `controller`, and
 //! the operator's way to its REST API.
@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use controller::{daemon, tls};
 use serde_json::{Value, json};
 use surfaces::cli;
-use surfaces::cli::cluster::{Change, Controllers, Http};
+use surfaces::cli::cluster::{Change, Controllers, Http, part, query};
 use vocab::Utc;
 
 /// Where the wanted state is kept.
@@ -35,8 +35,10 @@ calls there are is in COMPAT.md. A node becomes a member by `ashlar node create 
 The first start makes a token for the administrator, in the file admin.token of the directory; with
 that, or without any from this host, `ashlar controller token create` makes others.
 
-Back up what the store is. A file: all of the directory, while the controller is stopped. PostgreSQL, at
-any time: `pg_dump --table 'ashlar_*'`. etcd, at any time: `etcdctl snapshot save`.";
+Back up at any time by `ashlar controller backup`: the copy takes the place of controller.db in the
+directory; keep the other files of the directory, too, which are keys. Of a server that is the store also
+by its own means. PostgreSQL: `pg_dump --table 'ashlar_*'`. etcd: `etcdctl snapshot save`. From one kind of
+store to another: `ashlar controller export`, and `import` while no controller runs.";
 
 /// Arguments of `ashlar controller`.
 #[derive(clap::Args, Debug)]
@@ -87,6 +89,9 @@ pub struct Args {
     /// Have programs on this host show a token, too; else they may do everything
     #[arg(long)]
     require_token: bool,
+    /// Most detailed lines of the log: error, warn, info, debug or trace; clients can change it
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: vocab::LogLevel,
 }
 
 /// What a running controller is asked.
@@ -106,6 +111,53 @@ enum Command {
         /// Only calls by these: `token NAME` or `loopback`
         #[arg(long, value_name = "WHO")]
         who: Vec<String>,
+    },
+    /// Copy the store, whatever it is, into a SQLite file below `backups` in the controller's directory
+    Backup {
+        #[command(flatten)]
+        asked: Controllers,
+        /// Name of the file, without folder and ending [default: the time]
+        name: Option<String>,
+    },
+    /// Write what is wanted of the cluster as JSON to a file below `backups` in the controller's directory
+    Export {
+        #[command(flatten)]
+        asked: Controllers,
+        /// Name of the file, without folder and ending [default: the time]
+        name: Option<String>,
+    },
+    /// Put what an export has into an empty store; no controller may run on it
+    Import {
+        /// Directory of the controller
+        #[arg(long, value_name = "DIRECTORY", default_value = DEFAULT_DATA_DIR)]
+        data_dir: PathBuf,
+        /// The store, as when a controller is started [default: a file in the data directory]
+        #[arg(long, value_name = "URL")]
+        store: Option<String>,
+        /// What `export` has written
+        file: PathBuf,
+    },
+    /// Collect what helps to find out what is wrong, of controller and nodes, in an archive below
+    /// `sos-reports` in the controller's directory; there are no secrets in it
+    SosReport {
+        #[command(flatten)]
+        asked: Controllers,
+        /// Only of these nodes
+        #[arg(long, value_name = "NODE")]
+        only: Vec<String>,
+    },
+    /// Change how much is logged, until the program that logs ends: error, warn, info, debug or trace
+    LogLevel {
+        #[command(flatten)]
+        asked: Controllers,
+        /// Of this node's agent
+        #[arg(long, value_name = "NODE", conflicts_with = "all")]
+        agent: Option<String>,
+        /// Of the controller and of every agent
+        #[arg(long)]
+        all: bool,
+        /// Most detailed lines that are written
+        level: vocab::LogLevel,
     },
 }
 
@@ -154,7 +206,14 @@ impl Args {
     pub fn uses(&self) -> Vec<&'static str> {
         match &self.command {
             None => Vec::new(),
-            Some(Command::Token(Token::Create { .. } | Token::Revoke { .. })) => vec!["timeout"],
+            Some(Command::Import { .. }) => Vec::new(),
+            Some(
+                Command::Token(Token::Create { .. } | Token::Revoke { .. })
+                | Command::Backup { .. }
+                | Command::Export { .. }
+                | Command::SosReport { .. }
+                | Command::LogLevel { .. },
+            ) => vec!["timeout"],
             Some(Command::Token(Token::List { .. }) | Command::Audit { .. }) => {
                 vec!["timeout", "json"]
             }
@@ -164,8 +223,16 @@ impl Args {
 
 /// Serves LINSTOR's REST API, and agents, until told to shut down; or asks one that does.
 pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
-    if let Some(command) = &args.command {
-        return ask(command, common.timeout, common.json);
+    match &args.command {
+        Some(Command::Import { data_dir, store, file }) => {
+            let data = std::path::absolute(data_dir)?;
+            let store = store.clone();
+            let rows = daemon::import(&daemon::Stored { data, store }, file)?;
+            writeln!(io::stdout(), "{rows} objects of {} are in the store", file.display())?;
+            return Ok(());
+        }
+        Some(command) => return ask(command, common.timeout, common.json),
+        None => {}
     }
     let data = std::path::absolute(&args.data_dir)?;
     let tls = tls::Options {
@@ -174,16 +241,21 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         clients: args.rest_client_ca.clone(),
     };
     let options = daemon::Options {
-        data,
-        store: args.store.clone(),
+        stored: daemon::Stored { data, store: args.store.clone() },
         listen: args.listen,
         listen_tls: args.rest_tls,
         tls,
         advertise: args.advertise.clone(),
         agents: args.listen_agents,
         token_required: args.require_token,
+        log_level: args.log_level,
     };
     Ok(daemon::run(&options)?)
+}
+
+/// The path that an answer names.
+fn written(answer: &Value) -> &str {
+    answer[0]["obj_refs"]["path"].as_str().unwrap_or_default()
 }
 
 fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()> {
@@ -219,6 +291,37 @@ fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()
             let change = Change::Delete(format!("/v1/ashlar/tokens/{name}"));
             Http::new(asked, timeout)?.change(&format!("token {name}: revoke"), &change)?;
             writeln!(out, "token {name} is revoked")?;
+        }
+        Command::Backup { asked, name } => {
+            let body = json!({ "backup_name": name });
+            let path = "/v1/controller/backup/db";
+            let made: Value = Http::new(asked, timeout)?.make("backup", path, body)?;
+            writeln!(out, "{}", written(&made))?;
+        }
+        Command::Export { asked, name } => {
+            let body = json!({ "backup_name": name });
+            let path = "/v1/controller/database/export";
+            let made: Value = Http::new(asked, timeout)?.make("export", path, body)?;
+            writeln!(out, "{}", written(&made))?;
+        }
+        // It is not asked: the store is opened.
+        Command::Import { .. } => {}
+        Command::SosReport { asked, only } => {
+            let path = format!("/v1/sos-report{}", query("nodes", only));
+            let made: Value = Http::new(asked, timeout)?.get("SOS report", &path)?;
+            writeln!(out, "{}", written(&made))?;
+        }
+        Command::LogLevel { asked, agent, all, level } => {
+            let key = if *all { "level_linstor_global" } else { "level_linstor" };
+            let path = match agent {
+                Some(node) => format!("/v1/nodes/{}/config", part(node)),
+                None => "/v1/controller/config".to_owned(),
+            };
+            let change = Change::Put(path, json!({ "log": { key: level.name() } }));
+            let done = Http::new(asked, timeout)?.change("log level", &change)?;
+            for note in done.notes {
+                writeln!(io::stderr(), "{}: {}", note.message, note.cause)?;
+            }
         }
         Command::Audit { asked, limit, who } => {
             let mut path = format!("/v1/ashlar/audit?limit={limit}");

@@ -75,7 +75,7 @@ pub struct Args {
     seed: Option<u64>,
     /// Most detailed lines of the engines' logs: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log_level: engine::log::Level,
+    log_level: vocab::LogLevel,
 }
 
 /// The end of the help text.

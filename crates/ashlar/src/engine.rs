@@ -29,7 +29,7 @@ pub struct Args {
     metrics: Option<SocketAddr>,
     /// Most detailed lines of the log: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log_level: engine::log::Level,
+    log_level: vocab::LogLevel,
     /// Worker threads [default: one per usable CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,

@@ -1,5 +1,4 @@
-//! Disks of nodes that nobody uses, and the pools that are made of them: what a controller asks an
-//! agent at once, outside of any plan, and what that answers.
+//! Disks of nodes that nobody uses, and the pools that are made of them.
 
 use serde::{Deserialize, Serialize};
 use vocab::Bytes;
@@ -125,36 +124,6 @@ fn check_devices(devices: &[String]) -> Result<(), Refusal> {
         }
     }
     Ok(())
-}
-
-/// What an agent is asked.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Question {
-    /// Which disks nobody uses.
-    Disks {},
-    /// To make a pool; nothing is left of one that can not be made.
-    MakePool(DevicePool),
-    /// To take a pool back that it has just made and in which nothing is.
-    UnmakePool(DevicePool),
-}
-
-/// What an agent answers.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Reply {
-    /// These disks.
-    Disks {
-        /// By their devices.
-        disks: Vec<Disk>,
-    },
-    /// It is done.
-    Done {},
-    /// It could not be done.
-    Refused {
-        /// Object and cause, in a sentence.
-        cause: String,
-        /// What to do about it.
-        correction: String,
-    },
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ pub mod observed;
 pub mod place;
 pub mod plan;
 pub mod props;
+pub mod question;
 pub mod redundancy;
 pub mod refusal;
 mod row;

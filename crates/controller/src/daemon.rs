@@ -11,17 +11,19 @@ use std::time::{Duration, Instant};
 use api::link::{Agents, Order};
 use cluster::command::Command;
 use cluster::name::NodeName;
-use linstor::controller::Controller as _;
+use linstor::controller::{Controller as _, Settings};
+use logging::Level;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::access::{self, Gate, NotTaken};
+use crate::export;
 use crate::handle::{self, Handle};
 use crate::leader;
 use crate::link::authority::{self, Authority};
 use crate::link::{self, Link};
 use crate::rest::{self, Rest};
-use crate::store::{self, Location, NoLocation, Sqlite, Store, Term};
+use crate::store::{self, Location, NoLocation, Sqlite, Standing, Store, Term};
 use crate::tls::{self, Certificates};
 use crate::{files, log};
 
@@ -36,14 +38,21 @@ const AUTHORITY: &str = "authority.crt";
 /// How long calls that are under way may take at the end.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What a controller is started with.
+/// Where a controller keeps everything.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// The directory of the store; made if it is not there, for its owner only.
+pub struct Stored {
+    /// Its directory; made if it is not there, for its owner only.
     pub data: PathBuf,
     /// Where the store is, as [`Location::from_argument`] reads it. Without it the variable
     /// `ASHLAR_STORE` says it, and without that it is a file in the directory.
     pub store: Option<String>,
+}
+
+/// What a controller is started with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it keeps everything.
+    pub stored: Stored,
     /// Where the REST API listens without encryption: on a loopback address, unless it has HTTPS to
     /// lead to.
     pub listen: SocketAddr,
@@ -58,6 +67,8 @@ pub struct Options {
     pub agents: SocketAddr,
     /// Programs on this host need a token, too.
     pub token_required: bool,
+    /// Most detailed lines of the log, until a client says something else.
+    pub log_level: Level,
 }
 
 /// Why a controller does not start, or ends.
@@ -77,6 +88,10 @@ pub enum Error {
     Advertised(String, &'static str),
     /// The store can not be used, or failed for good.
     Store(store::Error),
+    /// Nothing was imported.
+    Import(export::Error),
+    /// A controller leads on the store into which something is to be imported.
+    Led,
     /// Agents can not be listened to.
     Link(std::io::Error),
     /// It did not start.
@@ -97,6 +112,13 @@ impl fmt::Display for Error {
             Error::Location(error) => error.fmt(f),
             Error::Advertised(url, why) => write!(f, "{url} can not be advertised: {why}"),
             Error::Store(error) => error.fmt(f),
+            Error::Import(error) => error.fmt(f),
+            Error::Led => {
+                write!(
+                    f,
+                    "a controller leads on the store; stop all controllers, or name another one"
+                )
+            }
             Error::Link(error) => write!(f, "{error}"),
             Error::Start(error) => error.fmt(f),
             Error::System(error) => write!(f, "the controller can not run: {error}"),
@@ -128,9 +150,12 @@ impl Agents for Late {
 /// # Errors
 /// If it can not start, or its store fails for good.
 pub fn run(options: &Options) -> Result<(), Error> {
-    let directory = |error| Error::Directory(options.data.clone(), error);
-    make_directory(&options.data).map_err(directory)?;
-    let mut electorate = match location(options)? {
+    logging::set_level(options.log_level);
+    let directory = |error| Error::Directory(options.stored.data.clone(), error);
+    make_directory(&options.stored.data).map_err(directory)?;
+    let location = location(&options.stored)?;
+    let name = location.name();
+    let mut electorate = match location {
         Location::File(file) => {
             if let Some(url) = &options.advertise {
                 let why = "nobody sends clients there, for this store is of one controller; leave \
@@ -138,7 +163,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
                 return Err(Error::Advertised(url.clone(), why));
             }
             let store = Sqlite::open(&file).map_err(Error::Store)?;
-            return lead(options, Box::new(store), None).map(drop);
+            return lead(options, &name, Box::new(store), None).map(drop);
         }
         Location::Shared(electorate) => electorate,
     };
@@ -147,7 +172,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         let led = leader::stand_by(&mut *electorate, options.listen, &reached)?;
         let Some((store, term)) = led else { return Ok(()) };
         log::info("controller", format_args!("leads: {term:?}"));
-        match lead(options, store, Some(term)) {
+        match lead(options, &name, store, Some(term)) {
             Ok(End::Signal) => return Ok(()),
             Ok(End::Owner | End::Term) => {
                 log::info("controller", format_args!("leads no longer"));
@@ -197,30 +222,35 @@ fn advertised(url: &str, has_tls: bool) -> Result<&str, &'static str> {
     }
 }
 
-fn location(options: &Options) -> Result<Location, Error> {
-    let location = match (&options.store, std::env::var(STORE_VARIABLE)) {
+fn location(stored: &Stored) -> Result<Location, Error> {
+    let location = match (&stored.store, std::env::var(STORE_VARIABLE)) {
         (Some(text), _) => Location::from_argument(text),
         (None, Ok(url)) => Location::new(&url),
-        (None, Err(_)) => Ok(Location::File(options.data.join(STORE))),
+        (None, Err(_)) => Ok(Location::File(stored.data.join(STORE))),
     };
     location.map_err(Error::Location)
 }
 
 /// Runs what a controller runs that has the store, for a term if there are others.
-fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Result<End, Error> {
+fn lead(
+    options: &Options,
+    name: &str,
+    mut store: Box<dyn Store>,
+    term: Option<Term>,
+) -> Result<End, Error> {
     // After the store: only who has that one may touch the other files. Whichever leads knows the same
     // tokens.
     if term.is_some() {
-        let own = access::own(&options.data, access::now()).map_err(Error::Access)?;
+        let own = access::own(&options.stored.data, access::now()).map_err(Error::Access)?;
         let shared = store.file(access::FILE, own).map_err(Error::Store)?;
-        access::adopt(&options.data, &shared).map_err(Error::Access)?;
+        access::adopt(&options.stored.data, &shared).map_err(Error::Access)?;
     }
-    access::take_over(&options.data, &mut *store).map_err(|error| match error {
+    access::take_over(&options.stored.data, &mut *store).map_err(|error| match error {
         NotTaken::File(error) => Error::Access(error),
         NotTaken::Store(error) => Error::Store(error),
     })?;
     // Agents know a controller by its authority, whichever leads.
-    let link = options.data.join(LINK);
+    let link = options.stored.data.join(LINK);
     let own = authority::text(&link).map_err(Error::Link)?;
     let shared = store.file("authority.pem", own).map_err(Error::Store)?;
     authority::adopt(&link, &shared).map_err(Error::Link)?;
@@ -228,7 +258,7 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
     let agents = Arc::new(Late::default());
     let (handle, thread) = handle::start(store, agents.clone()).map_err(Error::Start)?;
     let open = !options.token_required;
-    let mut gate = Gate::open(&options.data, open, handle.clone()).map_err(Error::Access)?;
+    let mut gate = Gate::open(&options.stored.data, open, handle.clone()).map_err(Error::Access)?;
     gate.invite_to(authority.clone());
     if term.is_some() {
         let handle = handle.clone();
@@ -243,6 +273,9 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
         // It is set here and nowhere else.
         let _ = agents.0.set(link);
         let rest = listen_to_clients(options, authority).await?;
+        let (http, https) = rest.addresses().map_err(Error::System)?;
+        let (directory, store) = (options.stored.data.clone(), name.to_owned());
+        let handle = handle.with(Settings { directory, store, http: Some(http), https });
         let end = serve(rest, handle, gate, term.clone()).await;
         if let Some(term) = &term {
             term.resign().await;
@@ -268,6 +301,34 @@ fn lead(options: &Options, mut store: Box<dyn Store>, term: Option<Term>) -> Res
             Ok(ended) => ended.map_err(Error::Store).map(|()| end),
             Err(_) => Err(Error::System(std::io::Error::other("its owner's thread panicked"))),
         },
+    }
+}
+
+/// Puts what an export has into an empty store, where no controller runs; returns how many rows these
+/// were.
+///
+/// # Errors
+/// If the store can not be used or is not empty, or the file is no export.
+pub fn import(stored: &Stored, file: &Path) -> Result<usize, Error> {
+    let rows = export::read(file).map_err(Error::Import)?;
+    make_directory(&stored.data).map_err(|error| Error::Directory(stored.data.clone(), error))?;
+    match location(stored)? {
+        Location::File(path) => {
+            let mut store = Sqlite::open(&path).map_err(Error::Store)?;
+            export::put(rows, &mut store).map_err(Error::Import)
+        }
+        Location::Shared(mut electorate) => {
+            match electorate.stand("", leader::TERM).map_err(Error::Store)? {
+                Standing::Follows(_) => Err(Error::Led),
+                Standing::Leads(mut store, term) => {
+                    let put = export::put(rows, &mut *store).map_err(Error::Import);
+                    let runtime =
+                        tokio::runtime::Builder::new_current_thread().enable_time().build();
+                    runtime.map_err(Error::System)?.block_on(term.resign());
+                    put
+                }
+            }
+        }
     }
 }
 
@@ -313,7 +374,7 @@ async fn listen_to_clients(options: &Options, authority: Arc<Authority>) -> Resu
         None => None,
         Some(address) => {
             if options.tls.files.is_none() {
-                let path = options.data.join(AUTHORITY);
+                let path = options.stored.data.join(AUTHORITY);
                 files::replace(&path, authority.certificate_pem().as_bytes())
                     .map_err(Error::Certificate)?;
                 log::info("rest", format_args!("clients have to trust {}", path.display()));

@@ -1,31 +1,46 @@
 //! The way to the owner: its thread, and what others hold of it.
 
-use std::path::PathBuf;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use api::link::{Agents, Heard};
 use cluster::command::Command;
-use cluster::disks::{Question, Reply};
 use cluster::dry_run::{Prediction, dry_run_all};
 use cluster::edit::Context;
 use cluster::name::NodeName;
+use cluster::objects::Millis;
+use cluster::question::{Question, Reply};
 use linstor::access::{self, Record, RecordFilter, UnderWay};
 use linstor::controller::{
-    Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, State,
-    Unanswered,
+    Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, Settings,
+    State, Unanswered,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
+use vocab::LogLevel;
 use vocab::options::Secret;
 
 use crate::access::now;
+use crate::export;
+use crate::files;
 use crate::keys;
 use crate::link::authority::{Denied, Joins};
+use crate::log;
 use crate::owner::{Input, Owner, Shared};
 use crate::store::{self, Store};
 
+/// How long the service manager may take to tell of the log.
+const TELLING: Duration = Duration::from_secs(15);
+/// The folder of copies of the store.
+const BACKUPS: &str = "backups";
+/// The folder of SOS reports.
+const REPORTS: &str = "sos-reports";
 /// What may wait for the owner. Who comes then waits, too.
 const QUEUE: usize = 1024;
 /// What the owner takes before it does what follows.
@@ -36,6 +51,7 @@ const BATCH: usize = 256;
 pub struct Handle {
     shared: Arc<Shared>,
     inputs: mpsc::Sender<Input>,
+    settings: Arc<Settings>,
 }
 
 /// The same without keeping it: for those whom the owner itself holds.
@@ -43,12 +59,14 @@ pub struct Handle {
 pub struct WeakHandle {
     shared: Arc<Shared>,
     inputs: mpsc::WeakSender<Input>,
+    settings: Arc<Settings>,
 }
 
 impl WeakHandle {
     /// The controller, if it has not ended.
     fn get(&self) -> Option<Handle> {
-        Some(Handle { shared: self.shared.clone(), inputs: self.inputs.upgrade()? })
+        let (shared, settings) = (self.shared.clone(), self.settings.clone());
+        Some(Handle { shared, inputs: self.inputs.upgrade()?, settings })
     }
 }
 
@@ -82,7 +100,8 @@ pub fn start(
     let runtime = runtime.map_err(Error::Thread)?;
     let thread = std::thread::Builder::new().name("owner".to_owned());
     let thread = thread.spawn(move || run(&runtime, owner, receiver));
-    Ok((Handle { shared, inputs }, thread.map_err(Error::Thread)?))
+    let settings = Arc::default();
+    Ok((Handle { shared, inputs, settings }, thread.map_err(Error::Thread)?))
 }
 
 /// Why a controller does not start.
@@ -130,23 +149,42 @@ fn run(
 }
 
 impl Handle {
+    /// The same, which knows where it runs and is reached: copies that are made of it do, too.
+    #[must_use]
+    pub fn with(self, settings: Settings) -> Handle {
+        Handle { settings: Arc::new(settings), ..self }
+    }
+
+    /// A new file in a folder of the controller's own.
+    async fn write(
+        &self,
+        folder: &str,
+        name: String,
+        write: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
+    ) -> Result<PathBuf, Failure> {
+        let folder = self.settings.directory.join(folder);
+        let file = folder.join(name);
+        let written = tokio::task::spawn_blocking(move || {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+            made.map_err(|error| not_written(&folder, &error))?;
+            match file.exists() {
+                true => Err(not_written(&file, &io::ErrorKind::AlreadyExists.into())),
+                false => write(&file).map_err(|error| not_written(&file, &error)).map(|()| file),
+            }
+        });
+        written.await.unwrap_or(Err(Failure::Stopping))
+    }
+
     /// For those whom the owner itself holds.
     pub fn weak(&self) -> WeakHandle {
-        WeakHandle { shared: self.shared.clone(), inputs: self.inputs.downgrade() }
+        let (shared, settings) = (self.shared.clone(), self.settings.clone());
+        WeakHandle { shared, inputs: self.inputs.downgrade(), settings }
     }
 
     /// Passes on what an agent says. Waits while the owner has too much to do.
     pub async fn heard(&self, heard: Heard) {
         // Who is going down does not listen any more.
         let _ = self.inputs.send(Input::Heard(heard)).await;
-    }
-
-    /// Writes a copy of the store to a new file, while everything goes on.
-    ///
-    /// # Errors
-    /// If the file exists or can not be written.
-    pub async fn backup(&self, file: PathBuf) -> Result<(), Failure> {
-        self.ask(|to| Input::Backup(file, to)).await
     }
 
     /// Keeps a file of which every controller of the cluster has the same. Waits: not for a thread
@@ -211,6 +249,14 @@ impl Handle {
     }
 }
 
+fn not_written(path: &Path, error: &io::Error) -> Failure {
+    let path = path.display();
+    Failure::Store(match error.kind() {
+        io::ErrorKind::AlreadyExists => format!("there is {path} already; give another name"),
+        _ => format!("{path} can not be written: {error}"),
+    })
+}
+
 impl Controller for Handle {
     fn state(&self) -> RwLockReadGuard<'_, State> {
         self.shared.state.read().unwrap_or_else(PoisonError::into_inner)
@@ -271,6 +317,60 @@ impl Controller for Handle {
             self.inputs.send(input).await.map_err(|_| Unanswered::Stopping)?;
             answer.await.unwrap_or(Err(Unanswered::Stopping))
         })
+    }
+
+    fn settings(&self) -> Settings {
+        Settings::clone(&self.settings)
+    }
+
+    fn log_level(&self) -> LogLevel {
+        logging::level()
+    }
+
+    fn set_log_level(&self, level: LogLevel) -> Result<(), Failure> {
+        logging::set_level(level);
+        log::info("controller", format_args!("logs up to {level} from now on"));
+        Ok(())
+    }
+
+    fn journal(&self, since: Option<Millis>) -> Later<'_, String> {
+        Box::pin(async move {
+            let mut journal = tokio::process::Command::new("journalctl");
+            journal.args(["--no-pager", "--lines=20000", "--unit=ashlar*"]).kill_on_drop(true);
+            journal.args(since.map(|since| format!("--since=@{}", since.0 / 1000)));
+            match timeout(TELLING, journal.output()).await {
+                Ok(Ok(said)) => [said.stdout, said.stderr]
+                    .map(|text| String::from_utf8_lossy(&text).into_owned())
+                    .concat(),
+                Ok(Err(error)) => format!("journalctl: {error}\n"),
+                Err(_) => {
+                    format!("journalctl has not ended within {} seconds\n", TELLING.as_secs())
+                }
+            }
+        })
+    }
+
+    fn back_up(&self, name: String) -> Later<'_, Result<PathBuf, Failure>> {
+        Box::pin(async move {
+            // The store makes the file: there has to be its folder only.
+            let file = self.write(BACKUPS, format!("{name}.db"), |_| Ok(())).await?;
+            let to = file.clone();
+            self.ask(|answer| Input::Backup(to, answer)).await?;
+            Ok(file)
+        })
+    }
+
+    fn export(&self, name: String) -> Later<'_, Result<PathBuf, Failure>> {
+        Box::pin(async move {
+            // A copy: it may take a while, and nobody else is to wait for it.
+            let model = self.state().model.clone();
+            let name = format!("{name}.json");
+            self.write(BACKUPS, name, move |file| export::write(file, &model)).await
+        })
+    }
+
+    fn keep_report(&self, name: String, content: Vec<u8>) -> Later<'_, Result<PathBuf, Failure>> {
+        Box::pin(self.write(REPORTS, name, move |file| files::replace(file, &content)))
     }
 
     fn is_alive(&self) -> bool {

@@ -3,6 +3,7 @@
 
 pub mod access;
 pub mod daemon;
+mod export;
 mod files;
 pub mod handle;
 mod keys;

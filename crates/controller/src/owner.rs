@@ -19,7 +19,6 @@ use api::link::{Agents, Heard, News, Order, Pool};
 use cluster::apply::apply;
 use cluster::change::{Change, Key};
 use cluster::command::Command;
-use cluster::disks::{Question, Reply};
 use cluster::edit::{Applied, Context};
 use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
@@ -29,6 +28,7 @@ use cluster::objects::{
 use cluster::observed::{NodeState, ReplicaState};
 use cluster::plan::{Action, Affected, affected, plan, together};
 use cluster::props::chain;
+use cluster::question::{Question, Reply};
 use crypt::seal::MasterKey;
 use linstor::access::{Record, UnderWay};
 use linstor::controller::{
@@ -648,6 +648,7 @@ impl Owner {
             return;
         }
         let token = self.questions.ask(node.clone(), to);
+        log::debug(&node, format_args!("is asked to {question}"));
         self.agents.send(&node, Order::Ask { token, question });
     }
 
@@ -838,6 +839,7 @@ impl Owner {
                     let wait = (AGAIN * 2u32.saturating_pow(tries.min(5))).min(AGAIN_AT_MOST);
                     let (resource, generation) = (name.clone(), plan.generation);
                     let action = step.action.clone();
+                    log::debug(&step.node, format_args!("{resource} is to {action}"));
                     self.agents.send(&step.node, Order::Step { resource, generation, action });
                     Sent {
                         node: step.node.clone(),

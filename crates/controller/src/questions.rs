@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::link::FIRST_TOKEN;
-use cluster::disks::Reply;
 use cluster::name::NodeName;
+use cluster::question::Reply;
 use linstor::controller::Unanswered;
 use tokio::sync::oneshot;
 

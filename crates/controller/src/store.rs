@@ -31,7 +31,7 @@ pub use sqlite::Sqlite;
 ///
 /// - 1: rows, error reports, files
 /// - 2: the audit log; tokens by which nodes join are rows
-const VERSION: i64 = 2;
+pub const VERSION: i64 = 2;
 /// Records of the audit log that are kept.
 const RECORDS: u64 = 100_000;
 /// Records that are read at once.

@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use controller::daemon::{self, Options};
+use controller::daemon::{self, Options, Stored};
 use servers::{free_port, signal};
 
 /// What a process is told: its folder, the file with the URL of the store, its ports, the URL that it
@@ -30,14 +30,14 @@ fn a_controller() {
     let mut words = told.split('\n');
     let mut next = || words.next().unwrap().to_owned();
     let options = Options {
-        data: next().into(),
-        store: Some(next()),
+        stored: Stored { data: next().into(), store: Some(next()) },
         listen: next().parse().unwrap(),
         agents: next().parse().unwrap(),
         listen_tls: None,
         advertise: Some(next()),
         tls: controller::tls::Options::default(),
         token_required: false,
+        log_level: vocab::LogLevel::Info,
     };
     daemon::run(&options).unwrap();
 }

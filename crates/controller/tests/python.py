@@ -4,6 +4,8 @@ Called with the address of a controller with agents of the nodes n1, n2 and n3, 
 not simulated with the first three numbers of their addresses and the folder of their pools. Then it
 says on its output what is to be done with a volume ("do OPEN NODE VOLUME"), and waits for a line."""
 import sys
+import tarfile
+import tempfile
 import time
 
 import linstor
@@ -121,6 +123,23 @@ assert lin.resource_dfn_list_raise(filter_by_resource_definitions=["vol0"]).reso
     .properties["Aux/who"] == "me"
 ok(lin.controller_set_prop("DrbdOptions/Net/ping-timeout", "10"), "controller property")
 ok(lin.controller_del_prop("DrbdOptions/Net/ping-timeout"), "controller property deleted")
+
+# What is asked of controller and agents at once.
+ok(lin.controller_set_log_level(linstor.LogLevelEnum.DEBUG), "log level")
+assert len(ok(lin.controller_set_log_level(linstor.LogLevelEnum.INFO, glob=True), "log levels")) == 4
+ok(lin.node_set_log_level("n2", linstor.LogLevelEnum.WARN), "log level of a node")
+refused(lin.node_set_log_level("never", linstor.LogLevelEnum.WARN), 300, "log level of no node")
+refused(lin.controller_set_log_level(linstor.LogLevelEnum.INFO, library=True), 234, "log level of libraries")
+ok(lin.controller_backupdb("monday"), "backup")
+refused(lin.controller_backupdb("monday"), 242, "backup twice")
+ok(lin.sos_report_create(nodes=["n1"]), "SOS report")
+with tempfile.TemporaryDirectory() as folder:
+    ok(lin.sos_report_download(to_file=f"{folder}/sos.tar.gz"), "SOS report download")
+    names = [name.split("/", 1)[1] for name in tarfile.open(f"{folder}/sos.tar.gz").getnames()]
+    assert "controller/resources.json" in names, names
+    for node in ["n1", "n2", "n3"]:
+        assert any(name.startswith(f"nodes/{node}/") for name in names), names
+        assert f"nodes/{node}/missing.txt" not in names, names
 
 # A snapshot, and its data in a new resource.
 ok(lin.snapshot_create([], "vol0", "snap", False), "snapshot")

@@ -23,11 +23,11 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sectors, StateErro
 use crate::digest::Algorithm;
 use crate::engine::{Done, Engine, Entry, Shutdown, Stop, lock, not_kept};
 use crate::handlers::Programs;
-use crate::log::{Level, log};
 use crate::maps;
 use crate::state::Stored;
 use crate::tls::Credentials;
 use crate::{convert_md, create_md};
+use logging::{Level, log};
 
 /// Oldest and newest replication protocol spoken.
 const PROTOCOLS: (u32, u32) = (122, 122);

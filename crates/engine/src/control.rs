@@ -21,8 +21,8 @@ use codec::admin::{
 };
 
 use crate::engine::{Engine, Stop, lock};
-use crate::log::{Level, log};
 use crate::restore::text;
+use logging::{Level, log};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 128;

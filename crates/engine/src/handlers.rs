@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use vocab::{ConfigError, HandlerEvent, HandlerSet, NodeId, Refusal, VolumeNr};
 
 use crate::hub::Hub;
-use crate::log::{Level, log};
+use logging::{Level, log};
 
 /// How long a handler may take. Stopping a machine by way of its management board takes a minute or
 /// two; I/O may wait for that.

@@ -25,7 +25,6 @@ mod exports;
 mod handlers;
 mod hub;
 mod keys;
-pub mod log;
 mod maps;
 mod metrics;
 mod nbd_tls;
@@ -56,9 +55,9 @@ use vocab::{Refusal, StateError};
 
 use crate::engine::{Engine, Shutdown};
 use crate::hub::Hub;
-use crate::log::{Level, log};
 use crate::shard::Message;
 use crate::state::StateDir;
+use logging::{Level, log};
 
 /// For tests that show where nothing is allocated.
 #[cfg(test)]
@@ -84,7 +83,7 @@ pub struct Options {
     /// Where metrics are served over HTTP, if anywhere.
     pub metrics: Option<SocketAddr>,
     /// Most detailed level of the log.
-    pub log_level: log::Level,
+    pub log_level: logging::Level,
     /// Worker threads; one per usable CPU if `None`.
     pub threads: Option<usize>,
     /// Each thread on a CPU of its own.
@@ -122,7 +121,7 @@ impl From<String> for StartError {
 /// # Errors
 /// [`StartError`]; nothing was changed then.
 pub fn run(options: &Options) -> Result<(), StartError> {
-    log::set_level(options.log_level);
+    logging::set_level(options.log_level);
     // Caught from here on, so that a signal during the start ends it in order, too.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| format!("can not catch signals: {e}"))?;

@@ -24,10 +24,10 @@ use frontend::ublk::DeviceKey;
 use vocab::{ConfigError, Minor, Refusal, StateError, VolumeNr};
 
 use crate::engine::{Done, Engine, Entry, Stop, lock, not_kept, while_claimed};
-use crate::log::{Level, log};
 use crate::restore::text;
 use crate::state::StoredMap;
 use links::Links;
+use logging::{Level, log};
 pub(crate) use ublk::refused;
 
 /// How long a start tries to bring devices back: their volumes need peers, and peers need time. As long as

@@ -36,9 +36,9 @@ use socket2::{Domain, Socket, TcpKeepalive, Type};
 
 use crate::engine::{Engine, lock};
 use crate::exports::LISTENING;
-use crate::log::{Level, log};
 use crate::tls::{self, Handshake, Traffic};
 pub(crate) use handover::{FrozenTls, Held};
+use logging::{Level, log};
 use pump::{Pump, Received, Shared};
 
 /// Names of the files, as those of `qemu` and `nbdkit`.

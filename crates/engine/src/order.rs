@@ -12,8 +12,8 @@ use runtime::SendError;
 use vocab::{ConfigError, Minor, Refusal, VolumeNr};
 
 use crate::engine::{Done, Engine, Entry, lock, not_kept};
-use crate::log::{Level, log};
 use crate::shard::{Message, Shard};
+use logging::{Level, log};
 
 /// The table, shared by shards and commands.
 pub(crate) type Order = Arc<Mutex<ResyncOrder>>;

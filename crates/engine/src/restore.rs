@@ -15,8 +15,8 @@ use replication::io::AdminCommand;
 use vocab::{RefusalCode, StateError};
 
 use crate::engine::{Done, Engine, Entry, Stop, lock};
-use crate::log::{Level, log};
 use crate::state::Stored;
+use logging::{Level, log};
 
 /// How long a start waits for disks before it serves the control socket all the same.
 const PATIENCE: Duration = Duration::from_secs(20);

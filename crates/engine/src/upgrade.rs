@@ -26,11 +26,11 @@ use vocab::{Refusal, StateError};
 use zeroize::Zeroizing;
 
 use crate::engine::{Done, Engine, Stop, lock};
-use crate::log::{Level, log};
 use crate::nbd_tls::{FrozenTls, Held};
 use crate::shard::FrozenShard;
 use crate::vhost::{FrozenGuest, HeldGuest};
 pub(crate) use heir::{follow, take_over};
+use logging::{Level, log};
 use passing::{Kind, receive, send, send_descriptors};
 
 /// The argument that makes an engine the heir of the one at the other end of its standard input.

@@ -37,13 +37,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use vocab::VolumeNr;
 
 use crate::engine::{Done, Engine, Entry, Stop, lock, while_claimed};
-use crate::log::{Level, log};
 use crate::maps::refused;
 use crate::restore::text;
 use crate::shard::{Message, Shard};
 use crate::state::StoredExport;
 use handover::Hold;
 pub(crate) use handover::{FrozenGuest, HeldGuest};
+use logging::{Level, log};
 
 /// How long opening a volume may take: promotion asks all peers.
 const OPEN: Duration = Duration::from_secs(45);

@@ -24,6 +24,7 @@ use cluster::change::Change;
 use cluster::name::NodeName;
 use cluster::objects::Millis;
 use cluster::refusal::{Code, Refusal};
+use logging::{Level, log};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{self, Answer, Told};
@@ -393,6 +394,8 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     if !looks && !dry_run && route.is_some_and(|route| !route.foretold) {
         written.now().await;
     }
+    let said = logging::enabled(Level::Debug)
+        .then(|| format!("{} {} {}", principal.name, request.method(), request.uri().path()));
     let begun = Instant::now();
     let response = match dry_run {
         true => foretell::only(next.run(request)).await,
@@ -401,6 +404,10 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     };
     if let Some(route) = route {
         route.took(begun.elapsed());
+    }
+    if let Some(said) = said {
+        let took = begun.elapsed().as_secs_f64() * 1e3;
+        log!(Level::Debug, "rest", "{said} {} in {took:.1} ms", response.status().as_u16());
     }
     match looks || dry_run {
         true => written.end_unwritten(response),

@@ -132,12 +132,16 @@ pub mod number {
     pub const NO_VOLUME: u16 = 304;
     /// There is no remote of that name.
     pub const NO_REMOTE: u16 = 239;
+    /// A copy of the database could not be made.
+    pub const NOT_BACKED_UP: u16 = 242;
     /// There is no such error report, schedule or the like.
     pub const NO_SUCH: u16 = 323;
     /// The storage under a pool can not be made, or is not as it should be.
     pub const POOL_CONFIG: u16 = 990;
     /// It is there, but in a state that does not allow it.
     pub const UNSUPPORTED: u16 = 998;
+    /// A node is not connected, as a warning.
+    pub const AWAY: u16 = 1002;
     /// An agent has not followed yet.
     pub const NOT_FOLLOWED: u16 = 1003;
     /// What is to go is not there.

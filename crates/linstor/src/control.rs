@@ -1,19 +1,26 @@
 //! The controller itself: version, properties, error reports, counts, health, the passphrase.
 
+use std::net::SocketAddr;
+use std::time::SystemTime;
+
 use axum::extract::State;
 use axum::http::{Method, StatusCode};
 use cluster::command::Command;
+use cluster::name::NodeName;
 use cluster::objects::Millis;
 use cluster::props::PropsEdit;
+use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use vocab::options::Secret;
+use vocab::{LogLevel, Utc};
 
-use crate::answer::{Answer, Call, Changed, Found, Read};
+use crate::agents::{Levels, LogConfig, says, set_level, shown};
+use crate::answer::{Answer, Call, Changed, Entry, Found, Read};
 use crate::ask::{App, Asked, Body, Modify, Path};
-use crate::code::{Kind, Operation, number};
-use crate::controller::{MasterPassphrase, Report, ReportFilter};
+use crate::code::{Kind, Operation, Severity, code, number};
+use crate::controller::{Failure, MasterPassphrase, Report, ReportFilter, Settings};
 use crate::routes::{Routes, Says};
 
 /// The version of LINSTOR whose behaviour this is.
@@ -24,6 +31,10 @@ pub const REST_API: &str = "1.28.0";
 pub const GIT_HASH: &str = concat!("ashlar-", env!("CARGO_PKG_VERSION"));
 /// When it was built; fixed, since builds are to be the same each time.
 pub const BUILD_TIME: &str = "2026-01-01T00:00:00Z";
+/// What an error report has for the name of an exception: there are none.
+const EXCEPTION: &str = "";
+/// Longest name of a backup, in bytes.
+const NAME: usize = 128;
 /// Error reports of an answer without a limit of its own.
 const REPORTS: usize = 1000;
 
@@ -37,6 +48,7 @@ pub fn routes() -> Routes {
         .admin(Method::DELETE, "/v1/controller/properties/{*key}", delete_property)
         .get("/v1/controller/config", config)
         .admin(Method::PUT, "/v1/controller/config", modify_config)
+        .at_once()
         .get("/v1/encryption/passphrase", passphrase)
         .admin(Method::POST, "/v1/encryption/passphrase", create_passphrase)
         .at_once()
@@ -53,7 +65,10 @@ pub fn routes() -> Routes {
         .admin(Method::DELETE, "/v1/error-reports/{id}", delete_report)
         .at_once()
         .get("/v1/stats/{what}", count)
-        .admin(Method::POST, "/v1/controller/backup/db", no_backup)
+        .admin(Method::POST, "/v1/controller/backup/db", back_up)
+        .at_once()
+        .admin(Method::POST, "/v1/controller/database/export", export)
+        .at_once()
 }
 
 /// The one answer with an empty body.
@@ -90,22 +105,101 @@ async fn delete_property(State(app): State<App>, Path(key): Path<String>) -> Ans
     call.run(&app, Command::ModifyController { props }).await
 }
 
-async fn config() -> Found {
+async fn config(State(app): State<App>) -> Found {
+    let level = shown(app.log_level());
     let log = json!({
-        "level": "INFO", "level_global": "INFO",
-        "level_linstor": "INFO", "level_linstor_global": "INFO",
+        "level": level, "level_global": level,
+        "level_linstor": level, "level_linstor_global": level,
+        "print_stack_trace": false, "rest_access_mode": "NO_LOG",
     });
+    let Settings { directory, store, http, https } = app.settings();
+    let listener = |address: Option<SocketAddr>| match address {
+        None => json!({ "enabled": false }),
+        Some(address) => json!({
+            "enabled": true, "listen_address": address.ip().to_string(), "port": address.port(),
+        }),
+    };
     Found(json!({
-        "config": {}, "debug": {}, "log": log, "db": {}, "http": { "enabled": true }, "https": {},
-        "ldap": {},
+        "config": { "dir": directory.display().to_string() }, "debug": { "console_enabled": false },
+        "log": log, "db": { "connection_url": store }, "http": listener(http),
+        "https": listener(https), "ldap": { "enabled": false, "public_access_allowed": false },
     }))
 }
 
-async fn modify_config() -> Answer {
-    let text = "the controller's configuration can not be changed while it runs";
-    let cause = "it has no levels of its log to choose from";
-    let next = "start it with other options";
-    Answer::refused(Kind::Controller, number::UNSUPPORTED, text, cause, next)
+#[derive(Deserialize, JsonSchema, Default)]
+#[serde(default)]
+struct NewConfig {
+    log: LogConfig,
+    config: Option<Value>,
+    debug: Option<Value>,
+    db: Option<Value>,
+    http: Option<Value>,
+    https: Option<Value>,
+    ldap: Option<Value>,
+}
+
+/// Levels of the log are all that can be chosen while it runs.
+async fn modify_config(State(app): State<App>, Body(body): Body<NewConfig>) -> Changed {
+    let started = "the controller is told that when it is started";
+    crate::ask::unsupported(&[
+        ("config", says(body.config.as_ref()), started),
+        ("debug", says(body.debug.as_ref()), "there is no console"),
+        ("db", says(body.db.as_ref()), started),
+        ("http", says(body.http.as_ref()), started),
+        ("https", says(body.https.as_ref()), started),
+        ("ldap", says(body.ldap.as_ref()), "there is no LDAP"),
+    ])?;
+    let Levels { one, all } = body.log.levels()?;
+    let mut entries = Vec::new();
+    // Of both, the one for the controller alone counts for it.
+    if let Some(level) = one.or(all) {
+        app.set_log_level(level)?;
+        let said = format!("the controller logs up to {}", shown(level));
+        entries.push(Call::new(Operation::Modify, Kind::Controller, said).succeeded());
+    }
+    if let Some(level) = all {
+        entries.extend(set_everywhere(&app, level).await);
+    }
+    Ok(Answer { success: StatusCode::OK, entries })
+}
+
+/// Has every agent log up to a level. Those that are not connected are not told later: a level is good
+/// as long as an agent runs.
+async fn set_everywhere(app: &App, level: LogLevel) -> Vec<Entry> {
+    let nodes: Vec<NodeName> = {
+        let state = app.state();
+        let holding = state.model.nodes().filter(|node| node.kind.holds_resources());
+        holding.map(|node| node.name.clone()).collect()
+    };
+    let asking: Vec<_> = nodes
+        .into_iter()
+        .map(|node| {
+            let app = app.clone();
+            tokio::spawn(async move {
+                let connected = app.state().observed.is_connected(&node);
+                match set_level(&app, &node, level).await {
+                    Ok(entry) => entry,
+                    // It is not there, which is no mistake of the caller's.
+                    Err(entry) if !connected => Entry {
+                        ret_code: code(
+                            Severity::Warning,
+                            Operation::Modify,
+                            Kind::Node,
+                            number::AWAY,
+                        ),
+                        ..entry
+                    },
+                    Err(entry) => entry,
+                }
+            })
+        })
+        .collect();
+    let mut entries = Vec::new();
+    for asked in asking {
+        // A task that ends otherwise has panicked, or the process is going down.
+        entries.extend(asked.await);
+    }
+    entries
 }
 
 async fn passphrase(State(app): State<App>) -> Found {
@@ -160,11 +254,67 @@ async fn enter_passphrase(State(app): State<App>, Body(body): Body<Value>) -> Ch
     Ok(told(Operation::Modify, number::ACCEPTED, "master passphrase accepted"))
 }
 
-async fn no_backup() -> Answer {
-    let text = "the database is not backed up by this call";
-    let cause = "where it may be written is not for clients to say";
-    let next = "copy the store on the controller's host with SQLite's tools";
-    Answer::refused(Kind::Controller, number::UNSUPPORTED, text, cause, next)
+#[derive(Deserialize, JsonSchema, Default)]
+#[serde(default)]
+struct NewBackup {
+    backup_name: Option<String>,
+}
+
+impl NewBackup {
+    /// The name of the file. One from outside must not lead out of the folder.
+    fn name(self) -> Result<String, Refusal> {
+        let Some(name) = self.backup_name.filter(|name| !name.is_empty()) else {
+            return Ok(timestamp());
+        };
+        let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+        let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if begins && name.len() <= NAME && name.chars().all(good) {
+            return Ok(name);
+        }
+        let text = format!("`{name}` can not be the name of a backup");
+        Err(Refusal::new(Code::InvalidRequest, text)
+            .cause(format!(
+                "it begins with a letter or digit and has letters, digits, `_`, `-` and `.`, at most \
+                 {NAME}"
+            ))
+            .correction("give such a name: backups are in a folder of the controller's own"))
+    }
+}
+
+/// The time, as a part of names of files.
+pub fn timestamp() -> String {
+    let now = Utc(SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()).to_string();
+    let second = now.split('.').next().unwrap_or(&now);
+    second.replace(':', "-")
+}
+
+async fn back_up(State(app): State<App>, Body(body): Body<NewBackup>) -> Changed {
+    let path = app.back_up(body.name()?).await.map_err(not_written)?;
+    Ok(written("the store is copied to", &path))
+}
+
+async fn export(State(app): State<App>, Body(body): Body<NewBackup>) -> Changed {
+    let path = app.export(body.name()?).await.map_err(not_written)?;
+    Ok(written("what is wanted is written to", &path))
+}
+
+fn not_written(failure: Failure) -> Answer {
+    match failure {
+        Failure::Store(cause) => {
+            let text = "the backup was not made";
+            let next = "nothing else has changed; see to that, then ask again";
+            Answer::refused(Kind::Controller, number::NOT_BACKED_UP, text, &cause, next)
+        }
+        other => other.into(),
+    }
+}
+
+/// Where something was written to on the controller's host.
+pub fn written(what: &str, path: &std::path::Path) -> Answer {
+    let path = path.display().to_string();
+    let call = Call::new(Operation::Create, Kind::Controller, format!("{what} {path}"));
+    let entry = call.about("path", path).succeeded();
+    Answer { success: StatusCode::CREATED, ..Answer::from(entry) }
 }
 
 fn show_report(report: &Report, text: bool) -> Value {
@@ -174,7 +324,7 @@ fn show_report(report: &Report, text: bool) -> Value {
         "filename": format!("ErrorReport-{}.log", report.id),
         "module": if report.node == "Controller" { "Controller" } else { "Satellite" },
         "version": VERSION,
-        "exception": "",
+        "exception": EXCEPTION,
         "exception_message": report.message,
     });
     if text {
@@ -234,11 +384,13 @@ struct DeleteReports {
 }
 
 async fn delete_reports(State(app): State<App>, Body(body): Body<DeleteReports>) -> Changed {
-    let why = "error reports are chosen by id, node and time";
-    crate::ask::unsupported(&[
-        ("exception", body.exception.is_some_and(|text| !text.is_empty()), why),
-        ("version", body.version.is_some_and(|text| !text.is_empty()), why),
-    ])?;
+    // Each report has these, and they are the same for all.
+    let other = |given: &Option<String>, ours: &str| {
+        given.as_ref().is_some_and(|given| !given.is_empty() && given != ours)
+    };
+    if other(&body.exception, EXCEPTION) || other(&body.version, VERSION) {
+        return Ok(deleted("0 error reports deleted"));
+    }
     let filter = ReportFilter {
         ids: body.ids.unwrap_or_default(),
         nodes: body.nodes.unwrap_or_default(),
@@ -262,7 +414,6 @@ fn deleted(text: &str) -> Answer {
 }
 
 fn told(operation: Operation, number: u16, text: &str) -> Answer {
-    use crate::code::{Severity, code};
     let code = code(Severity::Success, operation, Kind::Controller, number);
     crate::answer::Entry::new(code, text).into()
 }

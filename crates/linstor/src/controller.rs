@@ -3,11 +3,12 @@
 
 use std::fmt;
 use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::RwLockReadGuard;
 
 use cluster::command::Command;
-use cluster::disks::{Question, Reply};
 use cluster::dry_run::Prediction;
 use cluster::edit::Made;
 use cluster::model::Model;
@@ -15,9 +16,11 @@ use cluster::name::{NodeName, ResourceName};
 use cluster::objects::Millis;
 use cluster::observed::Observed;
 use cluster::place::Placed;
+use cluster::question::{Question, Reply};
 use cluster::refusal::{Note, Refusal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, oneshot};
+use vocab::LogLevel;
 use vocab::options::Secret;
 
 use crate::shown::Shown;
@@ -88,6 +91,47 @@ pub trait Controller: Send + Sync + 'static {
     fn ask_agent(&self, node: NodeName, question: Question)
     -> Later<'_, Result<Reply, Unanswered>>;
 
+    /// Where it runs and is reached.
+    fn settings(&self) -> Settings {
+        Settings::default()
+    }
+
+    /// Up to which level it logs.
+    fn log_level(&self) -> LogLevel {
+        LogLevel::Info
+    }
+
+    /// Logs up to that level from now on, as long as it runs.
+    ///
+    /// # Errors
+    /// If it has no log.
+    fn set_log_level(&self, _level: LogLevel) -> Result<(), Failure> {
+        Err(Failure::Stopping)
+    }
+
+    /// What the service manager has of the log, from a time on.
+    fn journal(&self, _since: Option<Millis>) -> Later<'_, String> {
+        Box::pin(std::future::ready(String::new()))
+    }
+
+    /// Writes a copy of the store to a file of that name on the controller's host; returns its path.
+    ///
+    /// # Errors
+    /// If there is one of that name, or it can not be written.
+    fn back_up(&self, name: String) -> Later<'_, Result<PathBuf, Failure>>;
+
+    /// Writes what is wanted, as JSON, to a file of that name on the controller's host; returns its path.
+    ///
+    /// # Errors
+    /// If there is one of that name, or it can not be written.
+    fn export(&self, name: String) -> Later<'_, Result<PathBuf, Failure>>;
+
+    /// Keeps a report of that name on the controller's host; returns its path.
+    ///
+    /// # Errors
+    /// If there is one of that name, or it can not be written.
+    fn keep_report(&self, name: String, content: Vec<u8>) -> Later<'_, Result<PathBuf, Failure>>;
+
     /// True as long as commands can be carried out.
     fn is_alive(&self) -> bool {
         true
@@ -95,6 +139,19 @@ pub trait Controller: Send + Sync + 'static {
 
     /// Everything that happens from now on. A receiver that does not keep up loses the oldest.
     fn events(&self) -> broadcast::Receiver<Event>;
+}
+
+/// Where a controller runs and is reached.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Settings {
+    /// The folder in which it keeps what is its own.
+    pub directory: PathBuf,
+    /// Where its store is, without any password.
+    pub store: String,
+    /// Where clients reach it by HTTP.
+    pub http: Option<SocketAddr>,
+    /// Where they reach it by HTTPS.
+    pub https: Option<SocketAddr>,
 }
 
 /// Why an agent has not answered.

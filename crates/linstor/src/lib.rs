@@ -5,13 +5,15 @@
 //! - `routes`: the calls as a table; `access`: who may make which, and what was called
 //! - `foretell`: dry runs; `placement`: why replicas are where they are; `openapi`: the document of the
 //!   API; `metrics`; `properties`: which there are
-//! - `shown`: long lists, which are kept
+//! - `shown`: long lists, which are kept; `agents`: what is asked of agents at once; `diagnosis`: what
+//!   helps to find out what is wrong
 //! - one file for each kind of object, with its routes, how it is shown and how it is changed; and
 //!   `ashlar` for calls of our own
 //! - `refused`: calls of LINSTOR's that are not there, each with the reason
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod agents;
 mod answer;
 mod ashlar;
 mod ask;
@@ -20,6 +22,7 @@ mod code;
 mod control;
 pub mod controller;
 mod definitions;
+mod diagnosis;
 mod events;
 mod foretell;
 mod groups;
@@ -64,7 +67,9 @@ pub fn router(controller: Arc<dyn Controller>) -> Router {
 /// who connects (`into_make_service_with_connect_info`).
 pub fn guarded(controller: Arc<dyn Controller>, access: Arc<dyn Access>) -> Router {
     let compressed = predicate::SizeAbove::new(COMPRESSED_FROM)
-        .and(predicate::NotForContentType::const_new("text/event-stream"));
+        .and(predicate::NotForContentType::const_new("text/event-stream"))
+        // Compressed already, and clients keep it as it comes.
+        .and(predicate::NotForContentType::const_new("application/octet-stream"));
     let (router, table) = routes().into_parts();
     let meters = Arc::new(Meters::new(table));
     let guard = Arc::new(Guard::new(access.clone(), meters.clone()));
@@ -82,6 +87,8 @@ pub fn guarded(controller: Arc<dyn Controller>, access: Arc<dyn Access>) -> Rout
 fn routes() -> Routes {
     Routes::new()
         .merge(control::routes())
+        .merge(agents::routes())
+        .merge(diagnosis::routes())
         .merge(nodes::routes())
         .merge(pools::routes())
         .merge(physical::routes())

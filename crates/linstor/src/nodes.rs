@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, Path, names};
-use crate::code::{Kind, Operation};
+use crate::code::{Kind, Operation, number};
 use crate::controller;
 use crate::routes::{PAGE, Routes};
 
@@ -251,7 +251,7 @@ async fn reconnect(State(app): State<App>, Path(name): Path<String>) -> Changed 
     };
     let (severity, number) = match connected {
         true => (crate::code::Severity::Info, 10_007),
-        false => (crate::code::Severity::Warning, 1002),
+        false => (crate::code::Severity::Warning, number::AWAY),
     };
     let code = crate::code::code(severity, Operation::Modify, Kind::Node, number);
     let cause = "agents dial the controller by themselves, again and again";

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Method};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -24,8 +24,10 @@ use crate::routes::{Route, Routes, Says, Table};
 const QUERY: &[(&str, &str, &str)] = &[
     ("content", "boolean", "With what is in the files"),
     ("dry_run", "boolean", "Say what it would lead to, and change nothing"),
+    ("exclude", "list", "Not of these nodes"),
     ("error_reports", "boolean", "Count error reports; the default"),
     ("id", "list", "Only these error reports"),
+    ("include-ctrl", "boolean", "With what the controller shows; the default"),
     ("keep_tiebreaker", "boolean", "The node stays as tie-breaker if there has to be one"),
     ("limit", "integer", "At most so many; 0 for all of them"),
     ("node", "list", "Only of these nodes"),
@@ -38,6 +40,7 @@ const QUERY: &[(&str, &str, &str)] = &[
     ("resource_definitions", "list", "Only these resource definitions"),
     ("resource_groups", "list", "Only these resource groups"),
     ("resources", "list", "Only of these resource definitions"),
+    ("rscs", "list", "Also of nodes where one of these resources is"),
     ("since", "integer", "Only from this time on, in milliseconds since 1970"),
     ("storage_pools", "list", "Only in these storage pools; with metrics, false for none at all"),
     ("to", "integer", "Only up to this time, in milliseconds since 1970"),
@@ -238,11 +241,14 @@ fn responses(route: &Route) -> Value {
         Says::Json => ("What was asked for", any.clone()),
         Says::Entries => ("What was done, and what there is to say of it", entries.clone()),
         Says::Text => ("Metrics, as Prometheus reads them", json!({ "text/plain": {} })),
+        Says::File => ("A file of bytes", json!({ "application/octet-stream": {} })),
         Says::Events => ("What happens from now on", json!({ "text/event-stream": {} })),
         Says::Nothing => ("It serves", json!({})),
     };
     let mut responses = json!({ "200": { "description": text, "content": good } });
-    if route.says != Says::Nothing && route.method == axum::http::Method::POST {
+    // The report that is kept on the controller's host is made by a GET.
+    let made = route.method == Method::POST || route.role == Role::Admin;
+    if route.says != Says::Nothing && made {
         responses["201"] = json!({ "description": text, "content": good });
     }
     let said = if route.says == Says::Json { any } else { entries };

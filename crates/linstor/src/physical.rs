@@ -6,23 +6,21 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{Method, StatusCode};
-use cluster::change::Key;
 use cluster::command::Command;
-use cluster::disks::{DevicePool, Disk, Question, Reply};
+use cluster::disks::{DevicePool, Disk};
 use cluster::name::{NodeName, PoolName, SharedSpaceName};
 use cluster::objects::{Pool, Props};
+use cluster::question::{Question, Reply};
 use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use crate::access;
+use crate::agents::{Trouble, ask, known};
 use crate::answer::{Answer, Call, Changed, Entry, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Path, provider, unsupported};
-use crate::code::{Kind, Operation, Severity, code, number};
-use crate::controller::Unanswered;
-use crate::nodes::unknown;
+use crate::code::{Kind, Operation, Severity, code};
 use crate::routes::{PAGE, Routes};
 
 /// How long an agent may look for disks.
@@ -44,76 +42,14 @@ pub fn routes() -> Routes {
         .at_once()
 }
 
-/// Why a node has not done what it was asked.
-struct Trouble {
-    number: u16,
-    message: String,
-    cause: String,
-    correction: String,
-}
-
-impl Trouble {
-    fn entry(&self, severity: Severity, operation: Operation, node: &NodeName) -> Entry {
-        let code = code(severity, operation, Kind::PhysicalStorage, self.number);
-        let entry = Entry::new(code, &*self.message).because(&*self.cause, &*self.correction);
-        entry.about("Node", node)
-    }
-}
-
-/// Asks an agent; `what` says what is wanted of it, after "could not".
-async fn ask(
-    app: &App,
-    node: &NodeName,
-    question: Question,
-    what: &str,
-    patience: Duration,
-) -> Result<Reply, Trouble> {
-    let trouble = |number, cause: String, correction: &str| Trouble {
-        number,
-        message: format!("node {node} could not {what}"),
-        cause,
-        correction: correction.to_owned(),
-    };
-    let changes = question != Question::Disks {};
-    let unclear = match changes {
-        true => {
-            "look on the node whether it has done it; a pool that is there can be made a storage \
-                 pool by itself"
-        }
-        false => "ask again",
-    };
-    let not_connected = Code::NotConnected.number();
-    match timeout(patience, app.ask_agent(node.clone(), question)).await {
-        Ok(Ok(Reply::Refused { cause, correction })) => {
-            Err(trouble(number::POOL_CONFIG, cause, &correction))
-        }
-        Ok(Ok(reply)) => Ok(reply),
-        Ok(Err(Unanswered::NotConnected)) => {
-            let cause = "its agent is not connected to the controller".to_owned();
-            Err(trouble(not_connected, cause, "look whether its agent runs, then ask again"))
-        }
-        Ok(Err(Unanswered::Lost)) => {
-            let cause = "its link was lost before it had answered".to_owned();
-            Err(trouble(not_connected, cause, unclear))
-        }
-        Ok(Err(Unanswered::Stopping)) => {
-            let cause = "the controller is going down".to_owned();
-            Err(trouble(number::UNSUPPORTED, cause, unclear))
-        }
-        Err(_) => {
-            let cause = format!("it has not answered within {} seconds", patience.as_secs());
-            Err(trouble(number::NOT_FOLLOWED, cause, unclear))
-        }
-    }
-}
-
 async fn disks(app: &App, node: &NodeName) -> Result<Vec<Disk>, Answer> {
-    let what = "tell which of its disks nobody uses";
-    let failed =
-        |trouble: Trouble| Answer::from(trouble.entry(Severity::Error, Operation::Read, node));
-    match ask(app, node, Question::Disks {}, what, LOOK).await.map_err(failed)? {
+    let failed = |trouble: Trouble| {
+        let kind = Kind::PhysicalStorage;
+        Answer::from(trouble.entry(Severity::Error, Operation::Read, kind, node))
+    };
+    match ask(app, node, Question::Disks {}, LOOK).await.map_err(failed)? {
         Reply::Disks { disks } => Ok(disks),
-        Reply::Done {} | Reply::Refused { .. } => Ok(Vec::new()),
+        other => Err(failed(Trouble::unfit(node, &other))),
     }
 }
 
@@ -158,12 +94,6 @@ async fn list(State(app): State<App>, asked: Asked) -> Read {
         without_empty(json!({ "size": size, "rotational": rotational, "nodes": nodes }))
     });
     Ok(Found(asked.page(groups.collect())))
-}
-
-fn known(app: &App, name: &str) -> Result<NodeName, Refusal> {
-    let name = NodeName::new(name)?;
-    let found = app.state().model.node(&name).map(|node| node.name.clone());
-    found.ok_or_else(|| unknown(Code::UnknownNode, &Key::Node(name)))
 }
 
 async fn of_node(State(app): State<App>, Path(node): Path<String>) -> Read {
@@ -295,9 +225,11 @@ async fn make(
     pool: DevicePool,
     command: Option<Command>,
 ) -> Vec<Entry> {
-    let what = format!("make the {pool}");
-    if let Err(trouble) = ask(app, node, Question::MakePool(pool.clone()), &what, MAKE).await {
-        return vec![trouble.entry(Severity::Error, Operation::Create, node)];
+    let failed = |trouble: Trouble| {
+        trouble.entry(Severity::Error, Operation::Create, Kind::PhysicalStorage, node)
+    };
+    if let Err(trouble) = ask(app, node, Question::MakePool(pool.clone()), MAKE).await {
+        return vec![failed(trouble)];
     }
     let made = Call::new(
         Operation::Create,
@@ -321,14 +253,13 @@ async fn make(
     }
     // What was said to be created is not there any more, if all goes well.
     entries.remove(0);
-    let what = format!("remove the {pool} again, which is no storage pool now");
-    match ask(app, node, Question::UnmakePool(pool.clone()), &what, MAKE).await {
+    match ask(app, node, Question::UnmakePool(pool.clone()), MAKE).await {
         Ok(_) => {
             let code = code(Severity::Info, Operation::Create, Kind::PhysicalStorage, 10_007);
             let text = format!("{pool} on node {node} was made, and removed again");
             entries.push(Entry::new(code, text).about("Node", node));
         }
-        Err(trouble) => entries.push(trouble.entry(Severity::Error, Operation::Create, node)),
+        Err(trouble) => entries.push(failed(trouble)),
     }
     entries
 }

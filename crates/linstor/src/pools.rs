@@ -58,7 +58,7 @@ pub fn show(state: &controller::State, pool: &Pool) -> Value {
     };
     if !diskless && !state.observed.is_connected(&pool.node) {
         let text = format!("node {} is not connected: the capacity may be old", pool.node);
-        reports.push(report(1002, text, "look whether its agent runs"));
+        reports.push(report(number::AWAY, text, "look whether its agent runs"));
     }
     if let Some(error) = known.and_then(|known| known.error.as_ref()) {
         let text = format!("storage pool {} of node {}: {error}", pool.name, pool.node);

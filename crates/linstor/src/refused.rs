@@ -25,21 +25,12 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/remotes/ebs/{n}", Kind::Remote, "remotes", SHIPPING),
     ("/v1/schedules/{n}", Kind::Schedule, "schedules", SHIPPING),
     ("/v1/view/schedules-by-resource/{n}", Kind::Schedule, "schedules", SHIPPING),
-    ("/v1/files/{f}/check/{n}", Kind::File, "checks of external files", AGENTS),
-    ("/v1/files/{f}/status/{n}", Kind::File, "checks of external files", AGENTS),
-    ("/v1/nodes/{n}/config", Kind::Node, "configurations of agents", AGENTS),
-    ("/v1/nodes/exec/{*p}", Kind::Node, "commands on nodes", AGENTS),
     ("/v1/controller/auth/{*p}", Kind::Controller, "LINSTOR's tokens", TOKENS),
-    ("/v1/controller/database/export", Kind::Controller, "exports of the database", LATER),
-    ("/v1/sos-report", Kind::Controller, "SOS reports", LATER),
-    ("/v1/sos-report/download", Kind::Controller, "SOS reports", LATER),
 ];
 
-const LATER: &str = "it is not there yet";
 const PROXY: &str = "there is no DRBD proxy";
 const LUKS: &str = "volumes keep the passphrases that they were made with";
 const SHIPPING: &str = "snapshots are not shipped";
-const AGENTS: &str = "agents do not offer it";
 const TOKENS: &str = "tokens have roles here, and are made by /v1/ashlar/tokens";
 
 pub fn routes() -> Router<App> {

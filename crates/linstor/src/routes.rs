@@ -68,6 +68,8 @@ pub enum Says {
     Entries,
     /// Text.
     Text,
+    /// A file of bytes.
+    File,
     /// Events, as they happen.
     Events,
     /// Nothing but the status.

@@ -8,6 +8,7 @@
 mod handlers;
 mod histogram;
 mod ids;
+mod log_level;
 pub mod options;
 mod refusal;
 mod states;
@@ -17,6 +18,7 @@ mod units;
 pub use handlers::{HandlerEvent, HandlerSet};
 pub use histogram::Histogram;
 pub use ids::{Dagtag, GenUuid, MAX_NODES, Minor, NodeId, NodeMask, VolumeNr};
+pub use log_level::LogLevel;
 pub use refusal::{ConfigError, Refusal, RefusalCode, StateError};
 pub use states::{ConnState, DiskState, ReplState, Role, Suspended, UnknownName};
 pub use time::{Instant, Utc};

@@ -270,6 +270,7 @@ impl Bed {
             suspend_for: Duration::from_secs(10),
             files_below: Vec::new(),
             master: Master::default(),
+            program: None,
         };
         let props = [("StorDriver/StorPoolName".to_owned(), text(&self.path("pool")))];
         let pool = Pool { provider: Provider::FileThin, props: props.into() };

@@ -4,7 +4,7 @@
 //! only without connections, so those are taken down for it, if nobody uses the resource; and a
 //! peer that has left gives its bitmap slot back.
 
-use std::path::{Component, Path};
+use std::path::Path;
 
 use cluster::layer::Layer;
 use cluster::objects::Generation;
@@ -120,14 +120,8 @@ impl Step<'_> {
     fn put_files(&self, config: &ResourceConfig) -> Result<(), Failed> {
         for (path, content) in &config.files {
             let path = Path::new(path.as_str());
-            let plain = path
-                .components()
-                .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-            if !plain || !self.node.files_below.iter().any(|folder| path.starts_with(folder)) {
-                return Err(Failed::new(
-                    format!("{} is not among the files that this node takes", path.display()),
-                    "start the agent with --files-below and its folder, or undeploy the file",
-                ));
+            if !self.node.may_put(path) {
+                return Err(self.node.not_taken(path));
             }
             if std::fs::read(path).is_ok_and(|there| there == *content) {
                 continue;

@@ -247,34 +247,31 @@ fn what_can_not_be_undone_is_told_and_the_rest_is_undone() {
 fn only_what_this_agent_has_made_is_removed_and_only_empty() {
     let maker = Maker::default();
     let pool = pool(Provider::LvmThin, &["/dev/sdb"]);
-    let (make, unmake) = (Question::MakePool(pool.clone()), Question::UnmakePool(pool));
-    let refused = |reply: Reply, part: &str| match reply {
-        Reply::Refused { cause, .. } => assert!(cause.contains(part), "{cause}"),
-        other => panic!("{other:?}"),
+    let refused = |done: Result<(), Failed>, part: &str| {
+        let why = done.unwrap_err();
+        assert!(why.cause.contains(part), "{why}");
     };
-    refused(maker.answer(&script(""), &unmake), "not made by this agent");
+    refused(maker.unmake(&script(""), &pool), "not made by this agent");
     let making = format!("{FREE}\n$ pvcreate /dev/sdb\n$ vgcreate linstor_ssd /dev/sdb\n{THIN}");
-    assert_eq!(maker.answer(&script(&making), &make), Reply::Done {});
+    maker.make(&script(&making), &pool).unwrap();
     let used = "$ lvs --noheadings --options lv_name linstor_ssd
                 ssd
                 vol_00000";
-    refused(maker.answer(&script(used), &unmake), "vol_00000 is in it");
+    refused(maker.unmake(&script(used), &pool), "vol_00000 is in it");
     let text = "$ lvs --noheadings --options lv_name linstor_ssd
                 ssd
                 $ lvremove --yes linstor_ssd/ssd
                 $ vgremove linstor_ssd
                 $ pvremove /dev/sdb";
-    assert_eq!(maker.answer(&script(text), &unmake), Reply::Done {});
-    refused(maker.answer(&script(""), &unmake), "not made by this agent");
+    maker.unmake(&script(text), &pool).unwrap();
+    refused(maker.unmake(&script(""), &pool), "not made by this agent");
     // A volume of a group is none of its own.
     let lvm = super::tests::pool(Provider::Lvm, &["/dev/sdb"]);
     let making = format!("{FREE}\n$ pvcreate /dev/sdb\n$ vgcreate ssd /dev/sdb");
-    assert_eq!(maker.answer(&script(&making), &Question::MakePool(lvm.clone())), Reply::Done {});
+    maker.make(&script(&making), &lvm).unwrap();
     let used = "$ lvs --noheadings --options lv_name ssd
                 ssd";
-    refused(maker.answer(&script(used), &Question::UnmakePool(lvm)), "ssd is in it");
-    let Reply::Disks { disks } = maker.answer(&script(""), &Question::Disks {}) else { panic!() };
-    assert_eq!(disks.len(), 2);
+    refused(maker.unmake(&script(used), &lvm), "ssd is in it");
 }
 
 #[test]
@@ -283,10 +280,10 @@ fn a_zfs_pool_is_removed_with_its_partitions() {
     let zfs = pool(Provider::Zfs, &["/dev/sdb"]);
     let text = "$ zpool list -H -o name
                 $ zpool create -m none ssd /dev/sdb";
-    assert_eq!(maker.answer(&script(text), &Question::MakePool(zfs.clone())), Reply::Done {});
+    maker.make(&script(text), &zfs).unwrap();
     let text = "$ zfs list -H -r -t all -o name ssd
                 ssd
                 $ zpool destroy ssd
                 $ wipefs --all /dev/sdb";
-    assert_eq!(maker.answer(&script(text), &Question::UnmakePool(zfs)), Reply::Done {});
+    maker.unmake(&script(text), &zfs).unwrap();
 }

@@ -57,7 +57,7 @@ pub struct Places {
     /// The disks.
     pub disks: PathBuf,
     /// What the engines log.
-    pub log_level: engine::log::Level,
+    pub log_level: vocab::LogLevel,
 }
 
 impl Places {

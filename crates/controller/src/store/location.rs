@@ -16,6 +16,16 @@ pub enum Location {
     Shared(Box<dyn Electorate>),
 }
 
+impl Location {
+    /// What people call it, without any password.
+    pub fn name(&self) -> String {
+        match self {
+            Location::File(file) => format!("sqlite://{}", file.display()),
+            Location::Shared(electorate) => electorate.name(),
+        }
+    }
+}
+
 /// Text that does not say where.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NoLocation {

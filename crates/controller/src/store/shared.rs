@@ -167,6 +167,9 @@ pub trait Electorate: Send {
     /// # Errors
     /// If the server can not be asked.
     fn stand(&mut self, address: &str, term: Duration) -> Result<Standing, Error>;
+
+    /// Where it is, without any password.
+    fn name(&self) -> String;
 }
 
 /// What came of it.
@@ -279,6 +282,10 @@ impl<S: Server> Candidate<S> {
 }
 
 impl<S: Server> Electorate for Candidate<S> {
+    fn name(&self) -> String {
+        self.0.name().to_owned()
+    }
+
     fn stand(&mut self, address: &str, term: Duration) -> Result<Standing, Error> {
         let asked = Instant::now();
         let name = self.0.name().to_owned();

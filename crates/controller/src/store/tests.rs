@@ -14,6 +14,8 @@ use cluster::objects::{Props, Uuid};
 use linstor::access::{Record, Role};
 use linstor::controller::{Report, ReportFilter};
 
+use crate::export;
+
 use super::{
     Electorate, Error, Location, Log, PAGE, RECORDS, Sqlite, Standing, Store, TOGETHER, Term,
     VERSION,
@@ -69,6 +71,7 @@ fn suite(mut place: impl FnMut() -> String) {
     rows_come_back_as_they_were_whatever_the_spelling(&place());
     large_changes_are_made_and_taken_back(&place());
     a_copy_is_a_store_of_its_own_and_never_overwrites(&place());
+    an_export_is_put_into_an_empty_store_as_a_whole(&place());
     error_reports_are_found_deleted_and_counted_on(&place());
     the_audit_log_is_read_in_pages_and_the_oldest_go(&place());
     a_killed_process_leaves_all_of_a_transaction_or_nothing(&place());
@@ -381,6 +384,26 @@ fn a_copy_is_a_store_of_its_own_and_never_overwrites(url: &str) {
     assert!(matches!(store.backup(&copy).unwrap_err(), Error::Exists { .. }));
     assert_eq!(Sqlite::open(&copy).unwrap().load().unwrap(), [instance("aa", 1)]);
     assert_eq!(store.load().unwrap().len(), 2);
+}
+
+/// More rows than a transaction of etcd takes.
+fn an_export_is_put_into_an_empty_store_as_a_whole(url: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("export.json");
+    let mut model = Model::new(Uuid(7));
+    for number in 0..300 {
+        model.put(instance(&format!("row{number}"), number));
+    }
+    export::write(&file, &model).unwrap();
+    let mut store = open(url);
+    assert_eq!(
+        export::put(export::read(&file).unwrap(), &mut *store).unwrap(),
+        model.rows().count()
+    );
+    let rows = model.rows().collect();
+    assert!(matches!(export::put(rows, &mut *store), Err(export::Error::Taken)));
+    drop(store);
+    assert_eq!(Model::from_rows(open(url).load().unwrap()), model);
 }
 
 fn error_reports_are_found_deleted_and_counted_on(url: &str) {

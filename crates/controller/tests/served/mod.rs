@@ -10,6 +10,7 @@ use axum::Router;
 use cluster::disks::Disk;
 use controller::store::Sqlite;
 use controller::{Handle, start};
+use linstor::controller::Settings;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -74,6 +75,8 @@ impl Server {
         let (agents, orders) = Simulated::new();
         let store = Sqlite::open(&directory.path().join("store.db")).unwrap();
         let (handle, _thread) = start(Box::new(store), agents.clone()).unwrap();
+        let settings = Settings { directory: directory.path().to_owned(), ..Settings::default() };
+        let handle = handle.with(settings);
         tokio::spawn(agents.clone().run(handle.clone(), orders));
         for name in ["n1", "n2", "n3"] {
             agents.connect(&handle, name).await;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use api::link::{Agents, Heard, News, Order};
-use cluster::disks::{self, Question, Reply};
+use cluster::disks;
 use cluster::layer::Layer;
 use cluster::name::{NodeName, PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Generation, Provider};
@@ -18,10 +18,11 @@ use cluster::observed::{
     SuspensionState, VolumeState,
 };
 use cluster::plan::{Action, Begin};
+use cluster::question::{Question, Reply};
 use controller::Handle;
 use tokio::sync::mpsc;
 use vocab::options::Secret;
-use vocab::{Bytes, DiskState, VolumeNr};
+use vocab::{Bytes, DiskState, LogLevel, VolumeNr};
 
 const GIB: u64 = 1 << 30;
 
@@ -50,6 +51,9 @@ struct Node {
     /// Disks that nobody uses, and the pools that were made of others.
     disks: Vec<disks::Disk>,
     made: Vec<String>,
+    /// What is at paths where external files may be.
+    files: BTreeMap<String, Vec<u8>>,
+    level: Option<LogLevel>,
 }
 
 #[derive(Default)]
@@ -195,6 +199,13 @@ impl Simulated {
         self.nodes.lock().unwrap().entry(NodeName::new(name).unwrap()).or_default().disks = disks;
     }
 
+    /// A file is on a node from now on.
+    pub fn put_file(&self, name: &str, path: &str, content: &[u8]) {
+        let mut nodes = self.nodes.lock().unwrap();
+        let node = nodes.entry(NodeName::new(name).unwrap()).or_default();
+        node.files.insert(path.to_owned(), content.to_owned());
+    }
+
     /// The places of the pools that were made of disks of a node.
     pub fn made(&self, name: &str) -> Vec<String> {
         self.nodes.lock().unwrap()[&NodeName::new(name).unwrap()].made.clone()
@@ -277,6 +288,10 @@ fn answer(node: &mut Node, question: &Question) -> Reply {
         Question::Disks {} => "look",
         Question::MakePool(_) => "make",
         Question::UnmakePool(_) => "unmake",
+        Question::MayPut { .. } | Question::File { .. } => "file",
+        Question::LogLevel {} | Question::SetLogLevel(_) => "log",
+        Question::Reactor(_) => "reactor",
+        Question::Diagnosis { .. } => "diagnosis",
     };
     if node.fails.is_some_and(|word| text == word) {
         let cause = "the disk is on fire".to_owned();
@@ -301,6 +316,24 @@ fn answer(node: &mut Node, question: &Question) -> Reply {
             });
             node.disks.extend(back);
             node.made.retain(|place| *place != pool.place());
+        }
+        Question::MayPut { path } => {
+            return Reply::MayPut { allowed: path.as_str().starts_with("/etc/") };
+        }
+        Question::File { path, content } => {
+            let found = node.files.get(path.as_str());
+            return Reply::File { there: found.is_some(), same: found == Some(content) };
+        }
+        Question::LogLevel {} => return Reply::LogLevel(node.level.unwrap_or(LogLevel::Info)),
+        Question::SetLogLevel(level) => node.level = Some(*level),
+        Question::Reactor(call) => {
+            let (output, errors) = (format!("{call}\n"), format!("wait {}\n", call.wait));
+            return Reply::Said { status: 3, output, errors };
+        }
+        Question::Diagnosis { since } => {
+            let since = since.map(|since| since.0.to_string()).unwrap_or_default();
+            let files = [("journal.txt".to_owned(), since), ("../up".to_owned(), String::new())];
+            return Reply::Diagnosis { files: files.into() };
         }
     }
     Reply::Done {}

@@ -19,7 +19,7 @@ use super::network::{
     ANSWER, BLOCK, BYTES_MAX, CHUNK, GREETING, Kind, SILENCE, TIME_MAX, drain, set_up,
 };
 use crate::engine::{Done, Stop, lock};
-use crate::log::{Level, log};
+use logging::{Level, log};
 
 /// How often a listener looks whether somebody has come, and whether its lease has ended.
 const LOOK: Duration = Duration::from_millis(20);

@@ -34,8 +34,8 @@ use super::ublk::close;
 use super::{Kind, Mapped};
 use crate::engine::{Done, Engine, Entry, Stop, lock};
 use crate::hub::Subscriber;
-use crate::log::{Level, log};
 use crate::shard::Shard;
+use logging::{Level, log};
 
 /// The kernel's driver for file systems in user space.
 const FUSE: &str = "/dev/fuse";

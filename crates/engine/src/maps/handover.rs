@@ -13,8 +13,8 @@ use vocab::VolumeNr;
 use super::links::Links;
 use super::{Kind, Map, Mapped, State};
 use crate::engine::{Done, Engine, Entry, Stop, lock};
-use crate::log::{Level, log};
 use crate::restore::text;
+use logging::{Level, log};
 
 /// A mapped volume.
 #[derive(Serialize, Deserialize)]

@@ -30,9 +30,9 @@ use vocab::{ConfigError, Minor, Refusal, VolumeNr};
 use super::links::Links;
 use super::{Kind, Mapped};
 use crate::engine::{Done, Engine, Entry, Stop};
-use crate::log::{Level, log};
 use crate::restore::text;
 use crate::shard::Shard;
+use logging::{Level, log};
 
 /// How long the driver may take for a command. Starting reads the partition table and stopping writes
 /// what is dirty, both through the volume.

@@ -17,7 +17,7 @@ use codec::admin::{Answer, Request};
 use super::{Format, Snapshot, render};
 use crate::control::Slot;
 use crate::engine::{Done, Engine};
-use crate::log::{Level, log};
+use logging::{Level, log};
 
 /// Clients at a time; more are turned away.
 const CLIENTS_MAX: usize = 8;

@@ -32,8 +32,8 @@ use super::volume::{Volumes, Wish, WishOp};
 use super::waterfall::{Begin, Kind, VolumeCounters, Waterfalls};
 use crate::digest::Algorithm;
 use crate::handlers::Programs;
-use crate::log::{self, Level, log};
 use crate::transport::{Event, Link, LinkId, Next};
+use logging::{Level, log};
 
 /// Notes kept for `why`.
 const NOTES_MAX: usize = 200;
@@ -118,7 +118,7 @@ impl Host {
 
     /// Hands an input to the core and carries out what it wants done.
     pub(crate) fn feed(&mut self, io: &mut Io, volumes: &mut Volumes, input: Input) {
-        if log::enabled(Level::Trace) {
+        if logging::enabled(Level::Trace) {
             trace(&self.name, "<-", &Brief(&input));
         }
         let (now, timing) = (io.now(), !self.waterfalls.is_empty());
@@ -129,7 +129,7 @@ impl Host {
         }
         self.core.handle(now, input);
         while let Some(output) = self.core.poll() {
-            if log::enabled(Level::Trace) {
+            if logging::enabled(Level::Trace) {
                 trace(&self.name, "->", &Brief(&output));
             }
             if timing {

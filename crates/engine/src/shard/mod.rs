@@ -40,13 +40,13 @@ use vocab::Instant;
 
 use crate::handlers::Programs;
 use crate::hub::Hub;
-use crate::log::{Level, log};
 use crate::order::Order;
 pub(crate) use attach::{placement, superblock_place};
 use disk::Finished;
 pub(crate) use handover::FrozenShard;
 use host::Host;
 use io::Io;
+use logging::{Level, log};
 use token::{MAILBOX, NBD_SPACE, Purpose, UBLK_SPACE, VHOST_SPACE};
 use volume::{Volumes, Wish};
 

@@ -32,9 +32,9 @@ use vocab::options::NetOptions;
 
 use super::listen::Expected;
 use super::stream::{LinkId, Socket};
-use crate::log::{Level, log};
 use crate::shard::io::Io;
 use crate::shard::token::SocketOp;
+use logging::{Level, log};
 
 /// Pause after something went wrong that is not the peer's absence.
 const PAUSE: std::time::Duration = std::time::Duration::from_secs(1);

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use runtime::{Completed, Conn, Errno, Listener, Ring};
 use vocab::NodeId;
 
-use crate::log::{Level, log};
 use crate::shard::token;
+use logging::{Level, log};
 
 /// The listeners of a shard.
 #[derive(Default)]

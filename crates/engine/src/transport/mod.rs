@@ -36,9 +36,9 @@ use runtime::{Buf, Completed, Conn, Errno};
 use vocab::Instant;
 use vocab::options::NetOptions;
 
-use crate::log::{Level, log};
 use crate::shard::io::Io;
 use crate::shard::token::SocketOp;
+use logging::{Level, log};
 
 use crate::tls::Credentials;
 use dance::Dance;

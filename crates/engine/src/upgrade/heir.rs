@@ -16,12 +16,12 @@ use super::passing::{Kind, receive, receive_descriptors, send};
 use super::{Handover, VERSION};
 use crate::engine::{Engine, Entry, lock};
 use crate::handlers::Programs;
-use crate::log::{Level, log};
 use crate::nbd_tls::Held;
 use crate::restore::text;
 use crate::state::{StateDir, Stored};
 use crate::vhost::{FrozenGuest, HeldGuest};
 use crate::{Options, StartError};
+use logging::{Level, log};
 
 /// What has come of it.
 type Taken<T = ()> = Result<T, String>;

@@ -19,8 +19,8 @@ use vocab::VolumeNr;
 
 use super::{Client, Thread, path_of};
 use crate::engine::{Done, Engine, lock};
-use crate::log::{Level, log};
 use crate::restore::text;
+use logging::{Level, log};
 
 /// An export that is served over vhost-user. Its descriptors travel beside it: that of its listener, then
 /// those of its client.

@@ -12,21 +12,15 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 /// Calls of LINSTOR's that have no line in the table, by the beginning of their path, and where the
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
 const ELSEWHERE: &[&str] = &[
-    "/v1/nodes/exec/",
-    "/v1/nodes/{}/config",
     "/v1/controller/auth/",
-    "/v1/controller/database/",
     "/v1/resource-definitions/{}/drbd-proxy",
     // Volumes have no properties of their own.
     "/v1/resource-definitions/{}/resources/{}/volumes/properties/info",
     "/v1/resource-definitions/{}/volume-definitions/{}/encryption-passphrase",
-    "/v1/sos-report",
     "/v1/remotes",
     "/v1/schedules",
     "/v1/view/schedules-by-resource",
     "/v1/view/backup/queue",
-    "/v1/files/{}/check/",
-    "/v1/files/{}/status/",
 ];
 
 /// Names of queries that need no line: what they ask for is always so.

@@ -39,7 +39,7 @@ pub use answer::Entry;
 pub use args::{
     Command, Controllers, DEFAULT_CONTROLLER, NewNode, NodeCommand, PoolCommand, new_node, size,
 };
-pub use http::{Change, Http};
+pub use http::{Change, Http, part, query};
 pub use physical::{DiskCommand, MadeOfDisks};
 pub use table::Look;
 
