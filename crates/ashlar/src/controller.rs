@@ -277,9 +277,11 @@ fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()
             let list: Value = Http::new(asked, timeout)?.get("tokens", "/v1/ashlar/tokens")?;
             match as_json {
                 true => writeln!(out, "{list}")?,
-                false => {
-                    write!(out, "{}", columns(&["NAME", "ROLE", "MADE", "UNTIL"], &list, token))?
-                }
+                false => write!(
+                    out,
+                    "{}",
+                    columns(&["NAME", "ROLE", "MADE", "UNTIL", "FROM", "STATE"], &list, token)
+                )?,
             }
         }
         Command::Token(Token::Revoke { asked, name }) => {
@@ -345,7 +347,10 @@ fn ask(command: &Command, timeout: Duration, as_json: bool) -> anyhow::Result<()
 
 fn token(shown: &Value) -> Vec<String> {
     let until = shown["expires"].as_u64().map_or_else(|| "-".to_owned(), time);
-    vec![text(&shown["name"]), text(&shown["role"]), time(millis(&shown["created"])), until]
+    let from = shown["address"].as_str().unwrap_or("anywhere").to_owned();
+    let state = if shown["off"].as_bool().unwrap_or_default() { "off" } else { "on" };
+    let made = time(millis(&shown["created"]));
+    vec![text(&shown["name"]), text(&shown["role"]), made, until, from, state.to_owned()]
 }
 
 fn record(shown: &Value) -> Vec<String> {

@@ -12,7 +12,7 @@ mod keys;
 use serde::{Deserialize, Serialize};
 
 pub use described::{Described, described};
-pub use keys::{Owner, SHIPPED, Space, spaces};
+pub use keys::{Owner, SHIPPED, Space, TOKENS_REQUIRED, spaces};
 
 use crate::objects::Props;
 use crate::refusal::{Code, Refusal};

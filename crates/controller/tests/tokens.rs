@@ -205,3 +205,95 @@ async fn a_token_for_a_node_is_told_once_and_kept_as_a_digest() {
     assert_eq!(audit[0]["objects"]["Node"], "alpha");
     assert!(!audit.to_string().contains(&text[text.len() - 64..]));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn linstors_calls_make_tokens_that_are_needed_from_then_on() {
+    const AUTH: &str = "/v1/controller/auth";
+    let (server, admin) = guarded(true).await;
+    let init = format!("{AUTH}/initialize-token-auth");
+    let post = async |path: &str, body: &str| server.call("POST", path, body).await;
+    assert_eq!(server.call("GET", "/v1/nodes", "").await.status, 200, "from this host");
+    // Not in the clear unless that is said, and not for agents.
+    let answer = post(&init, r#"{"only_satellites":false}"#).await;
+    let text = String::from_utf8_lossy(&answer.body).into_owned();
+    assert!(answer.status == 500 && text.contains("--rest-tls"), "{text}");
+    let answer = post(&init, r#"{"only_satellites":true,"no_https":true}"#).await;
+    assert_eq!(answer.status, 500);
+    assert_eq!(server.call("GET", "/v1/nodes", "").await.status, 200, "nothing was changed");
+    let answer = post(&init, r#"{"only_satellites":false,"no_https":true}"#).await;
+    assert_eq!((answer.status, answer.first()), (201, (1, false)));
+    assert!(answer.head.contains("cache-control: no-store"), "{}", answer.head);
+    let first = answer.json()[0]["obj_refs"]["token"].as_str().unwrap().to_owned();
+    for path in ["/v1/nodes", "/v1/controller/version", "/metrics"] {
+        assert_eq!(server.call("GET", path, "").await.status, 401, "{path}");
+        assert_eq!(call(&server, &first, "GET", path, "").await.status, 200, "{path}");
+    }
+    assert_eq!(server.call("GET", "/health", "").await.status, 200);
+    let again = call(&server, &first, "POST", &init, r#"{"no_https":true}"#).await;
+    assert_eq!(again.status, 500, "once");
+    let props = call(&server, &first, "GET", "/v1/controller/properties", "").await.json();
+    assert_eq!(props["Auth/TokenAuthenticationEnabled"], "true");
+    // Others, by numbers.
+    let tokens = format!("{AUTH}/token");
+    let made = async |body: &str| {
+        let answer = call(&server, &first, "POST", &tokens, body).await;
+        assert_eq!(answer.status, 201, "{}", String::from_utf8_lossy(&answer.body));
+        let refs = answer.json()[0]["obj_refs"].clone();
+        (refs["id"].as_str().unwrap().to_owned(), refs["token"].as_str().unwrap().to_owned())
+    };
+    let works =
+        async |secret: &str| call(&server, secret, "GET", "/v1/nodes", "").await.status == 200;
+    let (far, of_far) = made(r#"{"description":"far","ip_filter":"10.9.9.9"}"#).await;
+    let (near, of_near) = made(
+        r#"{"description":"near","ip_filter":"127.0.0.1","expires_at":"2099-12-31T00:00:00Z"}"#,
+    )
+    .await;
+    assert!(works(&of_near).await && !works(&of_far).await, "by where it comes from");
+    let put = async |id: &str, body: &str| {
+        call(&server, &first, "PUT", &format!("{tokens}/{id}"), body).await
+    };
+    assert_eq!(put(&near, r#"{"is_active":false}"#).await.status, 200);
+    assert_eq!(put(&far, r#"{"ip_filter":"","description":"anywhere"}"#).await.status, 200);
+    assert!(works(&of_far).await && !works(&of_near).await);
+    let list = call(&server, &first, "GET", &tokens, "").await.json();
+    assert_eq!((&list["count"], list["list"].as_array().unwrap().len()), (&4.into(), 4), "{list}");
+    let [.., far_shown, near_shown] = list["list"].as_array().unwrap().as_slice() else { panic!() };
+    assert_eq!(
+        (&far_shown["description"], &far_shown["is_active"]),
+        (&"anywhere".into(), &true.into())
+    );
+    assert_eq!(near_shown["expires_at"], "2099-12-31T00:00:00.000000Z");
+    assert_eq!(
+        (&near_shown["ip_filter"], &near_shown["is_active"]),
+        (&"127.0.0.1".into(), &false.into())
+    );
+    assert!(!list.to_string().contains(&of_near), "no secrets");
+    for (body, why) in [
+        (r#"{"description":"x","ip_filter":"10.0.0.0/8"}"#, "not an address"),
+        (r#"{"description":"x","expires_at":"tomorrow"}"#, "not a time"),
+        (r#"{"description":"x","expires_at":"1999-01-01T00:00:00Z"}"#, "in the past"),
+    ] {
+        let answer = call(&server, &first, "POST", &tokens, body).await;
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        assert!(answer.status == 500 && text.contains(why), "{body}: {text}");
+    }
+    let delete = async |id: &str| {
+        let answer = call(&server, &first, "DELETE", &format!("{tokens}/{id}"), "").await;
+        (answer.status, answer.first())
+    };
+    assert_eq!(delete(&far).await, (200, (2, false)));
+    assert_eq!(delete(&far).await, (200, (3000, false)));
+    assert_eq!(put(&far, "{}").await.status, 404);
+    assert!(!works(&of_far).await);
+    // The log has who made what, and no secret.
+    let audit = call(&server, &admin, "GET", "/v1/ashlar/audit", "").await;
+    let text = String::from_utf8_lossy(&audit.body).into_owned();
+    assert!(text.contains("initialize-token-auth") && text.contains("linstor-2"), "{text}");
+    for secret in [&first, &of_far, &of_near] {
+        assert!(!text.contains(secret.as_str()), "{text}");
+    }
+    // Without the property it is as before.
+    let path = "/v1/controller/properties/Auth%2FTokenAuthenticationEnabled";
+    assert_eq!(call(&server, &first, "DELETE", path, "").await.status, 200);
+    assert_eq!(server.call("GET", "/v1/nodes", "").await.status, 200);
+}

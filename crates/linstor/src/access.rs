@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
@@ -141,8 +141,20 @@ fn refuse(text: &str, cause: &str, next: &str) -> Response {
 /// A token, as it is shown: never with its secret, which nobody keeps.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Token {
+    /// Its number, by which LINSTOR's calls name it; never 0 in what is shown.
+    #[serde(default)]
+    pub id: u64,
     /// Its name.
     pub name: String,
+    /// What it is for, in words.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub description: String,
+    /// From where alone it is good, if that is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// It is not accepted until somebody switches it on again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub off: bool,
     /// What it allows.
     pub role: Role,
     /// When it was made.
@@ -150,6 +162,32 @@ pub struct Token {
     /// From when on it is not accepted any more; never if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Millis>,
+}
+
+/// A token that is to be made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NewToken {
+    /// Its name; one is made of its number if it has none.
+    pub name: Option<String>,
+    /// What it allows.
+    pub role: Role,
+    /// From when on it is not accepted any more.
+    pub expires: Option<Millis>,
+    /// What it is for, in words.
+    pub description: String,
+    /// From where alone it is good.
+    pub address: Option<IpAddr>,
+}
+
+/// What is to be changed of a token.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TokenEdit {
+    /// Another description.
+    pub description: Option<String>,
+    /// Another address, or none any more.
+    pub address: Option<Option<IpAddr>>,
+    /// Switched off, or on.
+    pub off: Option<bool>,
 }
 
 /// A call that was made, for the audit log. Bodies are never in it: they may hold secrets.
@@ -292,16 +330,19 @@ pub trait Access: Send + Sync + 'static {
         Err(without("tokens"))
     }
 
-    /// Makes a token; returns its secret.
+    /// Makes a token; returns it, and its secret.
     ///
     /// # Errors
     /// If its name is no good or there is one of that name, or it can not be kept.
-    fn create_token(
-        &self,
-        _name: &str,
-        _role: Role,
-        _expires: Option<Millis>,
-    ) -> Result<String, Failure> {
+    fn create_token(&self, _new: NewToken) -> Result<(Token, String), Failure> {
+        Err(without("tokens"))
+    }
+
+    /// Changes the token of a number; false if there is none.
+    ///
+    /// # Errors
+    /// If that can not be kept.
+    fn modify_token(&self, _id: u64, _edit: TokenEdit) -> Result<bool, Failure> {
         Err(without("tokens"))
     }
 

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::access::{Access, RecordFilter, Role};
+use crate::access::{self, Access, RecordFilter, Role};
 use crate::answer::{Answer, Changed, Entry, Found, Read, Told, json as answer_json};
 use crate::ask::{Asked, Body, Path};
 use crate::code::{Kind, Operation, Severity, code, number};
@@ -25,7 +25,8 @@ const JOIN_HOURS_MAX: u32 = 8760;
 /// Records of an answer without a limit of its own.
 const RECORDS: usize = 1000;
 
-type Keeper = Extension<Arc<dyn Access>>;
+/// Who keeps tokens and the audit log.
+pub type Keeper = Extension<Arc<dyn Access>>;
 
 pub fn routes() -> Routes {
     Routes::new()
@@ -47,7 +48,7 @@ pub fn routes() -> Routes {
 }
 
 /// Asks for what takes the time of a file access.
-async fn ask<T: Send + 'static>(
+pub async fn ask<T: Send + 'static>(
     keeper: Keeper,
     question: impl FnOnce(&dyn Access) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Answer> {
@@ -76,8 +77,14 @@ async fn create_token(keeper: Keeper, Body(body): Body<NewToken>) -> Result<Resp
             .correction("use one of these")
     })?;
     let expires = expires.map(Millis);
-    let of = name.clone();
-    let secret = ask(keeper, move |access| access.create_token(&of, role, expires)).await?;
+    let new = access::NewToken {
+        name: Some(name.clone()),
+        role,
+        expires,
+        description: String::new(),
+        address: None,
+    };
+    let (_, secret) = ask(keeper, move |access| access.create_token(new)).await?;
     let shown = json!({ "name": name, "role": role, "expires": expires, "token": secret });
     let mut response = answer_json(StatusCode::CREATED, &shown);
     let said = code(Severity::Success, Operation::Create, Kind::Controller, number::CREATED);

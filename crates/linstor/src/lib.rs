@@ -41,6 +41,7 @@ pub mod shown;
 mod sizes;
 mod small;
 mod snapshots;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -104,6 +105,7 @@ fn routes() -> Routes {
         .merge(openapi::routes())
         .merge(properties::routes())
         .merge(ashlar::routes())
+        .merge(tokens::routes())
         .merge(placement::routes())
         .merge(refused::routes())
 }

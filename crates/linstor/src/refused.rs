@@ -25,13 +25,11 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/remotes/ebs/{n}", Kind::Remote, "remotes", SHIPPING),
     ("/v1/schedules/{n}", Kind::Schedule, "schedules", SHIPPING),
     ("/v1/view/schedules-by-resource/{n}", Kind::Schedule, "schedules", SHIPPING),
-    ("/v1/controller/auth/{*p}", Kind::Controller, "LINSTOR's tokens", TOKENS),
 ];
 
 const PROXY: &str = "there is no DRBD proxy";
 const LUKS: &str = "volumes keep the passphrases that they were made with";
 const SHIPPING: &str = "snapshots are not shipped";
-const TOKENS: &str = "tokens have roles here, and are made by /v1/ashlar/tokens";
 
 pub fn routes() -> Router<App> {
     let mut router = Router::new();

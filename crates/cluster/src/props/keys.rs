@@ -80,8 +80,12 @@ const ALL: &[Owner] = &[
     ResourceConnection,
 ];
 
+/// Every call of the REST API needs a token, from this host, too.
+pub const TOKENS_REQUIRED: &str = "Auth/TokenAuthenticationEnabled";
+
 pub(super) const TABLE: &[Spec] = &[
     Spec("Aux/", Value::Text, ALL),
+    Spec(TOKENS_REQUIRED, Value::Bool, &[Controller]),
     // Numbers.
     Spec("MinorNrAutoRange", Value::Range(0, 1_048_575), &[Controller]),
     Spec("TcpPortAutoRange", Value::Range(1, 65_535), &[Controller, Node]),

@@ -20,9 +20,11 @@ use std::time::{Duration, SystemTime};
 use cluster::command::Command;
 use cluster::name::NodeName;
 use cluster::objects::{JoinToken, Millis};
+use cluster::props::{TOKENS_REQUIRED, is_true};
 use cluster::refusal::{Code, Refusal};
 use linstor::access::{
-    Access, Credentials, Denied, Principal, Record, RecordFilter, Role, Token, UnderWay, loopback,
+    Access, Credentials, Denied, NewToken, Principal, Record, RecordFilter, Token, TokenEdit,
+    UnderWay, loopback,
 };
 use linstor::controller::{Controller as _, Failure, Later};
 
@@ -66,6 +68,16 @@ impl Gate {
         self.tokens.share(keep);
     }
 
+    /// True if clients have said that programs of this host need a token, too. Without any token nobody
+    /// could take that back.
+    fn is_closed(&self) -> bool {
+        let state = self.handle.state();
+        let required = state.model.controller().props.get(TOKENS_REQUIRED);
+        let required = required.is_some_and(|value| is_true(value));
+        drop(state);
+        required && self.tokens.is_any_good(now())
+    }
+
     fn known(&self, credentials: &Credentials) -> Result<Principal, Denied> {
         if let Some(authorization) = &credentials.authorization {
             let (kind, secret) = authorization.split_once(' ').unwrap_or_default();
@@ -73,14 +85,18 @@ impl Gate {
                 let cause = "only tokens are known here, no names with passwords";
                 return Err(Denied::Wrong(cause, "send `Authorization: Bearer TOKEN`"));
             }
-            let token = self.tokens.find(secret.trim(), now()).ok_or(Denied::Wrong(
-                "the token is not known, was revoked, or its time is over",
+            let from = credentials.peer.map(|peer| peer.ip().to_canonical());
+            let token = self.tokens.find(secret.trim(), now(), from).ok_or(Denied::Wrong(
+                "the token is not known, is switched off, is for another address, or its time is over",
                 "use another one; `ashlar controller token list` shows which there are",
             ))?;
             return Ok(Principal { name: format!("token {}", token.name), role: token.role });
         }
         let peer = credentials.peer.map(|peer| peer.ip().to_canonical());
-        match (self.open && peer.is_some_and(|ip| ip.is_loopback()), credentials.of_this_host) {
+        match (
+            self.open && !self.is_closed() && peer.is_some_and(|ip| ip.is_loopback()),
+            credentials.of_this_host,
+        ) {
             (true, true) => Ok(loopback()),
             (true, false) => Err(Denied::OtherSite),
             (false, _) => Err(Denied::Missing),
@@ -152,13 +168,12 @@ impl Access for Gate {
         Ok(self.tokens.list())
     }
 
-    fn create_token(
-        &self,
-        name: &str,
-        role: Role,
-        expires: Option<Millis>,
-    ) -> Result<String, Failure> {
-        self.tokens.create(name, role, now(), expires)
+    fn create_token(&self, new: NewToken) -> Result<(Token, String), Failure> {
+        self.tokens.create(new, now())
+    }
+
+    fn modify_token(&self, id: u64, edit: TokenEdit) -> Result<bool, Failure> {
+        self.tokens.modify(id, edit)
     }
 
     fn revoke_token(&self, name: &str) -> Result<bool, Failure> {
@@ -185,6 +200,7 @@ mod tests {
     use super::*;
     use crate::store::Sqlite;
     use api::link::{Agents, Order};
+    use linstor::access::Role;
 
     struct Nobody;
 
@@ -228,7 +244,9 @@ mod tests {
     fn a_token_that_is_sent_has_to_be_good_wherever_it_comes_from() {
         let directory = tempfile::tempdir().unwrap();
         let gate = gate(directory.path(), true);
-        let secret = gate.create_token("ci", Role::User, None).unwrap();
+        let (name, description) = (Some("ci".to_owned()), String::new());
+        let new = NewToken { name, role: Role::User, expires: None, description, address: None };
+        let (_, secret) = gate.create_token(new).unwrap();
         let known = |peer: &str, authorization: &str| {
             gate.known(&credentials(peer, Some(authorization), false))
         };

@@ -8,13 +8,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use api::token::hex;
 use cluster::objects::Millis;
 use cluster::refusal::{Code, Refusal};
-use linstor::access::{Role, Token};
+use linstor::access::{NewToken, Role, Token, TokenEdit};
 use linstor::controller::Failure;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -31,6 +32,8 @@ pub const FILE: &str = "tokens.json";
 const ADMIN: &str = "admin.token";
 /// What the first one is called.
 const FIRST: &str = "admin";
+/// What a token without a name of its own is called, with its number.
+const UNNAMED: &str = "linstor-";
 /// Secrets begin with this, so that whoever finds one knows what it is.
 const PREFIX: &str = "ashlar_";
 /// Random bytes of a secret.
@@ -43,8 +46,31 @@ const NAME_MAX: usize = 64;
 struct Kept {
     #[serde(flatten)]
     token: Token,
-    /// Of its secret, SHA-256 in hexadecimal digits.
+    /// Of its secret, SHA-256 in hexadecimal digits; empty if it is not good everywhere at any time: older
+    /// controllers would not look at that.
     digest: String,
+    /// The same of one that is switched off, or good from one address only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    restricted: Option<String>,
+}
+
+impl Kept {
+    fn new(token: Token, digest: String) -> Kept {
+        match token.off || token.address.is_some() {
+            true => Kept { token, digest: String::new(), restricted: Some(digest) },
+            false => Kept { token, digest, restricted: None },
+        }
+    }
+
+    fn digest(&self) -> &str {
+        self.restricted.as_deref().unwrap_or(&self.digest)
+    }
+
+    /// True if it is accepted now, from there.
+    fn is_good(&self, now: Millis, from: Option<IpAddr>) -> bool {
+        let Token { expires, address, off, .. } = self.token;
+        !off && expires.is_none_or(|end| now < end) && address.is_none_or(|only| from == Some(only))
+    }
 }
 
 /// The tokens of a controller.
@@ -78,8 +104,7 @@ impl Tokens {
             );
             io::Error::new(io::ErrorKind::InvalidData, text)
         })?;
-        let all = list.into_iter().map(|kept| (kept.token.name.clone(), kept)).collect();
-        Ok(Tokens::new(path, all))
+        Ok(Tokens::new(path, numbered(list)))
     }
 
     fn new(path: PathBuf, all: BTreeMap<String, Kept>) -> Tokens {
@@ -108,22 +133,34 @@ impl Tokens {
         let file = directory.join(ADMIN);
         files::replace(&file, format!("{secret}\n").as_bytes())
             .map_err(|error| named(&file, &error))?;
-        let token =
-            Token { name: FIRST.to_owned(), role: Role::Admin, created: now, expires: None };
-        let kept = Kept { token, digest: digest(&secret) };
-        let all = BTreeMap::from([(FIRST.to_owned(), kept)]);
+        let token = Token {
+            id: 1,
+            name: FIRST.to_owned(),
+            role: Role::Admin,
+            created: now,
+            expires: None,
+            description: String::new(),
+            address: None,
+            off: false,
+        };
+        let all = BTreeMap::from([(FIRST.to_owned(), Kept::new(token, digest(&secret)))]);
         write(&path, &all).map_err(|error| named(&path, &error))?;
         Ok(Tokens::new(path, all))
     }
 
     /// The token of a secret, if it is good now. What is compared are digests: how long it takes says
     /// nothing of the secrets.
-    pub fn find(&self, secret: &str, now: Millis) -> Option<Token> {
+    pub fn find(&self, secret: &str, now: Millis, from: Option<IpAddr>) -> Option<Token> {
         let digest = digest(secret);
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
-        let kept = all.values().find(|kept| kept.digest == digest)?;
-        let good = kept.token.expires.is_none_or(|end| now < end);
-        good.then(|| kept.token.clone())
+        let kept = all.values().find(|kept| kept.digest() == digest)?;
+        kept.is_good(now, from).then(|| kept.token.clone())
+    }
+
+    /// True if there is one by which somebody can call.
+    pub fn is_any_good(&self, now: Millis) -> bool {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        all.values().any(|kept| kept.is_good(now, kept.token.address))
     }
 
     /// Every token, by name.
@@ -132,14 +169,13 @@ impl Tokens {
         all.values().map(|kept| kept.token.clone()).collect()
     }
 
-    /// Makes a token; returns its secret.
-    pub fn create(
-        &self,
-        name: &str,
-        role: Role,
-        now: Millis,
-        expires: Option<Millis>,
-    ) -> Result<String, Failure> {
+    /// Makes a token; returns it, and its secret.
+    pub fn create(&self, new: NewToken, now: Millis) -> Result<(Token, String), Failure> {
+        let NewToken { name, role, expires, description, address } = new;
+        let _changing = self.changing();
+        let mut changed = self.all();
+        let id = changed.values().map(|kept| kept.token.id).max().unwrap_or_default() + 1;
+        let name = &name.unwrap_or_else(|| format!("{UNNAMED}{id}"));
         let refused = |text: String| Refusal::new(Code::InvalidRequest, text);
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(fits) {
@@ -154,8 +190,6 @@ impl Tokens {
                 .correction("give milliseconds since 1970 that lie ahead, or none")
                 .into());
         }
-        let _changing = self.changing();
-        let mut changed = self.all();
         if changed.contains_key(name) {
             return Err(refused(format!("there is a token {name}"))
                 .cause("each has a name of its own, for the audit log")
@@ -164,10 +198,36 @@ impl Tokens {
         }
         let what = "the token can not be kept";
         let secret = secret().map_err(|error| store(what, &error))?;
-        let token = Token { name: name.to_owned(), role, created: now, expires };
-        changed.insert(name.to_owned(), Kept { token, digest: digest(&secret) });
+        let name = name.to_owned();
+        let token = Token {
+            id,
+            name: name.clone(),
+            role,
+            created: now,
+            expires,
+            description,
+            address,
+            off: false,
+        };
+        changed.insert(name, Kept::new(token.clone(), digest(&secret)));
         self.write(what, changed)?;
-        Ok(secret)
+        Ok((token, secret))
+    }
+
+    /// Changes the token of a number; false if there is none.
+    pub fn modify(&self, id: u64, edit: TokenEdit) -> Result<bool, Failure> {
+        let _changing = self.changing();
+        let mut changed = self.all();
+        let Some(kept) = changed.values_mut().find(|kept| kept.token.id == id) else {
+            return Ok(false);
+        };
+        let (mut token, digest) = (kept.token.clone(), kept.digest().to_owned());
+        token.description = edit.description.unwrap_or(token.description);
+        token.address = edit.address.unwrap_or(token.address);
+        token.off = edit.off.unwrap_or(token.off);
+        *kept = Kept::new(token, digest);
+        self.write("that the token is changed can not be kept", changed)?;
+        Ok(true)
     }
 
     /// Makes a token useless; false if there is none.
@@ -188,6 +248,18 @@ impl Tokens {
     fn all(&self) -> BTreeMap<String, Kept> {
         self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// Tokens by name. Those of older versions have no numbers yet: they get the first that are free, the oldest
+/// token the lowest.
+fn numbered(mut list: Vec<Kept>) -> BTreeMap<String, Kept> {
+    let mut last = list.iter().map(|kept| kept.token.id).max().unwrap_or_default();
+    list.sort_by(|a, b| (a.token.created, &a.token.name).cmp(&(b.token.created, &b.token.name)));
+    for kept in list.iter_mut().filter(|kept| kept.token.id == 0) {
+        last += 1;
+        kept.token.id = last;
+    }
+    list.into_iter().map(|kept| (kept.token.name.clone(), kept)).collect()
 }
 
 /// The file of a folder as it is; made at the first time.
@@ -241,39 +313,105 @@ mod tests {
 
     const NOW: Millis = Millis(1_000);
 
+    fn create(
+        tokens: &Tokens,
+        name: &str,
+        role: Role,
+        expires: Option<Millis>,
+    ) -> Result<String, Failure> {
+        let (name, description) = (Some(name.to_owned()), String::new());
+        let new = NewToken { name, role, expires, description, address: None };
+        Ok(tokens.create(new, NOW)?.1)
+    }
+
+    #[test]
+    fn a_token_that_is_off_or_for_one_address_is_not_known_to_older_controllers() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        // As an older version has written it: without numbers.
+        let old = |name: &str, secret: &str, created: u64| {
+            let digest = digest(secret);
+            format!(r#"{{"name":"{name}","role":"read","created":{created},"digest":"{digest}"}}"#)
+        };
+        fs::write(&path, format!("[{},{}]", old("a", "one", 2), old("b", "two", 1))).unwrap();
+        let tokens = Tokens::open(directory.path(), NOW).unwrap();
+        let ids = |tokens: &Tokens| -> Vec<_> {
+            tokens.list().into_iter().map(|token| (token.id, token.name)).collect()
+        };
+        assert_eq!(ids(&tokens), [(2, "a".to_owned()), (1, "b".to_owned())]);
+        let (here, there) = ("10.0.0.1".parse().ok(), "10.0.0.2".parse().ok());
+        let new = NewToken {
+            name: None,
+            role: Role::Admin,
+            expires: None,
+            description: "one host's".to_owned(),
+            address: here,
+        };
+        let (token, secret) = tokens.create(new, NOW).unwrap();
+        assert_eq!((token.id, token.name.as_str()), (3, "linstor-3"));
+        assert_eq!(tokens.find(&secret, NOW, here), Some(token.clone()));
+        assert_eq!(tokens.find(&secret, NOW, there), None);
+        assert_eq!(tokens.find(&secret, NOW, None), None);
+        let off = |off| TokenEdit { off: Some(off), ..TokenEdit::default() };
+        assert_eq!(tokens.modify(2, off(true)), Ok(true));
+        assert_eq!(tokens.modify(9, off(true)), Ok(false));
+        assert_eq!(tokens.find("one", NOW, here), None);
+        // What an older version reads: names and digests.
+        let text = fs::read_to_string(&path).unwrap();
+        let read: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+        let digests: Vec<_> = read.iter().map(|kept| kept["digest"].as_str().unwrap()).collect();
+        assert_eq!(digests, ["", &digest("two"), ""]);
+        // It is so after a restart, and back again.
+        let tokens = Tokens::open(directory.path(), NOW).unwrap();
+        assert_eq!(ids(&tokens).len(), 3);
+        assert_eq!(tokens.find("one", NOW, here), None);
+        assert!(tokens.find(&secret, NOW, here).is_some());
+        assert_eq!(tokens.modify(2, off(false)), Ok(true));
+        assert!(tokens.find("one", NOW, there).is_some());
+        let anywhere =
+            TokenEdit { address: Some(None), description: Some("anybody's".to_owned()), off: None };
+        assert_eq!(tokens.modify(3, anywhere), Ok(true));
+        assert_eq!(tokens.find(&secret, NOW, there).unwrap().description, "anybody's");
+        assert!(tokens.is_any_good(NOW));
+        for id in 1..=3 {
+            tokens.modify(id, off(true)).unwrap();
+        }
+        assert!(!tokens.is_any_good(NOW));
+    }
+
     #[test]
     fn the_first_token_is_for_the_administrator_of_this_host_and_made_once() {
         let directory = tempfile::tempdir().unwrap();
         let read = || fs::read_to_string(directory.path().join(ADMIN)).unwrap();
         let tokens = Tokens::open(directory.path(), NOW).unwrap();
         let secret = read();
-        assert_eq!(tokens.find(secret.trim(), NOW).unwrap().role, Role::Admin);
+        assert_eq!(tokens.find(secret.trim(), NOW, None).unwrap().role, Role::Admin);
         for file in [ADMIN, FILE] {
             let mode = fs::metadata(directory.path().join(file)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{file}");
         }
         let again = Tokens::open(directory.path(), NOW).unwrap();
         assert_eq!(read(), secret);
-        assert!(again.find(secret.trim(), NOW).is_some());
+        assert!(again.find(secret.trim(), NOW, None).is_some());
     }
 
     #[test]
     fn tokens_outlive_a_restart_and_their_secrets_are_not_kept() {
         let directory = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(directory.path(), NOW).unwrap();
-        let secret = tokens.create("ci", Role::User, NOW, None).unwrap();
-        let short = tokens.create("short", Role::Read, NOW, Some(Millis(2_000))).unwrap();
+        let secret = create(&tokens, "ci", Role::User, None).unwrap();
+        let short = create(&tokens, "short", Role::Read, Some(Millis(2_000))).unwrap();
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
         assert!(!text.contains(&secret[PREFIX.len()..]) && !text.contains(&short[PREFIX.len()..]));
         drop(tokens);
         let tokens = Tokens::open(directory.path(), NOW).unwrap();
-        assert_eq!(tokens.find(&secret, NOW).unwrap().name, "ci");
-        assert!(tokens.find(&short, Millis(1_999)).is_some());
-        assert_eq!(tokens.find(&short, Millis(2_000)), None);
+        assert_eq!(tokens.find(&secret, NOW, None).unwrap().name, "ci");
+        assert!(tokens.find(&short, Millis(1_999), None).is_some());
+        assert_eq!(tokens.find(&short, Millis(2_000), None), None);
         assert_eq!(tokens.revoke("ci"), Ok(true));
         assert_eq!(tokens.revoke("ci"), Ok(false));
         let tokens = Tokens::open(directory.path(), NOW).unwrap();
-        assert_eq!(tokens.find(&secret, NOW), None);
+        assert_eq!(tokens.find(&secret, NOW, None), None);
         let names: Vec<String> = tokens.list().into_iter().map(|token| token.name).collect();
         assert_eq!(names, ["admin", "short"]);
     }
@@ -297,25 +435,25 @@ mod tests {
             }));
             tokens
         };
-        let made = lead(&one).create("ci", Role::User, NOW, None).unwrap();
+        let made = create(&lead(&one), "ci", Role::User, None).unwrap();
         let tokens = lead(&other);
         for (secret, name) in [(admin.trim(), FIRST), (&made, "ci")] {
-            assert_eq!(tokens.find(secret, NOW).unwrap().name, name);
+            assert_eq!(tokens.find(secret, NOW, None).unwrap().name, name);
         }
         assert!(secret(&other).is_err(), "nobody could use it");
         assert_eq!(tokens.revoke(FIRST), Ok(true));
-        assert_eq!(lead(&one).find(admin.trim(), NOW), None);
+        assert_eq!(lead(&one).find(admin.trim(), NOW, None), None);
         // What can not be kept for all is not so.
         let mut tokens = lead(&one);
         tokens.share(Box::new(|_| Err(Failure::Stopping)));
-        assert!(tokens.revoke("ci").is_err() && tokens.find(&made, NOW).is_some());
+        assert!(tokens.revoke("ci").is_err() && tokens.find(&made, NOW, None).is_some());
     }
 
     #[test]
     fn names_are_checked_and_serve_once() {
         let directory = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(directory.path(), NOW).unwrap();
-        let create = |name: &str, end| tokens.create(name, Role::Read, NOW, end);
+        let create = |name: &str, end| super::tests::create(&tokens, name, Role::Read, end);
         for name in ["", "a b", "a\nb", "ä", &"x".repeat(NAME_MAX + 1), "admin"] {
             assert!(matches!(create(name, None), Err(Failure::Refused(_))), "{name}");
         }

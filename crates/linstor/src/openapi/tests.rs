@@ -12,7 +12,6 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 /// Calls of LINSTOR's that have no line in the table, by the beginning of their path, and where the
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
 const ELSEWHERE: &[&str] = &[
-    "/v1/controller/auth/",
     "/v1/resource-definitions/{}/drbd-proxy",
     // Volumes have no properties of their own.
     "/v1/resource-definitions/{}/resources/{}/volumes/properties/info",
