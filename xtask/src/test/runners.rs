@@ -53,14 +53,15 @@ pub fn run() -> Result<Outcome> {
     let file = File::create(&log).with_context(|| log.display().to_string())?;
     let log = Mutex::new(file);
     let program = target.join("debug").join("ashlar");
-    let mut total = two_at_a_time(runners, |runner| {
+    // The documentation first: beside it others fill the second processor.
+    let work = std::iter::once(None).chain(runners.into_iter().map(Some)).collect();
+    two_at_a_time(work, |runner: Option<Runner>| {
+        let Some(runner) = runner else { return documentation(&known, &log) };
         let mut command = Command::new(&runner.program);
         command.arg("--show-output").current_dir(&runner.directory);
         command.env("CARGO_MANIFEST_DIR", &runner.directory).env("ASHLAR_BINARY", &program);
         follow(command, &runner.name, Reading::of_runner(&runner.name, &known), &log)
-    })?;
-    total += documentation(&known, &log)?;
-    Ok(total)
+    })
 }
 
 /// Builds the runners. `None` if that fails; the compiler has said why.
