@@ -127,6 +127,9 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
             helpers::review(edit, &name)
         }
         ModifyResource { name, node, props } => resources::modify(edit, &name, &node, &props),
+        ModifyVolume { name, node, number, props } => {
+            resources::modify_volume(edit, &name, &node, number, &props)
+        }
         DeleteResource { name, node, keep_tie_breaker } => {
             resources::delete(edit, &name, &node, keep_tie_breaker)
         }

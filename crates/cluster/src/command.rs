@@ -213,6 +213,8 @@ pub enum Command {
     CreateResource { name: ResourceName, node: NodeName, resource: NewResource },
     /// Changes the properties of a resource.
     ModifyResource { name: ResourceName, node: NodeName, props: PropsEdit },
+    /// Changes the properties of a volume on a node.
+    ModifyVolume { name: ResourceName, node: NodeName, number: u16, props: PropsEdit },
     /// Deletes a resource.
     DeleteResource { name: ResourceName, node: NodeName, keep_tie_breaker: bool },
     /// Makes resources on the best nodes.

@@ -65,6 +65,7 @@ codes! {
         UnknownDefinition = 301, "no such resource definition";
         UnknownResource = 302, "no such resource";
         UnknownVolumeDefinition = 303, "no such volume definition";
+        UnknownVolume = 304, "no such volume";
         UnknownNetIf = 305, "no such network interface";
         UnknownPoolDefinition = 309, "no such storage pool definition";
         UnknownPool = 310, "no such storage pool";

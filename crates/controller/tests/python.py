@@ -120,6 +120,18 @@ refused(lin.resource_dfn_modify("vol0", {"Nonsense": "1"}), 213, "unknown proper
 assert lin.resource_dfn_list_raise(filter_by_resource_definitions=["vol0"]).resource_definitions[0] \
     .properties["Aux/who"] == "me"
 ok(lin.controller_set_prop("DrbdOptions/Net/ping-timeout", "10"), "controller property")
+disk = [r.node_name for r in resources("vol0") if "DISKLESS" not in r.flags][0]
+of_volume = lambda: lin.volume_list([disk], filter_by_resources=["vol0"])[0].resources[0].volumes[0].properties
+own = {"Aux/who": "me", "DrbdOptions/Disk/disk-timeout": "600"}
+ok(lin.volume_modify(disk, "vol0", 0, own), "properties of a volume")
+assert of_volume() == own, of_volume()
+ok(lin.volume_modify(disk, "vol0", 0, {}, ["DrbdOptions/Disk/disk-timeout"]), "and without one")
+assert of_volume() == {"Aux/who": "me"}, of_volume()
+for (number, what) in [(213, (disk, "vol0", 0, {"StorPoolName": "pool"})),
+                       (304, (disk, "vol0", 7, {"Aux/who": "me"})),
+                       (300, ("n9", "vol0", 0, {"Aux/who": "me"})),
+                       (301, (disk, "never", 0, {"Aux/who": "me"}))]:
+    refused(lin.volume_modify(*what), number, "property of a volume")
 ok(lin.controller_del_prop("DrbdOptions/Net/ping-timeout"), "controller property deleted")
 
 # A snapshot, and its data in a new resource.

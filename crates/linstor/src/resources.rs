@@ -476,10 +476,16 @@ async fn volume(
     }
 }
 
-async fn modify_volume() -> Answer {
-    let text = "properties of single volumes can not be set";
-    let next = "set them on the volume definition, or on the resource";
-    Answer::refused(Kind::Volume, number::UNSUPPORTED, text, "nothing acts on them", next)
+async fn modify_volume(
+    State(app): State<App>,
+    Path((name, node, number)): Path<(String, String, u16)>,
+    Body(body): Body<Modify>,
+) -> Changed {
+    let (name, node) = (ResourceName::new(&name)?, NodeName::new(&node)?);
+    let said = format!("volume {number} of resource {name} of node {node} modified");
+    let call = Call::new(Operation::Modify, Kind::Volume, said).about("RscDfn", &name);
+    let call = call.about("Node", &node).about("VlmNr", number);
+    Ok(call.run(&app, Command::ModifyVolume { name, node, number, props: body.into() }).await)
 }
 
 async fn activate() -> Answer {

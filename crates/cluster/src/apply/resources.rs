@@ -374,6 +374,29 @@ pub fn modify(
     Ok(())
 }
 
+pub fn modify_volume(
+    edit: &mut Edit<'_>,
+    name: &ResourceName,
+    node: &NodeName,
+    number: u16,
+    change: &PropsEdit,
+) -> Result<(), Refusal> {
+    let key = Key::Resource(name.clone(), node.clone());
+    edit.definition(name)?;
+    edit.node(node)?;
+    let mut resource = edit.resource(name, node)?.clone();
+    let Some(volume) = resource.volumes.get_mut(&VolumeNr(number)) else {
+        let text = format!("{key} has no volume {number}");
+        return Err(Refusal::new(Code::UnknownVolume, text)
+            .cause("a resource has the volumes of its resource definition")
+            .correction("list its volumes")
+            .about(key));
+    };
+    small::edit_props(edit, Owner::Volume, &key, change, &mut volume.props)?;
+    edit.put(Object::Resource(resource));
+    Ok(())
+}
+
 /// Checks that a resource can be deleted: nobody uses it, and it is not the only copy of its data.
 pub fn may_delete(edit: &Edit<'_>, name: &ResourceName, node: &NodeName) -> Result<(), Refusal> {
     let key = Key::Resource(name.clone(), node.clone());

@@ -17,8 +17,6 @@ const ELSEWHERE: &[&str] = &[
     "/v1/controller/auth/",
     "/v1/controller/database/",
     "/v1/resource-definitions/{}/drbd-proxy",
-    // Volumes have no properties of their own.
-    "/v1/resource-definitions/{}/resources/{}/volumes/properties/info",
     "/v1/resource-definitions/{}/volume-definitions/{}/encryption-passphrase",
     "/v1/sos-report",
     "/v1/remotes",
