@@ -232,6 +232,10 @@ pub enum Command {
         /// Without a vote once diskless.
         client: bool,
     },
+    /// Brings a resource up that was deactivated. It gets what it has missed.
+    ActivateResource { name: ResourceName, node: NodeName },
+    /// Takes a resource down on a node. Its storage stays, and so it is until it is activated.
+    DeactivateResource { name: ResourceName, node: NodeName },
     /// Changes the properties of a connection of a resource.
     ModifyResourceConnection { name: ResourceName, a: NodeName, b: NodeName, props: PropsEdit },
 

@@ -139,7 +139,11 @@ impl Bed {
                 *replica = ReplicaState { generation, ..ReplicaState::default() };
                 continue;
             }
-            replica.up = true;
+            if let Some(token) = resource.deactivated {
+                replica.take_down(token);
+                continue;
+            }
+            (replica.up, replica.rollback) = (true, None);
             let disk =
                 resource.is_diskful() && !resource.flags.contains(&ResourceFlag::DiskRemoving);
             let disk = disk.then_some(DiskState::UpToDate);

@@ -609,6 +609,28 @@ pub enum VolumeCommand {
         #[command(flatten)]
         how: How,
     },
+    /// Take a volume down on one node; its disk stays, and gets no writes until it is activated
+    Deactivate {
+        /// The volume
+        #[arg(value_name = "VOLUME")]
+        name: String,
+        /// The node
+        #[arg(value_name = "NODE")]
+        on: String,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Bring a volume up again on a node; it gets what it has missed
+    Activate {
+        /// The volume
+        #[arg(value_name = "VOLUME")]
+        name: String,
+        /// The node
+        #[arg(value_name = "NODE")]
+        on: String,
+        #[command(flatten)]
+        how: How,
+    },
     /// Make the replicas that volumes lack by their groups
     Adjust {
         /// The volumes
@@ -838,6 +860,8 @@ impl VolumeCommand {
             | VolumeCommand::ToggleDisk { how, .. }
             | VolumeCommand::Migrate { how, .. }
             | VolumeCommand::MakeAvailable { how, .. }
+            | VolumeCommand::Deactivate { how, .. }
+            | VolumeCommand::Activate { how, .. }
             | VolumeCommand::Adjust { how, .. } => how.dry_run,
             VolumeCommand::List { .. } | VolumeCommand::Info { .. } | VolumeCommand::Why { .. } => {
                 false
