@@ -77,6 +77,22 @@ fn five_commands_lead_from_bare_nodes_to_a_volume_and_others_to_nothing() {
     controller.ok(&format!("volume migrate vol1 {} {third}", two[0]));
     let moved = controller.replicas("vol1");
     assert!(moved.iter().any(|n| n == third) && !moved.contains(&two[0]), "{moved:?}");
+    let (stays, goes) = (&moved[0], &moved[1]);
+    let plan = controller.ok(&format!("volume deactivate vol1 {goes} --dry-run"));
+    assert!(plan.contains("take it down"), "{plan}");
+    controller.ok(&format!("volume deactivate vol1 {goes}"));
+    let said = controller.fails(&format!("volume deactivate vol1 {stays}"), 10);
+    assert!(said.contains("UpToDate") && said.contains("next:"), "{said}");
+    let said = controller.fails("volume resize vol1 48M", 10);
+    assert!(said.contains(&format!("inactive on node {goes}")), "{said}");
+    let list = controller.json("volume list vol1");
+    assert_eq!(list[0]["state"], format!("UpToDate; inactive on {goes}"), "{list}");
+    let why = controller.ok("volume why vol1");
+    assert!(why.contains(&format!("volume activate vol1 {goes}")), "{why}");
+    controller.ok(&format!("volume activate vol1 {goes}"));
+    controller.wait("vol1 is whole again", || {
+        controller.json("volume list vol1")[0]["state"] == "UpToDate"
+    });
     controller.ok("volume resize vol1 48M");
     assert_eq!(controller.json("volume list vol1")[0]["size_kib"], 48 << 10);
     controller.fails("volume resize vol1 32M", 10);
@@ -87,6 +103,10 @@ fn five_commands_lead_from_bare_nodes_to_a_volume_and_others_to_nothing() {
     assert_eq!(props["Aux/who"], "me", "{props}");
     controller.ok("property unset volume/vol1 Aux/who");
     assert!(controller.json("property list volume/vol1").get("Aux/who").is_none());
+    let own = format!("replica/vol1/{}/0", moved[0]);
+    controller.ok(&format!("property set {own} Aux/who=me DrbdOptions/Disk/disk-timeout=600"));
+    assert_eq!(controller.json(&format!("property list {own}"))["Aux/who"], "me");
+    controller.fails(&format!("property set {own} StorPoolName=disks"), 10);
     controller.ok("property set controller DrbdOptions/Net/ping-int=9");
     assert_eq!(controller.json("property list controller")["DrbdOptions/Net/ping-int"], "9");
 

@@ -126,6 +126,88 @@ fn a_volume_lives_from_its_creation_to_its_end() {
     }
 }
 
+/// KiB that a node has received from its peers since it is up.
+fn received(cluster: &mut Cluster, on: &str) -> u64 {
+    let status = cluster.node(on).ok(&["status", "web", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let peers = status[0]["connections"].as_array().unwrap();
+    let devices = peers.iter().flat_map(|peer| peer["peer_devices"].as_array().unwrap());
+    devices.map(|device| device["received"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn a_replica_that_was_deactivated_stays_down_and_gets_what_it_has_missed() {
+    let mut cluster = Cluster::up(&NODES);
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &NODES);
+    cluster.wait_settled("web");
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    let (first, second) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    for at in 0..32 {
+        client.write(at * MIB, &first).unwrap();
+    }
+    cluster.wait("it is in use", |c| c.replica("web", "alpha").unwrap().in_use.is_some());
+    let on_bravo = || (rd("web"), node("bravo"));
+
+    // Its peer has it open, and goes on. Whatever is restarted, it stays down.
+    let (name, on) = on_bravo();
+    cluster.command(Command::DeactivateResource { name, node: on });
+    cluster.wait("bravo is down", |c| c.replica("web", "bravo").is_some_and(|r| !r.up));
+    cluster.wait_settled("web");
+    cluster.node("bravo").kill_agent();
+    cluster.node("bravo").kill_engine();
+    cluster.node("bravo").start_engine();
+    cluster.node("bravo").start_agent();
+    cluster.wait_settled("web");
+    assert_eq!(cluster.node("bravo").ok(&["status", "--json"]).trim(), "[]");
+    client.write(20 * MIB, &second).unwrap();
+    assert!(cluster.content("web", "charlie", 21 * MIB)[20 * MIB as usize..] == second);
+    let before = cluster.content("web", "bravo", 21 * MIB);
+    assert!(before[20 * MIB as usize..] == first, "it has what it had");
+
+    // A peer leaves meanwhile, and the one that is left needs nobody to write.
+    let keep_tie_breaker = false;
+    let (name, on) = (rd("web"), node("charlie"));
+    cluster.command(Command::DeleteResource { name, node: on, keep_tie_breaker });
+    cluster.wait("charlie has no replica", |c| {
+        c.model.resource(&rd("web"), &node("charlie")).is_none()
+    });
+    cluster.wait_settled("web");
+    client.write(40 * MIB, &second).unwrap();
+
+    let (name, on) = on_bravo();
+    cluster.command(Command::ActivateResource { name, node: on });
+    // Votes change only when it is there: nobody who writes meanwhile loses quorum.
+    let mut writes = 0;
+    cluster.wait("bravo is back, under writes", |c| {
+        client.write(41 * MIB, &second).unwrap();
+        writes += 1;
+        c.is_settled("web")
+    });
+    let content = cluster.content("web", "bravo", 42 * MIB);
+    for (at, expected) in [(0, &first), (20, &second), (21, &first), (40, &second), (41, &second)] {
+        let at = at * MIB as usize;
+        assert!(content[at..at + MIB as usize] == **expected, "at {at}");
+    }
+    // What it missed, twice at most, and what was written since; not the 32 MiB that it had.
+    let received = received(&mut cluster, "bravo");
+    assert!(received < (8 + writes) * 1024, "{received} KiB, after {writes} writes of 1 MiB");
+    client.close();
+
+    // An inactive one can be deleted.
+    cluster.wait_settled("web");
+    let (name, on) = on_bravo();
+    cluster.command(Command::DeactivateResource { name, node: on });
+    cluster.wait_settled("web");
+    let (name, on) = on_bravo();
+    cluster.command(Command::DeleteResource { name, node: on, keep_tie_breaker });
+    cluster.wait("bravo has no disk", |c| c.pools.files("bravo").is_empty());
+    cluster.wait_settled("web");
+    delete(&mut cluster, "web");
+    assert_no_files(&cluster);
+}
+
 #[test]
 fn a_node_that_crashes_between_the_growth_of_its_pool_and_that_of_the_device_has_its_disk() {
     let mut cluster = Cluster::up(&NODES);

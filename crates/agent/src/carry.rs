@@ -2,7 +2,7 @@
 //!
 //! - Here: what a node is, and which step is done where. `volumes`: backing volumes and metadata.
 //!   `keys`: encrypted volumes. `up`: the resource in the engine. `grow`: volumes that grow. `snapshots`: suspensions and
-//!   snapshots. `rollback`: resources that go back to one.
+//!   snapshots. `rollback`: resources that are kept down, and those that go back to a snapshot.
 //!
 //! The rules that all of them follow: nothing older than what was begun is done; what is about to be
 //! done is written down before, and what was done after; doing a step twice is doing it once; data go
@@ -115,7 +115,7 @@ impl Node {
             Action::TakeSnapshot { token, snapshot } => step.take_snapshot(*token, snapshot),
             Action::Resume { token } => step.resume(*token),
             Action::DeleteSnapshot { snapshot } => step.delete_snapshot(snapshot),
-            Action::TakeDown { token } => step.take_down(*token),
+            Action::TakeDown { token, guard } => step.take_down(*token, guard.as_ref()),
             Action::RollBack { token, snapshot } => step.roll_back(*token, snapshot),
             Action::Discard { token } => step.discard(*token),
         }
@@ -173,8 +173,9 @@ impl Step<'_> {
         ))
     }
 
-    /// Looks at what is true now before data go.
-    fn check(&self, guard: &Guard, record: &Record) -> Result<(), Failed> {
+    /// Looks at what is true now before data go, or are not kept up to date any more; `stays` says what
+    /// happens if they can not.
+    fn check(&self, guard: &Guard, record: &Record, stays: &str) -> Result<(), Failed> {
         if guard.at_least == 0 {
             return Ok(());
         }
@@ -216,9 +217,8 @@ impl Step<'_> {
         };
         Err(Failed::new(
             format!(
-                "the data of {} stay on node {}: {} other nodes have to be connected and UpToDate, \
-                 and {left} are",
-                self.name, self.node.name, guard.at_least
+                "{stays} on node {}: {} other nodes have to be connected and UpToDate, and {left} are",
+                self.node.name, guard.at_least
             ),
             "nothing is to be done if they are on their way; otherwise see to their connections",
         ))

@@ -7,7 +7,7 @@
 //! One file for each resource, replaced as a whole. A record with nothing in it is dropped; its
 //! generation goes into the floor below which steps of unknown resources are refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ pub struct Record {
     /// again until all are there.
     #[serde(default)]
     pub reconnect: bool,
-    /// It is taken down for a rollback, and comes up only when it is configured again.
+    /// It is kept down, and comes up only when it is configured again.
     #[serde(default)]
     pub down: Option<Down>,
 }
@@ -101,7 +101,7 @@ pub struct Growing {
     pub ends: Vec<u64>,
 }
 
-/// A resource that is down for a rollback.
+/// A resource that is kept down: it is rolled back, or was deactivated.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Down {
     /// What for.
@@ -110,9 +110,12 @@ pub struct Down {
     pub state: DownState,
     /// Exports of the resource that are to be there again.
     pub exports: Vec<Export>,
+    /// DRBD node ids of peers that have left since.
+    #[serde(default)]
+    pub left: BTreeSet<u8>,
 }
 
-/// How far a resource is that is taken down for a rollback.
+/// How far a resource is that is kept down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum DownState {
     /// It is being taken down.
@@ -185,7 +188,7 @@ impl Record {
         self.config.is_none() && self.volumes.is_empty() && self.snapshots.is_empty()
     }
 
-    /// What controllers know of a rollback.
+    /// What controllers know of a resource that is kept down.
     pub fn rollback(&self) -> Option<DownForRollback> {
         let down = self.down.as_ref()?;
         let changed = match down.state {

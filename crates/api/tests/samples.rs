@@ -125,6 +125,7 @@ fn bare_config() -> ResourceConfig {
 fn actions() -> Vec<Action> {
     let (token, snapshot) = (Generation(6), snapshot());
     let guard = Guard { at_least: 1, of: vec![NodeName::new("bravo").unwrap()] };
+    let down = guard.clone();
     let (node_id, day_0) = (NodeId::new(0), GenUuid(0xfedc_ba98_7654_3210));
     let metadata =
         |begin| Action::CreateMetadata { volume: 0, peer_slots: 7, node_id, day_0, begin };
@@ -160,7 +161,8 @@ fn actions() -> Vec<Action> {
         Action::TakeSnapshot { token, snapshot: snapshot.clone() },
         Action::Resume { token },
         Action::DeleteSnapshot { snapshot: snapshot.clone() },
-        Action::TakeDown { token },
+        Action::TakeDown { token, guard: None },
+        Action::TakeDown { token, guard: Some(down) },
         Action::RollBack { token, snapshot },
         Action::Discard { token },
     ]

@@ -4,6 +4,7 @@
 //! One file for each kind of object. `helpers` is what follows from a change by itself (quorum and
 //! tie-breakers), `trouble` is about nodes that leave, `settle` takes note of what is done.
 
+mod activity;
 mod clone;
 mod definitions;
 mod groups;
@@ -127,6 +128,9 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
             helpers::review(edit, &name)
         }
         ModifyResource { name, node, props } => resources::modify(edit, &name, &node, &props),
+        ModifyVolume { name, node, number, props } => {
+            resources::modify_volume(edit, &name, &node, number, &props)
+        }
         DeleteResource { name, node, keep_tie_breaker } => {
             resources::delete(edit, &name, &node, keep_tie_breaker)
         }
@@ -142,6 +146,8 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
             toggle::to_diskless(edit, &name, &node, client)?;
             helpers::review(edit, &name)
         }
+        ActivateResource { name, node } => activity::activate(edit, &name, &node),
+        DeactivateResource { name, node } => activity::deactivate(edit, &name, &node),
         ModifyResourceConnection { name, a, b, props } => {
             small::modify_resource_connection(edit, name, a, b, &props)
         }

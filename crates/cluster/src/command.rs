@@ -213,6 +213,8 @@ pub enum Command {
     CreateResource { name: ResourceName, node: NodeName, resource: NewResource },
     /// Changes the properties of a resource.
     ModifyResource { name: ResourceName, node: NodeName, props: PropsEdit },
+    /// Changes the properties of a volume on a node.
+    ModifyVolume { name: ResourceName, node: NodeName, number: u16, props: PropsEdit },
     /// Deletes a resource.
     DeleteResource { name: ResourceName, node: NodeName, keep_tie_breaker: bool },
     /// Makes resources on the best nodes.
@@ -230,6 +232,10 @@ pub enum Command {
         /// Without a vote once diskless.
         client: bool,
     },
+    /// Brings a resource up that was deactivated. It gets what it has missed.
+    ActivateResource { name: ResourceName, node: NodeName },
+    /// Takes a resource down on a node. Its storage stays, and so it is until it is activated.
+    DeactivateResource { name: ResourceName, node: NodeName },
     /// Changes the properties of a connection of a resource.
     ModifyResourceConnection { name: ResourceName, a: NodeName, b: NodeName, props: PropsEdit },
 

@@ -252,7 +252,10 @@ impl Future<'_> {
                     if state.size.0 == 0 {
                         state.size = wanted.size;
                     }
-                    state.disk = state.disk.or(Some(DiskState::Diskless));
+                    // What was down meanwhile has to look at its peers.
+                    let there = state.backing.is_some() && state.metadata;
+                    let disk = if there { DiskState::Outdated } else { DiskState::Diskless };
+                    state.disk = state.disk.or(Some(disk));
                 }
             }
             Action::RemoveDisk(_) => {
@@ -281,13 +284,8 @@ impl Future<'_> {
             Action::DeleteSnapshot { snapshot } => {
                 replica.snapshots.remove(snapshot);
             }
-            Action::TakeDown { token } => {
-                let down = DownForRollback { token: *token, changed: false };
-                (replica.rollback, replica.up) = (Some(down), false);
-                replica.connections.clear();
-                for state in replica.volumes.values_mut() {
-                    (state.disk, state.size) = (None, Bytes(0));
-                }
+            Action::TakeDown { token, .. } => {
+                replica.take_down(*token);
             }
             Action::RollBack { token, .. } => {
                 replica.rollback = Some(DownForRollback { token: *token, changed: true });

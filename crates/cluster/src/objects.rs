@@ -155,6 +155,8 @@ words! {
         TieBreaker = "TIE_BREAKER",
         /// Layers above storage are down.
         Inactive = "INACTIVE",
+        /// Is active again, and has no vote until it is UpToDate.
+        Reactivate = "REACTIVATE",
         /// Lost with its evicted node.
         Evicted = "EVICTED",
         /// Is to be somewhere else.
@@ -558,6 +560,10 @@ pub struct Resource {
     /// Its volumes.
     #[serde(with = "row::by_volume")]
     pub volumes: BTreeMap<VolumeNr, Volume>,
+    /// If an operator has deactivated it, the generation in which that was asked for: what its node
+    /// says that it is down for. It has the flag INACTIVE then, which evicted ones have, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deactivated: Option<Generation>,
 }
 
 impl Resource {
@@ -580,9 +586,23 @@ impl Resource {
     /// True if it keeps, or is to get, data that others may rely on: it is diskful and neither
     /// deleted, nor evicted, nor inactive, nor on its way to diskless.
     pub fn is_replica(&self) -> bool {
+        self.takes_a_place() && !self.flags.contains(&ResourceFlag::Inactive)
+    }
+
+    /// True if it takes one of the places in which replicas are wanted: it is one, or will be when it
+    /// is activated again.
+    pub fn takes_a_place(&self) -> bool {
         use ResourceFlag::*;
-        let leaving = [Delete, Evicted, Inactive, DiskRemoveRequested, DiskRemoving];
+        let leaving = [Delete, Evicted, DiskRemoveRequested, DiskRemoving];
         self.is_diskful() && !leaving.iter().any(|flag| self.flags.contains(flag))
+    }
+
+    /// Takes back that it was deactivated.
+    pub fn activate(&mut self) {
+        self.deactivated = None;
+        if !self.flags.contains(&ResourceFlag::Evicted) {
+            self.flags.remove(&ResourceFlag::Inactive);
+        }
     }
 }
 

@@ -108,9 +108,21 @@ pub struct ReplicaState {
     pub suspension: Option<Suspension>,
     /// Its snapshots.
     pub snapshots: BTreeMap<SnapshotName, SnapshotState>,
-    /// It is down for a rollback.
+    /// It is down for a rollback, or because it was deactivated.
     #[serde(default)]
     pub rollback: Option<DownForRollback>,
+}
+
+impl ReplicaState {
+    /// It is taken down for a token: storage and metadata are all that is left to see.
+    pub fn take_down(&mut self, token: Generation) {
+        let down = DownForRollback { token, changed: false };
+        (self.rollback, self.up) = (Some(down), false);
+        self.connections.clear();
+        for state in self.volumes.values_mut() {
+            (state.disk, state.size) = (None, Bytes(0));
+        }
+    }
 }
 
 /// A volume of a replica.
@@ -151,8 +163,8 @@ pub enum SuspensionState {
     Expired,
 }
 
-/// A resource that is down for a rollback, and stays so, also after a restart of its node, until it
-/// is configured again.
+/// A resource that is down for a rollback, or because it was deactivated, and stays so, also after a
+/// restart of its node, until it is configured again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DownForRollback {
     /// What for.
@@ -208,7 +220,8 @@ impl Observed {
         (suspension.token == token).then_some(suspension.state)
     }
 
-    /// What a node has done for the rollback of a token: nothing yet, or it is down.
+    /// What a node has done for the rollback, or the deactivation, of a token: nothing yet, or it is
+    /// down.
     pub fn rollback(
         &self,
         name: &ResourceName,
@@ -217,6 +230,12 @@ impl Observed {
     ) -> Option<DownForRollback> {
         let down = self.replica(name, node)?.rollback?;
         (down.token == token).then_some(down)
+    }
+
+    /// True if the resource is down there for that token, and will stay so.
+    pub fn is_down(&self, name: &ResourceName, node: &NodeName, token: Generation) -> bool {
+        self.rollback(name, node, token).is_some()
+            && self.replica(name, node).is_some_and(|replica| !replica.up)
     }
 
     /// True if a peer whose agent is connected has a DRBD connection to the node.

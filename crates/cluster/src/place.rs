@@ -178,7 +178,7 @@ pub fn mix(a: Provider, b: Provider, allowed: bool) -> bool {
 /// The kinds of pools that replicas of a resource definition are in.
 pub fn kinds_in_use(model: &Model, name: &ResourceName) -> BTreeSet<Provider> {
     let mut kinds = BTreeSet::new();
-    for resource in model.resources_of(name).filter(|resource| resource.is_replica()) {
+    for resource in model.resources_of(name).filter(|resource| resource.takes_a_place()) {
         let pools = resource.volumes.values().map(|volume| &volume.pool);
         kinds.extend(pools.filter_map(|pool| model.pool(&resource.node, pool)).map(|p| p.provider));
     }
@@ -191,7 +191,7 @@ fn counts(model: &Model, definition: &Definition, resource: &Resource) -> bool {
     let node = model.node(&resource.node);
     let stays = node.is_some_and(|node| node.flags.is_empty());
     let skipped = chain::resource(model, definition, resource).get("DrbdOptions/SkipDisk");
-    resource.is_replica()
+    resource.takes_a_place()
         && !resource.flags.contains(&ResourceFlag::Evacuate)
         && stays
         && !skipped.is_some_and(is_true)

@@ -31,6 +31,20 @@ pub fn copies(model: &Model, observed: &Observed, name: &ResourceName) -> Vec<No
     reliable.map(|resource| resource.node.clone()).collect()
 }
 
+/// True if a node has said that it has done all that is wanted of it: nothing older can still be done
+/// there. One that was deactivated and is down has done so: whatever its peers are, it has none.
+pub fn is_confirmed(
+    model: &Model,
+    observed: &Observed,
+    name: &ResourceName,
+    node: &NodeName,
+) -> bool {
+    let wanted = model.wanted_generation(name);
+    let token = model.resource(name, node).and_then(|resource| resource.deactivated);
+    observed.replica(name, node).is_some_and(|replica| replica.generation >= wanted)
+        || token.is_some_and(|token| observed.is_down(name, node, token))
+}
+
 /// How many copies have to be left when the data of `node` go, and on which nodes they count.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Policy {
@@ -114,7 +128,6 @@ pub fn unconfirmed(
     name: &ResourceName,
     without: &NodeName,
 ) -> Vec<NodeName> {
-    let wanted = model.wanted_generation(name);
     let stays = |resource: &&Resource| {
         ![ResourceFlag::DrbdDelete, ResourceFlag::Evicted]
             .iter()
@@ -122,7 +135,7 @@ pub fn unconfirmed(
     };
     let staying = model.resources_of(name).filter(stays).map(|resource| &resource.node);
     let behind = staying.filter(|node| {
-        let confirmed = observed.replica(name, node).is_some_and(|r| r.generation >= wanted);
+        let confirmed = is_confirmed(model, observed, name, node);
         *node != without && observed.is_connected(node) && !confirmed
     });
     behind.cloned().collect()

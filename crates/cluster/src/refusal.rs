@@ -65,6 +65,7 @@ codes! {
         UnknownDefinition = 301, "no such resource definition";
         UnknownResource = 302, "no such resource";
         UnknownVolumeDefinition = 303, "no such volume definition";
+        UnknownVolume = 304, "no such volume";
         UnknownNetIf = 305, "no such network interface";
         UnknownPoolDefinition = 309, "no such storage pool definition";
         UnknownPool = 310, "no such storage pool";
@@ -127,6 +128,7 @@ codes! {
         StorageLayerAdded = 1012, "the layer STORAGE was added";
         NoNodeForTieBreaker = 1013, "no node can be the tie-breaker";
         Evicted = 1017, "the node is evicted";
+        Deactivated = 1018, "the resource is inactive";
         NotEvacuating = 1020, "this stays where it is";
         SameSize = 1023, "the volume has that size";
         NotFound = 3000, "there is no such object";

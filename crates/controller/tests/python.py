@@ -122,6 +122,18 @@ refused(lin.resource_dfn_modify("vol0", {"Nonsense": "1"}), 213, "unknown proper
 assert lin.resource_dfn_list_raise(filter_by_resource_definitions=["vol0"]).resource_definitions[0] \
     .properties["Aux/who"] == "me"
 ok(lin.controller_set_prop("DrbdOptions/Net/ping-timeout", "10"), "controller property")
+disk = [r.node_name for r in resources("vol0") if "DISKLESS" not in r.flags][0]
+of_volume = lambda: lin.volume_list([disk], filter_by_resources=["vol0"])[0].resources[0].volumes[0].properties
+own = {"Aux/who": "me", "DrbdOptions/Disk/disk-timeout": "600"}
+ok(lin.volume_modify(disk, "vol0", 0, own), "properties of a volume")
+assert of_volume() == own, of_volume()
+ok(lin.volume_modify(disk, "vol0", 0, {}, ["DrbdOptions/Disk/disk-timeout"]), "and without one")
+assert of_volume() == {"Aux/who": "me"}, of_volume()
+for (number, what) in [(213, (disk, "vol0", 0, {"StorPoolName": "pool"})),
+                       (304, (disk, "vol0", 7, {"Aux/who": "me"})),
+                       (300, ("n9", "vol0", 0, {"Aux/who": "me"})),
+                       (301, (disk, "never", 0, {"Aux/who": "me"}))]:
+    refused(lin.volume_modify(*what), number, "property of a volume")
 ok(lin.controller_del_prop("DrbdOptions/Net/ping-timeout"), "controller property deleted")
 
 # What is asked of controller and agents at once.
@@ -193,6 +205,39 @@ assert len([r for r in resources("vol2") if "DISKLESS" not in r.flags]) == 3
 ok(lin.resource_toggle_disk(third, "vol2", diskless=True), "toggle to diskless")
 wait(lambda: len([r for r in resources("vol2") if "DISKLESS" in r.flags]) == 1, "diskless again")
 
+# A replica is taken down on its node, and comes up again.
+def activity(name):
+    states = {r.node_name: r for r in resources(name) if "DISKLESS" not in r.flags}
+    return {node: "INACTIVE" in r.flags for node, r in states.items()}
+
+
+first, second = sorted(activity("vol6"))
+user("open", "vol6")
+wait(lambda: len(sys.argv) <= 3 or any(s.in_use for s in lin.resource_list_raise(
+    filter_by_resources=["vol6"]).resource_states), "vol6 is in use")
+if len(sys.argv) > 3:
+    refused(lin.resource_deactivate(first, "vol6"), 997, "deactivate what is in use")
+said = ok(lin.resource_deactivate(second, "vol6"), "deactivate")
+assert any(reply.is_warning() and reply.ret_code & 0x7FFF == 1018 for reply in said), said
+assert activity("vol6") == {first: False, second: True}, activity("vol6")
+down = [r for r in resources("vol6") if r.node_name == second][0]
+assert not down.volumes[0].state.disk_state, down.volumes[0].state
+peer = [r for r in resources("vol6") if r.node_name == first][0]
+assert second not in peer.layer_data.drbd_resource.connections, "nobody misses it"
+ok(lin.resource_deactivate(second, "vol6"), "deactivate again")
+refused(lin.resource_deactivate(first, "vol6"), 997 if len(sys.argv) > 3 else 991, "deactivate the last")
+refused(lin.volume_dfn_modify("vol6", 0, size=2 * 1024 * 1024), 974, "grow without it")
+refused(lin.resource_toggle_disk(second, "vol6", diskless=True), 243, "toggle what is inactive")
+refused(lin.resource_deactivate(second, "never"), 301, "deactivate nothing")
+refused(lin.resource_activate("n9", "vol6"), 300, "activate nowhere")
+ok(lin.resource_activate(second, "vol6"), "activate")
+ok(lin.resource_activate(second, "vol6"), "activate again")
+assert activity("vol6") == {first: False, second: False}, activity("vol6")
+wait(lambda: all(v.state.disk_state == "UpToDate" for r in resources("vol6")
+                 if "DISKLESS" not in r.flags for v in r.volumes), "vol6 is UpToDate again")
+ok(lin.volume_dfn_modify("vol6", 0, size=2 * 1024 * 1024), "grow with it")
+user("close", "vol6")
+
 # A diskless resource is attached and detached, as by CSI; placing again does nothing.
 ok(lin.resource_make_available("n3", "vol3"), "make available")
 again = ok(lin.resource_auto_place("vol3", 2), "place again")
@@ -213,6 +258,13 @@ assert [stack.type for stack in stacks] == ["DRBD", "DRBD"], stacks
 assert all(stack.children[0].type == "LUKS" for stack in stacks), stacks
 wait(lambda: all(v.state.disk_state == "UpToDate" for r in resources("enc")
                  if "DISKLESS" not in r.flags for v in r.volumes), "encrypted volume up to date")
+down = sorted(activity("enc"))[0]
+ok(lin.resource_deactivate(down, "enc"), "deactivate what is encrypted")
+luks = [r.layer_data.children[0] for r in resources("enc") if r.node_name == down][0]
+assert luks.type == "LUKS" and activity("enc")[down], luks
+ok(lin.resource_activate(down, "enc"), "activate what is encrypted")
+wait(lambda: all(v.state.disk_state == "UpToDate" for r in resources("enc")
+                 if "DISKLESS" not in r.flags for v in r.volumes), "encrypted volume up to date again")
 
 # The key-value store.
 kv = linstor.KV("instance", uri=sys.argv[1])

@@ -23,6 +23,7 @@ pub fn routes() -> Routes {
         .get(&format!("{D}/{INFO}"), async || of(Owner::Definition))
         .get(&format!("{OF}/volume-definitions/{INFO}"), async || of(Owner::VolumeDefinition))
         .get(&format!("{OF}/resources/{INFO}"), async || of(Owner::Resource))
+        .get(&format!("{OF}/resources/{{node}}/volumes/{INFO}"), async || of(Owner::Volume))
         .get(&format!("{OF}/resource-connections/{INFO}"), async || of(Owner::ResourceConnection))
 }
 
@@ -56,6 +57,7 @@ async fn all() -> Found {
         ("RESOURCE_DEFINITION", Owner::Definition),
         ("VOLUME_DEFINITION", Owner::VolumeDefinition),
         ("RESOURCE", Owner::Resource),
+        ("VOLUME", Owner::Volume),
         ("RESOURCE_CONNECTION", Owner::ResourceConnection),
     ];
     let all = kinds.map(|(word, owner)| (word.to_owned(), show(owner)));

@@ -53,7 +53,7 @@ pub fn routes() -> Routes {
         .user(Method::PUT, &volume, modify_volume)
         .user(Method::POST, &format!("{R}/make-available"), make_available)
         .user(Method::POST, &format!("{R}/activate"), activate)
-        .user(Method::POST, &format!("{R}/deactivate"), activate)
+        .user(Method::POST, &format!("{R}/deactivate"), deactivate)
         .get(&format!("{D}/resource-connections"), connections)
         .get(&connection, self::connection)
         .user(Method::PUT, &connection, modify_connection)
@@ -161,7 +161,13 @@ impl<'a> Seen<'a> {
     fn drbd(&self) -> Value {
         let volumes: Vec<Value> =
             self.volumes().map(|(nr, v, w, t)| self.drbd_volume(nr, v, w, t)).collect();
+        // A peer that is down on purpose is not missed.
+        let inactive = |peer: &NodeName| {
+            let peer = self.state.model.resource(&self.definition.name, peer);
+            peer.is_some_and(|peer| peer.deactivated.is_some())
+        };
         let peers = self.replica.iter().flat_map(|replica| &replica.connections);
+        let peers = peers.filter(|(peer, connected)| **connected || !inactive(peer));
         let connections = peers.map(|(peer, connected)| {
             let message = if *connected { "Connected" } else { "Connecting" };
             (peer.to_string(), json!({ "connected": connected, "message": message }))
@@ -476,16 +482,30 @@ async fn volume(
     }
 }
 
-async fn modify_volume() -> Answer {
-    let text = "properties of single volumes can not be set";
-    let next = "set them on the volume definition, or on the resource";
-    Answer::refused(Kind::Volume, number::UNSUPPORTED, text, "nothing acts on them", next)
+async fn modify_volume(
+    State(app): State<App>,
+    Path((name, node, number)): Path<(String, String, u16)>,
+    Body(body): Body<Modify>,
+) -> Changed {
+    let (name, node) = (ResourceName::new(&name)?, NodeName::new(&node)?);
+    let said = format!("volume {number} of resource {name} of node {node} modified");
+    let call = Call::new(Operation::Modify, Kind::Volume, said).about("RscDfn", &name);
+    let call = call.about("Node", &node).about("VlmNr", number);
+    Ok(call.run(&app, Command::ModifyVolume { name, node, number, props: body.into() }).await)
 }
 
-async fn activate() -> Answer {
-    let text = "resources can not be activated and deactivated";
-    let cause = "pools of a shared space are not there yet, and others have no use for it";
-    Answer::refused(Kind::Resource, number::UNSUPPORTED, text, cause, "leave it as it is")
+async fn activate(State(app): State<App>, Path((name, node)): Path<(String, String)>) -> Changed {
+    let (name, node) = (ResourceName::new(&name)?, NodeName::new(&node)?);
+    let said = format!("resource {name} of node {node} activated");
+    let call = Call::new(Operation::Modify, Kind::Resource, said).about("RscDfn", &name);
+    Ok(call.about("Node", &node).run(&app, Command::ActivateResource { name, node }).await)
+}
+
+async fn deactivate(State(app): State<App>, Path((name, node)): Path<(String, String)>) -> Changed {
+    let (name, node) = (ResourceName::new(&name)?, NodeName::new(&node)?);
+    let said = format!("resource {name} of node {node} deactivated");
+    let call = Call::new(Operation::Modify, Kind::Resource, said).about("RscDfn", &name);
+    Ok(call.about("Node", &node).run(&app, Command::DeactivateResource { name, node }).await)
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -33,6 +33,8 @@ pub struct Stats {
     pub snapshots: u64,
     /// Replicas that went back to one.
     pub rollbacks: u64,
+    /// Resources that stay inactive when all faults have ended.
+    pub inactive: u64,
 }
 
 impl Stats {
@@ -46,10 +48,11 @@ impl Stats {
         self.removed_copies += other.removed_copies;
         self.snapshots += other.snapshots;
         self.rollbacks += other.rollbacks;
+        self.inactive += other.inactive;
     }
 
     /// Name and value of each.
-    pub fn lines(&self) -> [(&'static str, u64); 8] {
+    pub fn lines(&self) -> [(&'static str, u64); 9] {
         [
             ("commands", self.commands),
             ("refusals", self.refusals),
@@ -59,6 +62,7 @@ impl Stats {
             ("removed-copies", self.removed_copies),
             ("snapshots", self.snapshots),
             ("rollbacks", self.rollbacks),
+            ("inactive", self.inactive),
         ]
     }
 }

@@ -513,17 +513,25 @@ impl Cluster {
         }
     }
 
-    /// Everything is as wanted of a resource definition, and every replica UpToDate.
+    /// Everything is as wanted of a resource definition, and every replica that is active UpToDate.
     pub fn is_settled(&self, name: &str) -> bool {
         let plan = plan(&self.model, &self.observed, &rd(name));
         let resources: Vec<_> = self.model.resources_of(&rd(name)).collect();
+        let active = |node: &NodeName| {
+            let resource = self.model.resource(&rd(name), node);
+            resource.is_some_and(|resource| resource.deactivated.is_none())
+        };
         plan.is_done()
             && resources.iter().all(|resource| {
                 !resource.is_deleting()
                     && self.replica(name, resource.node.as_str()).is_some_and(|replica| {
+                        if !active(&resource.node) {
+                            return !replica.up;
+                        }
+                        let mut peers = replica.connections.iter();
                         replica.up
                             && replica.connections.len() == resources.len() - 1
-                            && replica.connections.values().all(|connected| *connected)
+                            && peers.all(|(peer, connected)| *connected || !active(peer))
                             && replica.volumes.values().all(|volume| {
                                 !resource.is_replica() || volume.disk == Some(DiskState::UpToDate)
                             })

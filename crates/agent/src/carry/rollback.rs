@@ -1,16 +1,21 @@
-//! Resources that go back to a snapshot.
+//! Resources that are kept down: they were deactivated, or go back to a snapshot.
 //!
-//! One is taken down first, and that is written down: from then on nothing here brings it up but a
-//! new configuration, whatever is restarted. A replica that came up with the newer data would give
-//! them to those that have gone back already.
+//! That one is taken down is written down: from then on nothing here brings it up but a new
+//! configuration, whatever is restarted. A replica that came up with the newer data would give them to
+//! those that have gone back already. What it misses meanwhile is said by its peers, but for those that
+//! leave: their bitmap slots are given back when it comes up.
+
+use std::collections::BTreeSet;
 
 use cluster::layer::Layer;
 use cluster::name::SnapshotName;
 use cluster::objects::Generation;
+use cluster::plan::{Guard, ResourceConfig};
 use codec::admin::Request;
-use vocab::VolumeNr;
+use vocab::{NodeId, VolumeNr};
 
 use super::Step;
+use crate::engine;
 use crate::failed::Failed;
 use crate::metadata::{self, At};
 use crate::record::{Down, DownState, Export, Metadata, Record};
@@ -21,29 +26,67 @@ impl Step<'_> {
         record.config.as_ref().is_none_or(|config| config.layers.contains(&Layer::Drbd))
     }
 
-    pub(super) fn take_down(&self, token: Generation) -> Result<(), Failed> {
+    /// With a guard its peers go on without it.
+    pub(super) fn take_down(&self, token: Generation, guard: Option<&Guard>) -> Result<(), Failed> {
         let record = self.record()?;
         let begun = record.down.as_ref().filter(|down| down.token == token);
-        if begun.is_some_and(|down| down.state != DownState::Going) {
+        if begun.is_some_and(|down| matches!(down.state, DownState::Down | DownState::Changed)) {
             return Ok(());
         }
         if Self::is_replicated(&record) {
-            self.nobody_uses_it("a rollback")?;
+            match guard {
+                None => self.nobody_uses_it("a rollback")?,
+                Some(guard) => self.others_go_on(guard, &record)?,
+            }
             self.settle_metadata()?;
             // What is served is known only before it is taken down the first time.
-            let exports = match record.down {
-                Some(down) => down.exports,
-                None => self.exports()?,
+            let (exports, left) = match record.down {
+                Some(down) => (down.exports, down.left),
+                None => (self.exports()?, BTreeSet::new()),
             };
-            let down = Down { token, state: DownState::Going, exports };
+            let down = Down { token, state: DownState::Going, exports, left };
             self.update(|record| record.down = Some(down))?;
             let resource = self.name.to_string();
             let what = format!("down {resource}");
             self.engine.ask_patiently(&what, &Request::Down { resource })?;
+            if guard.is_some() {
+                // It may be down for long.
+                record.volumes.iter().for_each(|(number, volume)| self.lock(*number, volume));
+            }
         }
         self.update(|record| {
-            let exports = record.down.take().map(|down| down.exports).unwrap_or_default();
-            record.down = Some(Down { token, state: DownState::Down, exports });
+            let down = record.down.take();
+            let (exports, left) = down.map(|down| (down.exports, down.left)).unwrap_or_default();
+            record.down = Some(Down { token, state: DownState::Down, exports, left });
+        })
+    }
+
+    /// Refuses to take a resource down that is used here, or whose peers would lack data without it.
+    fn others_go_on(&self, guard: &Guard, record: &Record) -> Result<(), Failed> {
+        let Some(status) = self.status()? else { return Ok(()) };
+        let node = &self.node.name;
+        if engine::is_in_use(&status) {
+            return Err(Failed::new(
+                format!("{} is in use on node {node}", self.name),
+                format!("close it on {node}; it is tried again with the next plan"),
+            ));
+        }
+        self.check(guard, record, &format!("{} stays up", self.name))
+    }
+
+    /// Takes note of a new configuration: with it, what is down is brought up.
+    pub(super) fn begin_configuration(&self, config: &ResourceConfig) -> Result<(), Failed> {
+        self.update(|record| {
+            let before = record.config.replace(config.clone());
+            if let Some(down) = &mut record.down {
+                let known = before.iter().flat_map(|before| before.connections.values());
+                down.left.extend(known.filter_map(|peer| peer.node_id).map(NodeId::get));
+                let is_there = |id: &u8| {
+                    config.connections.values().any(|peer| peer.node_id == NodeId::new(*id))
+                };
+                down.left.retain(|id| !is_there(id));
+                down.state = DownState::Back;
+            }
         })
     }
 
@@ -112,21 +155,27 @@ impl Step<'_> {
         self.changed()
     }
 
-    /// Refuses to bring up what is down for a rollback.
+    /// Refuses to bring up what is kept down.
     pub(super) fn may_be_up(&self, record: &Record) -> Result<(), Failed> {
         match &record.down {
             Some(down) if down.state != DownState::Back => Err(Failed::new(
-                format!("{} is down for a rollback on node {}", self.name, self.node.name),
-                "nothing is to be done: it comes up when all nodes have the snapshot's data",
+                format!("{} is kept down on node {}", self.name, self.node.name),
+                "nothing is to be done: it comes up when it is activated, or all nodes have the data \
+                 of the snapshot that it is rolled back to",
             )),
             _ => Ok(()),
         }
     }
 
-    /// What was served before is served again.
-    pub(super) fn back_from_rollback(&self) -> Result<(), Failed> {
+    /// It is up again: what was served before is served, and peers that left meanwhile are forgotten.
+    pub(super) fn back_from_below(&self) -> Result<(), Failed> {
         if let Some(down) = self.record()?.down {
             self.export_again(down.exports)?;
+            for peer in down.left.iter().filter_map(|id| NodeId::new(*id)) {
+                let resource = self.name.to_string();
+                let what = format!("{resource}: forget node {peer}");
+                self.engine.ask_patiently(&what, &Request::ForgetPeer { resource, peer })?;
+            }
             self.update(|record| record.down = None)?;
         }
         Ok(())

@@ -44,6 +44,8 @@ struct Resource {
 #[derive(Default)]
 struct Fake {
     resources: BTreeMap<String, Resource>,
+    /// Peers whose bitmap slots were given back.
+    forgotten: Vec<u8>,
 }
 
 impl Fake {
@@ -131,6 +133,16 @@ impl Fake {
                 let resource = self.resources.values_mut().next().unwrap();
                 (resource.end, resource.agreed) = move_metadata(&disk, resource.end);
             }
+            Request::NewPeer { resource, peer, name, options: net } => {
+                let peers = &mut self.resources.get_mut(&resource).unwrap().config.peers;
+                let (paths, volumes) = (Vec::new(), Vec::new());
+                let new = engine_config::PeerConfig { node_id: peer, name, paths, net, volumes };
+                peers.push(new);
+            }
+            Request::NewPath { .. }
+            | Request::PeerDeviceOptions { .. }
+            | Request::Connect { .. } => {}
+            Request::ForgetPeer { peer, .. } => self.forgotten.push(peer.get()),
             Request::SuspendIo { resource, .. } => {
                 self.resources.get_mut(&resource).unwrap().suspended = true;
             }
@@ -224,6 +236,23 @@ fn serve(stream: UnixStream, fake: &Mutex<Fake>) {
             return;
         }
     }
+}
+
+/// The configuration with these peers, whose node ids count up from 1.
+fn connected(peers: &[&str]) -> Action {
+    let Action::Configure(mut config) = configure() else { panic!("it is one") };
+    let end = |last| (std::net::Ipv4Addr::new(10, 0, 0, last).into(), 7000);
+    for (peer, id) in peers.iter().zip(1..) {
+        let connection = cluster::plan::ConnectionConfig {
+            node_id: NodeId::new(id),
+            paths: vec![(end(1), end(id + 1))],
+            net: BTreeMap::new(),
+            peer_device: BTreeMap::new(),
+            diskless: false,
+        };
+        config.connections.insert(NodeName::new(peer).unwrap(), connection);
+    }
+    Action::Configure(config)
 }
 
 /// An engine, a pool of kind FILE_THIN, and an agent that can be started again.
@@ -476,7 +505,7 @@ fn data_that_have_grown_count_while_the_resource_is_down() {
 
 #[test]
 fn what_is_down_for_a_rollback_stays_down_until_it_is_configured_again() {
-    let take_down = Action::TakeDown { token: TOKEN };
+    let take_down = Action::TakeDown { token: TOKEN, guard: None };
     let mut crashes = 0;
     for at in 0.. {
         let bed = Bed::new();
@@ -513,7 +542,7 @@ fn what_is_down_for_a_rollback_stays_down_until_it_is_configured_again() {
                     assert!(!up(), "{at}");
                     // Nothing but a configuration brings it up.
                     let failed = node.step(&name()).adjust().unwrap_err();
-                    assert!(failed.cause.contains("down for a rollback"), "{failed}");
+                    assert!(failed.cause.contains("kept down"), "{failed}");
                 }
                 _ => assert!(!up(), "{step}: {at}"),
             }
@@ -524,6 +553,43 @@ fn what_is_down_for_a_rollback_stays_down_until_it_is_configured_again() {
         crashes += 1;
     }
     assert!(crashes > 5, "only {crashes} points were tried");
+}
+
+#[test]
+fn what_is_deactivated_goes_down_under_its_peers_and_forgets_those_that_leave_meanwhile() {
+    let bed = Bed::new();
+    let node = bed.start();
+    for step in [create(64 * MIB), create_metadata(), connected(&["bravo", "charlie"])] {
+        node.carry_out(&name(), Generation(1), &step).unwrap();
+    }
+    let fake = |change: fn(&mut Resource)| {
+        change(bed.fake.lock().unwrap().resources.get_mut("web").unwrap());
+    };
+    let bravo = Guard { at_least: 1, of: vec![NodeName::new("bravo").unwrap()] };
+    let guard = Some(bravo);
+    let take_down = Action::TakeDown { token: TOKEN, guard };
+    let refused = |why: &str| {
+        let failed = node.carry_out(&name(), Generation(2), &take_down).unwrap_err();
+        assert!(failed.cause.contains(why), "{failed}");
+        assert_eq!(node.store.get(&name()).unwrap().down, None, "nothing has begun");
+    };
+    refused("web stays up on node alpha: 1 other nodes have to be connected");
+    fake(|resource| resource.primary = true);
+    refused("in use on node alpha");
+    fake(|resource| (resource.primary, resource.disk) = (false, DiskState::Inconsistent));
+    for _ in 0..2 {
+        node.carry_out(&name(), Generation(2), &take_down).unwrap();
+        assert!(!bed.fake.lock().unwrap().resources.contains_key("web"));
+    }
+    // As it is when the agent starts again.
+    let node = bed.start();
+    assert!(!bed.fake.lock().unwrap().resources.contains_key("web"));
+    let volume = Action::RemoveVolume { volume: 1 };
+    node.carry_out(&name(), Generation(3), &volume).unwrap();
+    node.carry_out(&name(), Generation(4), &connected(&["bravo"])).unwrap();
+    assert_eq!(bed.fake.lock().unwrap().forgotten, [2]);
+    assert_eq!(node.store.get(&name()).unwrap().down, None);
+    assert_eq!(bed.files().len(), 1);
 }
 
 #[test]
@@ -548,7 +614,7 @@ fn data_go_only_while_the_resource_is_down_for_this_rollback() {
     };
     refused(TOKEN, "is not down");
     bed.fake.lock().unwrap().resources.get_mut("web").unwrap().primary = true;
-    let take_down = Action::TakeDown { token: TOKEN };
+    let take_down = Action::TakeDown { token: TOKEN, guard: None };
     let failed = node.carry_out(&name(), Generation(1), &take_down).unwrap_err();
     assert!(failed.cause.contains("in use on node alpha"), "{failed}");
     bed.fake.lock().unwrap().resources.get_mut("web").unwrap().primary = false;

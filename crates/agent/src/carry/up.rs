@@ -18,7 +18,6 @@ use super::Step;
 use crate::configure;
 use crate::failed::Failed;
 use crate::files;
-use crate::record::DownState;
 
 impl Step<'_> {
     pub(super) fn configure(
@@ -28,14 +27,9 @@ impl Step<'_> {
     ) -> Result<(), Failed> {
         configure::check(self.name, config)?;
         self.put_files(config)?;
-        self.update(|record| {
-            record.config = Some(config.clone());
-            if let Some(down) = &mut record.down {
-                down.state = DownState::Back;
-            }
-        })?;
+        self.begin_configuration(config)?;
         self.adjust()?;
-        self.back_from_rollback()?;
+        self.back_from_below()?;
         self.update(|record| record.confirmed = generation)
     }
 

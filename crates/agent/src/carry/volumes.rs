@@ -252,9 +252,13 @@ impl Step<'_> {
         self.record()
     }
 
+    fn data_stay(&self) -> String {
+        format!("the data of {} stay", self.name)
+    }
+
     pub(super) fn remove_disk(&self, guard: &Guard) -> Result<(), Failed> {
         let record = self.record()?;
-        self.check(guard, &record)?;
+        self.check(guard, &record, &self.data_stay())?;
         if let Some(config) = self.engine.config(self.name.as_str())? {
             for volume in config.volumes.iter().filter(|volume| volume.backing.is_some()) {
                 let what = format!("detach volume {} of {}", volume.nr, self.name);
@@ -291,7 +295,7 @@ impl Step<'_> {
                 format!("close it on {node}; it is tried again with the next plan"),
             ));
         }
-        self.check(guard, &record)?;
+        self.check(guard, &record, &self.data_stay())?;
         if status.is_some() {
             let resource = self.name.to_string();
             self.engine.ask_patiently(&format!("down {resource}"), &Request::Down { resource })?;

@@ -54,6 +54,10 @@ pub fn begin(
         if resource.flags.contains(&ResourceFlag::Evacuate) {
             continue;
         }
+        if resource.deactivated.is_some() {
+            let cause = format!("the replica of node {node} is inactive");
+            return refuse(Code::InvalidResourceState, cause, "activate it first, or delete it");
+        }
         if !resource.is_replica() {
             let cause = format!("the replica of node {node} is being given up");
             return refuse(Code::InvalidResourceState, cause, "wait until that is done");

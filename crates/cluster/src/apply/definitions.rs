@@ -444,6 +444,14 @@ fn resizable(
             .correction("delete that property first")
             .about(key));
     }
+    let inactive = |r: &&Resource| r.deactivated.is_some() && r.takes_a_place();
+    if let Some(inactive) = edit.model.resources_of(name).find(inactive) {
+        let node = &inactive.node;
+        return Err(Refusal::new(Code::NotUpToDate, text)
+            .cause(format!("it is inactive on node {node}, and all replicas grow together"))
+            .correction(format!("activate it on node {node} first, or delete it there"))
+            .about(key));
+    }
     for resource in edit.model.resources_of(name).filter(|resource| resource.is_replica()) {
         let node = &resource.node;
         let Some(volume) = resource.volumes.get(&number) else { continue };

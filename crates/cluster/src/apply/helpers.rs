@@ -19,7 +19,7 @@ use super::{resources, rollback};
 
 /// Whether a tie-breaker is made where one is missing.
 pub const AUTO_TIE_BREAKER: &str = "DrbdOptions/auto-add-quorum-tiebreaker";
-const QUORUM: &str = "DrbdOptions/Resource/quorum";
+pub const QUORUM: &str = "DrbdOptions/Resource/quorum";
 /// Who set the quorum of a resource definition. Only `user` is ever kept here.
 const QUORUM_SET_BY: &str = "Internal/Drbd/QuorumSetBy";
 
@@ -99,9 +99,12 @@ fn initial_replica(edit: &mut Edit<'_>, name: &ResourceName) {
 fn voters(edit: &Edit<'_>, name: &ResourceName) -> (usize, usize) {
     let resources: Vec<&Resource> = edit.model.resources_of(name).collect();
     let replaced: Vec<NodeName> = resources.iter().filter_map(|r| replaces(r)).collect();
-    let diskful = resources.iter().filter(|r| r.is_replica() && !replaced.contains(&r.node));
+    let back = |r: &Resource| !r.flags.contains(&ResourceFlag::Reactivate);
+    let diskful =
+        resources.iter().filter(|r| r.is_replica() && back(r) && !replaced.contains(&r.node));
     let diskless = resources.iter().filter(|resource| {
-        let others = [ResourceFlag::Client, ResourceFlag::Delete, ResourceFlag::Evicted];
+        use ResourceFlag::{Client, Delete, Evicted, Inactive};
+        let others = [Client, Delete, Evicted, Inactive];
         !resource.is_diskful()
             && !resource.is_tie_breaker()
             && !others.iter().any(|flag| resource.flags.contains(flag))
@@ -132,6 +135,15 @@ fn tie_breaker(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> 
     let existing: Vec<NodeName> =
         edit.model.resources_of(name).filter(is_one).map(|r| r.node.clone()).collect();
     if !wanted {
+        // One that is inactive will be back: what is there for an even number then stays.
+        let returns = [ResourceFlag::Inactive, ResourceFlag::Reactivate];
+        let returns = |r: &Resource| {
+            let any = returns.iter().any(|flag| r.flags.contains(flag));
+            any && r.takes_a_place()
+        };
+        if edit.model.resources_of(name).any(returns) {
+            return Ok(());
+        }
         let observed = edit.observed();
         for node in existing.iter().filter(|node| observed.is_connected(node)) {
             resources::mark_deleted(edit, name, node);

@@ -15,7 +15,7 @@ use crate::props::{self, Owner, PropsEdit, chain, check_all};
 use crate::redundancy::{MIGRATE_FROM, replaces};
 use crate::refusal::{Code, NoteCode, Refusal};
 
-use super::{definitions, groups, helpers, nodes, small, toggle};
+use super::{activity, definitions, groups, helpers, nodes, small, toggle};
 
 /// The property that says who made a replica: `user`, `auto-placer`, `auto-diskful`.
 pub const DISKFUL_BY: &str = "DiskfulBy";
@@ -89,6 +89,7 @@ pub fn create(
         node_id,
         port,
         volumes,
+        deactivated: None,
     }));
     if !edit.observed().is_connected(node) {
         let text = format!("node {node} is not connected; {key} is made when it is");
@@ -112,6 +113,11 @@ fn existing_wanted(
             .cause("it is being deleted")
             .correction("wait until it is gone, or make it available again")
             .about(key));
+    }
+    if existing.deactivated.is_some() {
+        let text = format!("{key} exists, and is inactive until it is activated");
+        edit.note(NoteCode::Deactivated, key, text);
+        return Ok(());
     }
     if !diskless && !existing.is_diskful() {
         return toggle::to_diskful(edit, name, node, new.pool.clone(), None, by);
@@ -374,6 +380,29 @@ pub fn modify(
     Ok(())
 }
 
+pub fn modify_volume(
+    edit: &mut Edit<'_>,
+    name: &ResourceName,
+    node: &NodeName,
+    number: u16,
+    change: &PropsEdit,
+) -> Result<(), Refusal> {
+    let key = Key::Resource(name.clone(), node.clone());
+    edit.definition(name)?;
+    edit.node(node)?;
+    let mut resource = edit.resource(name, node)?.clone();
+    let Some(volume) = resource.volumes.get_mut(&VolumeNr(number)) else {
+        let text = format!("{key} has no volume {number}");
+        return Err(Refusal::new(Code::UnknownVolume, text)
+            .cause("a resource has the volumes of its resource definition")
+            .correction("list its volumes")
+            .about(key));
+    };
+    small::edit_props(edit, Owner::Volume, &key, change, &mut volume.props)?;
+    edit.put(Object::Resource(resource));
+    Ok(())
+}
+
 /// Checks that a resource can be deleted: nobody uses it, and it is not the only copy of its data.
 pub fn may_delete(edit: &Edit<'_>, name: &ResourceName, node: &NodeName) -> Result<(), Refusal> {
     let key = Key::Resource(name.clone(), node.clone());
@@ -407,9 +436,9 @@ pub fn may_delete(edit: &Edit<'_>, name: &ResourceName, node: &NodeName) -> Resu
                 Code::InUse,
                 format!(
                     "it is the last replica that stays, and nodes {users} have resources that need \
-                     its data: they are diskless, lose their disk, or are evicted"
+                     its data: they are diskless, lose their disk, are inactive, or evicted"
                 ),
-                "delete those resources first, or make another replica".to_owned(),
+                "delete or activate those resources first, or make another replica".to_owned(),
             );
         }
         return Ok(());
@@ -470,9 +499,11 @@ pub fn delete(
     helpers::review(edit, name)
 }
 
-/// Marks a resource for deletion. It takes no other's place any more.
+/// Marks a resource for deletion. It takes no other's place any more. One that was deactivated comes
+/// up for it: only from its peers can its node tell that they have the data.
 pub fn mark_deleted(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     edit.modify_resource(name, node, |resource| {
+        resource.activate();
         resource.flags.insert(ResourceFlag::Delete);
         resource.props.remove(MIGRATE_FROM);
     });
@@ -588,6 +619,10 @@ pub fn make_available(
     let definition = edit.definition(name)?.clone();
     edit.node(node)?;
     if let Some(existing) = edit.model.resource(name, node).cloned() {
+        let inactive = existing.deactivated.is_some();
+        if inactive {
+            activity::bring_back(edit, name, node);
+        }
         if existing.is_deleting() {
             nodes::accepting(edit, node)?;
             comes_back(&existing, &key)?;
@@ -607,7 +642,7 @@ pub fn make_available(
             edit.modify_resource(name, node, |r| {
                 r.flags.remove(&ResourceFlag::TieBreaker);
             });
-        } else if !existing.is_deleting() {
+        } else if !existing.is_deleting() && !inactive {
             edit.note(NoteCode::NothingToDo, key.clone(), format!("{key} exists"));
         }
         return helpers::review(edit, name);

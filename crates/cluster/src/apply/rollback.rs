@@ -45,6 +45,8 @@ pub fn refuse_while_busy(edit: &Edit<'_>, command: &Command) -> Result<(), Refus
         | Autoplace { name, .. }
         | MakeAvailable { name, .. }
         | ToggleDisk { name, .. }
+        | ActivateResource { name, .. }
+        | DeactivateResource { name, .. }
         | RestoreVolumeDefinitions { to: name, .. }
         | RestoreResources { to: name, .. }
         | RollBack { name, .. } => refuse_if_busy(edit, name),
@@ -133,6 +135,10 @@ pub fn begin(
     }
     for resource in edit.model.resources_of(name) {
         let node = &resource.node;
+        if resource.deactivated.is_some() {
+            let cause = format!("its resource on node {node} is inactive");
+            return refuse(Code::InvalidResourceState, cause, "activate it first, or delete it");
+        }
         if !is_settled(resource) {
             let cause = format!("its resource on node {node} is being changed or given up");
             return refuse(Code::InvalidResourceState, cause, "wait until that is done");

@@ -36,6 +36,7 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
             trouble::evacuate_one(edit, name, node, false)?;
             migrated(edit, name, node);
             toggled(edit, name, node);
+            returned(edit, name, node);
             restored(edit, name, node);
         }
         all_restored(edit, name);
@@ -74,9 +75,9 @@ fn confirmed<'a>(
     name: &ResourceName,
     node: &NodeName,
 ) -> Option<&'a ReplicaState> {
-    let replica = edit.observed().replica(name, node)?;
-    let current = replica.generation >= edit.model.wanted_generation(name);
-    (edit.observed().is_connected(node) && current).then_some(replica)
+    let current = redundancy::is_confirmed(edit.model, edit.observed(), name, node);
+    let replica = edit.observed().replica(name, node);
+    replica.filter(|_| edit.observed().is_connected(node) && current)
 }
 
 /// Volumes of which a replica has become UpToDate have begun: no other may begin anew.
@@ -196,6 +197,19 @@ fn toggled(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
             for volume in resource.volumes.values_mut() {
                 volume.pool = PoolName::diskless();
             }
+        });
+    }
+}
+
+/// Replicas that were activated, and have what they had missed.
+fn returned(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    let Some(resource) = edit.model.resource(name, node) else { return };
+    let Some(definition) = edit.model.definition(name) else { return };
+    let there = confirmed(edit, name, node).is_some()
+        && edit.observed().is_up_to_date(name, node, definition.volumes.keys());
+    if resource.flags.contains(&ResourceFlag::Reactivate) && (there || !resource.is_diskful()) {
+        edit.modify_resource(name, node, |resource| {
+            resource.flags.remove(&ResourceFlag::Reactivate);
         });
     }
 }

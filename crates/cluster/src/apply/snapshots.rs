@@ -64,10 +64,20 @@ fn create_one(
     }
     for node in nodes {
         let resource = edit.resource(name, node)?;
+        if resource.deactivated.is_some() {
+            let cause = format!("the resource of node {node} is inactive");
+            return refuse(Code::InvalidResourceState, cause, "activate it, or leave the node out");
+        }
         if !resource.is_replica() {
             let cause = format!("the resource of node {node} has no disk");
             return refuse(Code::SnapshotsUnsupported, cause, "leave the node out");
         }
+    }
+    let inactive = edit.model.resources_of(name).filter(|r| r.deactivated.is_some());
+    let inactive = inactive.filter(|r| r.takes_a_place()).map(|resource| resource.node.clone());
+    for node in inactive.collect::<Vec<_>>() {
+        let text = format!("{key} is not made on node {node}: {name} is inactive there");
+        edit.note(NoteCode::Deactivated, key.clone(), text);
     }
     let mut chosen = BTreeMap::new();
     let replicas: Vec<Resource> =

@@ -139,7 +139,11 @@ impl Bed {
                 *replica = ReplicaState { generation, ..ReplicaState::default() };
                 continue;
             }
-            replica.up = true;
+            if let Some(token) = resource.deactivated {
+                replica.take_down(token);
+                continue;
+            }
+            (replica.up, replica.rollback) = (true, None);
             let disk =
                 resource.is_diskful() && !resource.flags.contains(&ResourceFlag::DiskRemoving);
             let disk = disk.then_some(DiskState::UpToDate);
@@ -254,6 +258,78 @@ fn a_deleted_replica_goes_when_its_node_says_so_and_its_id_is_not_used_again() {
         bed.model.resources_of(&rd("disk")).map(|r| r.node_id.unwrap().get()).collect();
     ids.sort_unstable();
     assert!(!ids.contains(&0), "{ids:?}");
+}
+
+#[test]
+fn a_volume_has_properties_of_its_own_that_stay_until_its_replica_goes() {
+    let mut bed = Bed::new(3);
+    bed.define("disk");
+    bed.place("disk", 2).unwrap();
+    bed.settle("disk");
+    let modify = |name: &str, index, number, key: &str, value: &str| Command::ModifyVolume {
+        name: rd(name),
+        node: node(index),
+        number,
+        props: PropsEdit::set(key, value),
+    };
+    bed.ok(modify("disk", 0, 0, "Aux/who", "me"));
+    bed.ok(modify("disk", 0, 0, "DrbdOptions/Disk/al-extents", "6007"));
+    for (key, value) in [
+        ("Nonsense", "1"),
+        ("StorPoolName", "thin"),
+        ("StorDriver/LvcreateOptions", "-i 2"),
+        ("FileSystem/Type", "ext4"),
+        ("sys/fs/blkio_throttle_read", "1"),
+        ("DrbdOptions/Net/ping-int", "5"),
+        ("DrbdOptions/Disk/al-extents", "1"),
+    ] {
+        let refusal = bed.refused(modify("disk", 0, 0, key, value));
+        assert_eq!(refusal.code, Code::InvalidProperty, "{key}: {refusal}");
+    }
+    let codes = [("never", 0, 0, 301), ("disk", 5, 0, 300), ("disk", 0, 7, 304)];
+    for (name, index, number, code) in codes {
+        let refusal = bed.refused(modify(name, index, number, "Aux/x", "1"));
+        assert_eq!(refusal.code.number(), code, "{refusal}");
+    }
+    // Only its own disk has the option, and what is done to it or to others takes nothing away.
+    let options = |bed: &Bed, index| {
+        let model = &bed.model;
+        let definition = model.definition(&rd("disk")).unwrap();
+        let resource = model.resource(&rd("disk"), &node(index)).unwrap();
+        let chain = crate::props::chain::volume(model, definition, resource, VolumeNr(0));
+        chain.get("DrbdOptions/Disk/al-extents").map(str::to_owned)
+    };
+    assert_eq!((options(&bed, 0).as_deref(), options(&bed, 1)), (Some("6007"), None));
+    bed.ok(Command::ModifyVolumeDefinition {
+        name: rd("disk"),
+        number: 0,
+        size: Some(2 * GIB),
+        props: PropsEdit::default(),
+        gross_size: None,
+    });
+    let toggle = |diskful| Command::ToggleDisk {
+        name: rd("disk"),
+        node: node(0),
+        diskful,
+        pool: diskful.then(pool),
+        migrate_from: None,
+        client: false,
+    };
+    for diskful in [false, true] {
+        bed.settle("disk");
+        bed.ok(toggle(diskful));
+    }
+    bed.settle("disk");
+    let resource = bed.model.resource(&rd("disk"), &node(0)).unwrap();
+    let props = &resource.volumes[&VolumeNr(0)].props;
+    assert_eq!(props["Aux/who"], "me", "{resource:?}");
+    assert!(Model::from_rows(bed.model.rows()) == bed.model);
+    let delete = vec!["DrbdOptions/Disk/al-extents".to_owned(), "Aux/never".to_owned()];
+    let props = PropsEdit { delete, ..PropsEdit::default() };
+    let name = rd("disk");
+    let applied = bed.ok(Command::ModifyVolume { name, node: node(0), number: 0, props });
+    assert!(has(&applied, NoteCode::UnsetPropertyDeleted), "{:?}", applied.notes);
+    assert_eq!(options(&bed, 0), None);
 }
 
 #[test]

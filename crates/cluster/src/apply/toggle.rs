@@ -17,8 +17,8 @@ use crate::objects::*;
 use crate::redundancy::{MIGRATE_FROM, replaces};
 use crate::refusal::{Code, NoteCode, Refusal};
 
-use super::nodes;
 use super::resources::{self, DISKFUL_BY};
+use super::{activity, nodes};
 
 pub fn to_diskful(
     edit: &mut Edit<'_>,
@@ -33,6 +33,7 @@ pub fn to_diskful(
     let resource = edit.resource(name, node)?.clone();
     needs_drbd(&definition, &key)?;
     stays(&resource, &key)?;
+    activity::needed(&resource, &format!("the disk of {key} can not be toggled"))?;
     if let Some(from) = from {
         may_migrate(edit, name, node, from)?;
     }
@@ -123,6 +124,7 @@ fn may_migrate(
     if from == node {
         return refuse(Code::InvalidRequest, "source and target are the same", "name two nodes");
     }
+    activity::needed(source, &format!("{key} can not be migrated to node {node}"))?;
     if !source.is_replica() {
         return refuse(Code::InvalidRequest, "it has no disk", "name a replica with a disk");
     }
@@ -151,6 +153,7 @@ pub fn to_diskless(
     let resource = edit.resource(name, node)?.clone();
     needs_drbd(&definition, &key)?;
     stays(&resource, &key)?;
+    activity::needed(&resource, &format!("the disk of {key} can not be toggled"))?;
     if client {
         edit.modify_resource(name, node, |r| {
             r.flags.insert(ResourceFlag::Client);

@@ -278,7 +278,11 @@ pub fn restore(
     for resource in &names {
         edit.modify_resource(resource, name, |resource| {
             use ResourceFlag::*;
-            resource.flags.retain(|flag| !matches!(flag, Evacuate | Evicted | Inactive));
+            resource.flags.retain(|flag| !matches!(flag, Evacuate | Evicted));
+            // What was deactivated before stays so.
+            if resource.deactivated.is_none() {
+                resource.flags.remove(&Inactive);
+            }
         });
         if delete_resources {
             match resources::may_delete(edit, resource, name) {
@@ -377,7 +381,7 @@ fn short(edit: &Edit<'_>, definition: &Definition) -> bool {
     let enabled = enabled.get("BalanceResourcesEnabled").is_none_or(is_true);
     let placed = |r: &Resource| r.props.get(DISKFUL_BY).is_some_and(|by| by == "auto-placer");
     let settled = |r: &Resource| edit.context.now.since(r.created) >= GRACE && !r.is_deleting();
-    let replicas = resources().filter(|resource| resource.is_replica()).count();
+    let replicas = resources().filter(|resource| resource.takes_a_place()).count();
     enabled
         && resources().all(settled)
         && resources().any(placed)
@@ -395,6 +399,7 @@ fn auto_diskful(edit: &mut Edit<'_>, definition: &Definition) -> Result<bool, Re
         let since = replica.and_then(|replica| replica.in_use);
         !resource.is_diskful()
             && !resource.is_deleting()
+            && resource.deactivated.is_none()
             && since.is_some_and(|since| edit.context.now.since(since) >= after * MINUTE)
     });
     let due: Vec<NodeName> = due.map(|resource| resource.node.clone()).collect();

@@ -130,7 +130,8 @@ fn node_reason(ask: &Ask<'_>, node: &Node, pattern: Option<&Regex>) -> Option<Re
         return Some(Reason::LayerUnsupported(*missing));
     }
     if let Some(resource) = ask.model.resource(&ask.definition.name, &node.name) {
-        if ask.diskless || !replicated(ask.definition) || resource.is_deleting() {
+        let inactive = resource.deactivated.is_some() && !resource.is_diskful();
+        if ask.diskless || !replicated(ask.definition) || resource.is_deleting() || inactive {
             return Some(Reason::HasResource);
         }
         if resource.is_diskful() {

@@ -27,9 +27,10 @@ pub(super) fn plan(ask: &Ask<'_>, plan: &mut Plan) {
             away(ask, resource, plan);
             continue;
         }
-        match resource.flags.contains(&ResourceFlag::DrbdDelete) {
-            true => remove(ask, resource, plan),
-            false => keep(ask, resource, plan),
+        match resource.deactivated {
+            _ if resource.flags.contains(&ResourceFlag::DrbdDelete) => remove(ask, resource, plan),
+            Some(token) => keep_down(ask, resource, token, plan),
+            None => keep(ask, resource, plan),
         }
     }
     grow_devices(ask, plan);
@@ -38,7 +39,10 @@ pub(super) fn plan(ask: &Ask<'_>, plan: &mut Plan) {
 /// A node that is not connected: what it has to do is said, for deletions wait for it.
 fn away(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
     let (name, node) = (&ask.definition.name, &resource.node);
-    let known = ask.observed.replica(name, node).map(|replica| replica.generation);
+    let done = match resource.deactivated {
+        Some(token) => ask.observed.is_down(name, node, token),
+        None => redundancy::is_confirmed(ask.model, ask.observed, name, node),
+    };
     if resource.is_deleting() {
         plan.wait(
             Some(node),
@@ -47,7 +51,7 @@ fn away(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
                  if it never is, `node lost {node}` forgets it"
             ),
         );
-    } else if known.is_none_or(|known| known < ask.model.wanted_generation(name)) {
+    } else if !done {
         plan.wait(Some(node), format!("node {node} is not connected: it follows when it is back"));
     }
 }
@@ -95,6 +99,16 @@ fn keep(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
     if !leaving {
         begin_data(ask, resource, plan);
     }
+    remove_volumes(ask, resource, replica, plan);
+    if resource.flags.contains(&ResourceFlag::DiskRemoving) {
+        remove_disk(ask, resource, replica, plan);
+    }
+    waits(ask, resource, plan);
+}
+
+/// Takes away the volumes whose definitions go, once the peers have taken them down.
+fn remove_volumes(ask: &Ask<'_>, resource: &Resource, replica: &ReplicaState, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
     let gone: Vec<VolumeNr> = replica
         .volumes
         .keys()
@@ -112,17 +126,71 @@ fn keep(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
             plan.push(node, Action::RemoveVolume { volume: number(volume) }, Vec::new());
         }
     }
-    if resource.flags.contains(&ResourceFlag::DiskRemoving) {
-        remove_disk(ask, resource, replica, plan);
+}
+
+/// A resource that was deactivated: only its storage is there.
+fn keep_down(ask: &Ask<'_>, resource: &Resource, token: Generation, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    if ask.observed.rollback(name, node, token).is_none() {
+        return take_down(ask, resource, token, plan);
     }
-    waits(ask, resource, plan);
+    let Some(replica) = ask.observed.replica(name, node) else { return };
+    if replica.up {
+        plan.wait(
+            Some(node),
+            format!(
+                "{name} is inactive on node {node}, and somebody has brought it up there: take it down \
+                 (`ashlar down {name}`), or activate it"
+            ),
+        );
+        return;
+    }
+    remove_volumes(ask, resource, replica, plan);
+}
+
+/// Takes a resource down that was deactivated, when those that stay up can do without it: they know
+/// by then that it has no vote any more, and have the data.
+fn take_down(ask: &Ask<'_>, resource: &Resource, token: Generation, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    let replica = ask.observed.replica(name, node);
+    let wanted = ask.model.wanted_generation(name);
+    if replica.is_some_and(|replica| replica.up && replica.generation < wanted) {
+        // It has to know the peers that have the data: its agent looks whether they do.
+        plan.push(node, Action::Configure(config::of(ask, resource)), Vec::new());
+        return;
+    }
+    let before = (plan.steps.len(), plan.waits.len());
+    if let Some(replica) = replica {
+        remove_volumes(ask, resource, replica, plan);
+    }
+    if before != (plan.steps.len(), plan.waits.len()) {
+        return;
+    }
+    // Others that go down, too, are not waited for: they wait for the same nodes.
+    let up = |peer: &&NodeName| ask.resources.get(*peer).is_some_and(|r| r.deactivated.is_none());
+    let behind = redundancy::unconfirmed(ask.model, ask.observed, name, node);
+    if let Some(peer) = behind.iter().find(up) {
+        plan.wait(Some(peer), format!("node {peer} has to know first that {node} goes down"));
+        return;
+    }
+    if ask.observed.in_use(name, node) {
+        plan.wait(Some(node), format!("{name} is in use on node {node}: close it there"));
+        return;
+    }
+    let data = resource.is_diskful() && !has_no_data(ask.observed, name, node);
+    let left = redundancy::may_go(ask.model, ask.observed, name, node);
+    if let (true, Err(reason)) = (data, left) {
+        plan.wait(Some(node), format!("{name} stays up on node {node}: {reason}"));
+        return;
+    }
+    let guard = if data { guard(ask, node) } else { Guard::default() };
+    plan.push(node, Action::TakeDown { token, guard: Some(guard) }, Vec::new());
 }
 
 /// Has a replica begin the data if the one that was to begin them has gone without. Everybody has to
 /// have confirmed that: then what they say of their disks can not have come from that one since.
 fn begin_data(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
     let name = &ask.definition.name;
-    let wanted = ask.model.wanted_generation(name);
     for (nr, volume) in &ask.definition.volumes {
         let begun = volume.flags.contains(&VolumeDefinitionFlag::DrbdInitialized);
         if begun || volume.initial_on.as_ref() != Some(&resource.node) {
@@ -138,7 +206,8 @@ fn begin_data(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
             ask.observed.is_connected(&other.node)
                 && replica.is_some_and(|replica| {
                     let none = replica.volumes.get(nr).is_none_or(none);
-                    replica.generation >= wanted && (none || !other.is_diskful())
+                    redundancy::is_confirmed(ask.model, ask.observed, name, &other.node)
+                        && (none || !other.is_diskful())
                 })
         };
         let own = ask.observed.replica(name, &resource.node).and_then(|r| r.volumes.get(nr));

@@ -19,7 +19,7 @@ pub(super) fn plan(ask: &Ask<'_>, rollback: &Rollback, plan: &mut Plan) {
     for (node, resource) in &ask.resources {
         let holder = rollback.holders.contains(node);
         let action = match state(node) {
-            None => Action::TakeDown { token },
+            None => Action::TakeDown { token, guard: None },
             Some(down) if down.changed || !changing || !resource.is_diskful() => continue,
             Some(_) if holder => Action::RollBack { token, snapshot: rollback.snapshot.clone() },
             Some(_) if restored => Action::Discard { token },

@@ -144,11 +144,15 @@ pub enum Action {
         /// Its name.
         snapshot: SnapshotName,
     },
-    /// Takes the resource down for a rollback. It stays down, whatever is restarted, until it is
-    /// configured again. Refused while somebody uses it.
+    /// Takes the resource down for a rollback, or because it was deactivated. It stays down, whatever
+    /// is restarted, until it is configured again. Refused while somebody uses it.
     TakeDown {
         /// What it is down for.
         token: Generation,
+        /// What has to be left where its peers go on without it: it is refused only while it is used
+        /// on this node. None for a rollback, where it goes down on all nodes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        guard: Option<Guard>,
     },
     /// Gives the volumes of a resource that is down the data of a snapshot, as a whole.
     RollBack {
@@ -231,7 +235,8 @@ impl fmt::Display for Action {
             Action::TakeSnapshot { snapshot, .. } => write!(f, "take snapshot {snapshot}"),
             Action::Resume { .. } => write!(f, "resume I/O"),
             Action::DeleteSnapshot { snapshot } => write!(f, "delete snapshot {snapshot}"),
-            Action::TakeDown { .. } => write!(f, "take it down for a rollback"),
+            Action::TakeDown { guard: None, .. } => write!(f, "take it down for a rollback"),
+            Action::TakeDown { guard: Some(_), .. } => write!(f, "take it down"),
             Action::RollBack { snapshot, .. } => write!(f, "roll back to snapshot {snapshot}"),
             Action::Discard { .. } => write!(f, "discard the data that were not rolled back"),
         }

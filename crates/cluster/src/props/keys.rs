@@ -61,9 +61,25 @@ const RATIO: Value = Value::Fraction(0.0, 1000.0);
 const POOLS: &[Owner] = &[Controller, PoolDefinition, Pool];
 /// Where what belongs to a resource definition may be set.
 const DEFINITIONS: &[Owner] = &[Controller, Group, Definition];
+/// Not on volumes: those are made by the time that they can have properties.
 const DRIVER: &[Owner] =
-    &[Controller, Node, Pool, Group, VolumeGroup, Definition, VolumeDefinition, Resource, Volume];
+    &[Controller, Node, Pool, Group, VolumeGroup, Definition, VolumeDefinition, Resource];
 const FILE_SYSTEM: &[Owner] = &[Group, VolumeGroup, Definition, VolumeDefinition, Resource];
+/// Where limits may be set. Not on volumes: agents, who would have to set them there, refuse that.
+const LIMITS: &[Owner] = &[
+    Controller,
+    Node,
+    PoolDefinition,
+    Pool,
+    Group,
+    VolumeGroup,
+    Definition,
+    VolumeDefinition,
+    Resource,
+    Snapshot,
+    NodeConnection,
+    ResourceConnection,
+];
 const ALL: &[Owner] = &[
     Controller,
     Node,
@@ -110,7 +126,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec(
         "StorPoolName",
         Value::Pool,
-        &[Node, Group, VolumeGroup, Definition, VolumeDefinition, Resource, Volume],
+        &[Node, Group, VolumeGroup, Definition, VolumeDefinition, Resource],
     ),
     // What happens by itself.
     Spec("DrbdOptions/auto-add-quorum-tiebreaker", Value::Bool, DEFINITIONS),
@@ -133,10 +149,10 @@ pub(super) const TABLE: &[Spec] = &[
     Spec("FileSystem/MkfsParams", Value::Text, FILE_SYSTEM),
     Spec("FileSystem/User", Value::Text, FILE_SYSTEM),
     Spec("FileSystem/Group", Value::Text, FILE_SYSTEM),
-    Spec("sys/fs/blkio_throttle_read", Value::Number(0, u64::MAX), ALL),
-    Spec("sys/fs/blkio_throttle_write", Value::Number(0, u64::MAX), ALL),
-    Spec("sys/fs/blkio_throttle_read_iops", Value::Number(0, u64::MAX), ALL),
-    Spec("sys/fs/blkio_throttle_write_iops", Value::Number(0, u64::MAX), ALL),
+    Spec("sys/fs/blkio_throttle_read", Value::Number(0, u64::MAX), LIMITS),
+    Spec("sys/fs/blkio_throttle_write", Value::Number(0, u64::MAX), LIMITS),
+    Spec("sys/fs/blkio_throttle_read_iops", Value::Number(0, u64::MAX), LIMITS),
+    Spec("sys/fs/blkio_throttle_write_iops", Value::Number(0, u64::MAX), LIMITS),
 ];
 
 /// LINSTOR's keys that nothing here acts on, each with the reason. The first match counts.

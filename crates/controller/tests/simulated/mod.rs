@@ -435,7 +435,7 @@ fn step(
             record.suspension = Some(Suspension { token, state: SuspensionState::Released });
         }
         Action::DeleteSnapshot { snapshot } => drop(record.snapshots.remove(&snapshot)),
-        Action::TakeDown { token } => {
+        Action::TakeDown { token, .. } => {
             record.peers = None;
             record.down = Some(DownForRollback { token, changed: false });
         }
@@ -505,11 +505,15 @@ fn report(
             Some(disk) if disk.current => DiskState::UpToDate,
             Some(_) => DiskState::Inconsistent,
         };
+        // Nobody looks into a disk that is not attached.
+        let attached = record.down.is_none();
         let volume = VolumeState {
             backing: disk.map(|disk| Bytes(disk.size)),
             metadata: disk.is_some_and(|disk| disk.metadata),
-            disk: Some(state),
-            size: Bytes(record.sizes.get(&number).copied().unwrap_or_default()),
+            disk: attached.then_some(state),
+            size: Bytes(
+                record.sizes.get(&number).copied().filter(|_| attached).unwrap_or_default(),
+            ),
             done_percent: None,
         };
         (VolumeNr(number), volume)

@@ -40,7 +40,7 @@ pub struct Record {
     pub snapshots: BTreeMap<SnapshotName, (Generation, BTreeMap<u16, Version>)>,
     /// Sizes of the volumes of a snapshot.
     pub sizes: BTreeMap<SnapshotName, BTreeMap<u16, u64>>,
-    /// It is down for a rollback.
+    /// It is down for a rollback, or because it was deactivated.
     pub down: Option<DownForRollback>,
     /// The last suspension.
     pub suspension: Option<(Generation, SuspensionState)>,
@@ -95,11 +95,13 @@ impl Record {
                 version if data.is_current(name, number, version) => DiskState::UpToDate,
                 Some(_) => DiskState::Outdated,
             });
+            let down = self.down.is_some() && self.peers.is_none();
             let state = VolumeState {
                 backing: disk.map(|disk| Bytes(disk.size)),
                 metadata: disk.is_some_and(|disk| disk.metadata),
-                disk: Some(state),
-                size: Bytes(disk.map_or(0, |disk| disk.device)),
+                // Nobody looks into a disk that is not attached.
+                disk: (!down).then_some(state),
+                size: Bytes(disk.filter(|_| !down).map_or(0, |disk| disk.device)),
                 done_percent: None,
             };
             (VolumeNr(number), state)
@@ -228,9 +230,13 @@ impl Record {
                 self.snapshots.remove(snapshot);
                 self.sizes.remove(snapshot);
             }
-            Action::TakeDown { token } => {
+            Action::TakeDown { token, guard } => {
                 if self.primary.is_some() {
                     return Err(Refused::Not);
+                }
+                // One that is down already has no peers that it could look at.
+                if let (Some(guard), true) = (guard, self.peers.is_some()) {
+                    self.guard(guard, current)?;
                 }
                 if self.down.is_none_or(|down| down.token != *token) {
                     self.down = Some(DownForRollback { token: *token, changed: false });

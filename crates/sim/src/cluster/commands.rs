@@ -74,8 +74,10 @@ pub fn any(rng: &mut Rng) -> Command {
     let name = resource(rng);
     let on = node(rng.below(NODES as u64) as usize);
     let count = || Filter { place_count: None, ..Filter::default() };
-    let weights =
-        [12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 4, 3];
+    let weights = [
+        12, 8, 5, 8, 3, 6, 5, 4, 4, 3, 6, 3, 3, 3, 3, 2, 2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 4, 3, 7, 5,
+        2,
+    ];
     match rng.weighted(&weights) {
         0 => Command::Spawn {
             group: GroupName::default_group(),
@@ -165,6 +167,14 @@ pub fn any(rng: &mut Rng) -> Command {
         27 => {
             let to = NewDefinition { name: Some(resource(rng)), ..NewDefinition::default() };
             Command::CloneDefinition { name, to, props: PropsEdit::default() }
+        }
+        28 => Command::DeactivateResource { name, node: on },
+        29 => Command::ActivateResource { name, node: on },
+        30 => {
+            let number = rng.below(2) as u16;
+            let value = if rng.one_in(3) { String::new() } else { rng.below(100).to_string() };
+            let props = PropsEdit::set("Aux/number", &value);
+            Command::ModifyVolume { name, node: on, number, props }
         }
         26 => Command::RollBack { name, snapshot: snapshot(rng) },
         20 => {

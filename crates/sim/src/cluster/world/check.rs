@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ::cluster::command::Command;
 use ::cluster::name::{ResourceName, SnapshotName};
-use ::cluster::objects::{DefinitionFlag, NodeFlag, VolumeDefinitionFlag};
+use ::cluster::objects::{DefinitionFlag, NodeFlag, ResourceFlag, VolumeDefinitionFlag};
 use ::cluster::observed::SuspensionState;
 use ::cluster::plan::plan;
 
@@ -130,6 +130,26 @@ impl World<'_> {
         }
         self.resync();
         (0..NODES).for_each(|index| self.hello(index));
+        self.activate_some();
+    }
+
+    /// An operator activates some of what is inactive, and what nobody can do without.
+    fn activate_some(&mut self) {
+        let resources = self.model.definitions().flat_map(|d| self.model.resources_of(&d.name));
+        let inactive = resources.filter(|resource| resource.deactivated.is_some());
+        let inactive = inactive.map(|r| (r.name.clone(), r.node.clone())).collect::<Vec<_>>();
+        for (name, node) in inactive {
+            let active = |index: &usize| {
+                let resource = self.model.resource(&name, &commands::node(*index));
+                resource.is_some_and(|resource| resource.is_replica())
+            };
+            let held = self.holders(&name).into_values().all(|had| had.iter().any(active));
+            if !held || self.rng.one_in(2) {
+                self.command(Command::ActivateResource { name, node });
+            } else {
+                self.stats.inactive += 1;
+            }
+        }
     }
 
     /// Tells what is wanted of each resource definition, and what its nodes have.
@@ -173,6 +193,25 @@ impl World<'_> {
                 let index = (0..NODES).find(|i| node(*i) == resource.node).expect("a node");
                 let record = self.agents[index].records.get(name);
                 let volumes = record.map_or(0, |record| record.volumes.len());
+                let up = record.is_some_and(|record| record.peers.is_some());
+                if up == resource.deactivated.is_some() {
+                    let is = if up { "up" } else { "down" };
+                    return Err(format!("{name} on {} is {is}", resource.node));
+                }
+                if up == resource.flags.contains(&ResourceFlag::Inactive) {
+                    return Err(format!("{name} on {}: {:?}", resource.node, resource.flags));
+                }
+                if resource.flags.contains(&ResourceFlag::Reactivate) {
+                    return Err(format!("{name} on {} does not end to return", resource.node));
+                }
+                if !up {
+                    // What came meanwhile is made when it is activated; what went is gone.
+                    let wanted = if resource.is_diskful() { resource.volumes.len() } else { 0 };
+                    if volumes > wanted {
+                        return Err(format!("{name} on {} has {volumes} volumes", resource.node));
+                    }
+                    continue;
+                }
                 let wanted = if resource.is_replica() { resource.volumes.len() } else { 0 };
                 if volumes != wanted {
                     return Err(format!("{name} on {} has {volumes} volumes", resource.node));

@@ -609,6 +609,28 @@ pub enum VolumeCommand {
         #[command(flatten)]
         how: How,
     },
+    /// Take a volume down on one node; its disk stays, and gets no writes until it is activated
+    Deactivate {
+        /// The volume
+        #[arg(value_name = "VOLUME")]
+        name: String,
+        /// The node
+        #[arg(value_name = "NODE")]
+        on: String,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Bring a volume up again on a node; it gets what it has missed
+    Activate {
+        /// The volume
+        #[arg(value_name = "VOLUME")]
+        name: String,
+        /// The node
+        #[arg(value_name = "NODE")]
+        on: String,
+        #[command(flatten)]
+        how: How,
+    },
     /// Make the replicas that volumes lack by their groups
     Adjust {
         /// The volumes
@@ -685,7 +707,7 @@ pub enum PropertyCommand {
     /// List the properties that are set on an object
     List {
         /// controller, node/NODE, pool/NODE/POOL, group/GROUP, volume/VOLUME[/NUMBER],
-        /// replica/VOLUME/NODE or snapshot/VOLUME/SNAPSHOT
+        /// replica/VOLUME/NODE[/NUMBER] or snapshot/VOLUME/SNAPSHOT
         #[arg(value_parser = owner)]
         object: Owner,
     },
@@ -748,13 +770,14 @@ pub enum Owner {
     Pool { node: String, pool: String },
     Group(String),
     Volume { name: String, number: Option<u16> },
-    Replica { name: String, node: String },
+    Replica { name: String, node: String, number: Option<u16> },
     Snapshot { name: String, snapshot: String },
 }
 
 fn owner(text: &str) -> Result<Owner, String> {
     let words: Vec<&str> = text.split('/').collect();
     let owned = |word: &str| word.to_owned();
+    let nr = |word: &str| word.parse().map_err(|_| format!("`{word}` is no volume number"));
     if words.iter().any(|word| word.is_empty()) {
         return Err("a name is missing".to_owned());
     }
@@ -764,17 +787,20 @@ fn owner(text: &str) -> Result<Owner, String> {
         ["pool", node, pool] => Owner::Pool { node: owned(node), pool: owned(pool) },
         ["group", group] => Owner::Group(owned(group)),
         ["volume", name] => Owner::Volume { name: owned(name), number: None },
-        ["volume", name, number] => {
-            let number = number.parse().map_err(|_| format!("`{number}` is no volume number"))?;
-            Owner::Volume { name: owned(name), number: Some(number) }
+        ["volume", name, number] => Owner::Volume { name: owned(name), number: Some(nr(number)?) },
+        ["replica", name, node] => {
+            Owner::Replica { name: owned(name), node: owned(node), number: None }
         }
-        ["replica", name, node] => Owner::Replica { name: owned(name), node: owned(node) },
+        ["replica", name, node, number] => {
+            Owner::Replica { name: owned(name), node: owned(node), number: Some(nr(number)?) }
+        }
         ["snapshot", name, snapshot] => {
             Owner::Snapshot { name: owned(name), snapshot: owned(snapshot) }
         }
         _ => {
             return Err("give controller, node/NODE, pool/NODE/POOL, group/GROUP, \
-                        volume/VOLUME[/NUMBER], replica/VOLUME/NODE or snapshot/VOLUME/SNAPSHOT"
+                        volume/VOLUME[/NUMBER], replica/VOLUME/NODE[/NUMBER] or \
+                        snapshot/VOLUME/SNAPSHOT"
                 .to_owned());
         }
     })
@@ -834,6 +860,8 @@ impl VolumeCommand {
             | VolumeCommand::ToggleDisk { how, .. }
             | VolumeCommand::Migrate { how, .. }
             | VolumeCommand::MakeAvailable { how, .. }
+            | VolumeCommand::Deactivate { how, .. }
+            | VolumeCommand::Activate { how, .. }
             | VolumeCommand::Adjust { how, .. } => how.dry_run,
             VolumeCommand::List { .. } | VolumeCommand::Info { .. } | VolumeCommand::Why { .. } => {
                 false
@@ -928,7 +956,10 @@ mod tests {
         assert_eq!(owner("controller"), Ok(Owner::Controller));
         let volume = Owner::Volume { name: "v".into(), number: Some(1) };
         assert_eq!(owner("volume/v/1"), Ok(volume));
-        for bad in ["", "node", "node/", "volume/v/x", "what/v", "pool/p"] {
+        let one = |number| Owner::Replica { name: "v".into(), node: "a".into(), number };
+        assert_eq!(owner("replica/v/a"), Ok(one(None)));
+        assert_eq!(owner("replica/v/a/1"), Ok(one(Some(1))));
+        for bad in ["", "node", "node/", "volume/v/x", "replica/v/a/x", "what/v", "pool/p"] {
             assert!(owner(bad).is_err(), "{bad}");
         }
         assert_eq!(key_value("a/b=c=d"), Ok(("a/b".into(), "c=d".into())));

@@ -215,7 +215,8 @@ impl<'a> OnNode<'a> {
             part: resource.part(),
             disk: resource.disk(),
             in_use: resource.is_in_use(),
-            good: !moving && (!resource.is_replica() || resource.is_up_to_date()),
+            good: !moving
+                && (!resource.is_replica() || resource.is_inactive() || resource.is_up_to_date()),
         }
     }
 }

@@ -45,7 +45,10 @@ fn path(object: &Owner) -> String {
         Owner::Volume { name, number: Some(number) } => {
             format!("{}/volume-definitions/{number}", volumes::of(name))
         }
-        Owner::Replica { name, node } => format!("{}/resources/{}", volumes::of(name), part(node)),
+        Owner::Replica { name, node, number } => {
+            let number = number.map_or(String::new(), |number| format!("/volumes/{number}"));
+            format!("{}/resources/{}{number}", volumes::of(name), part(node))
+        }
         Owner::Snapshot { name, snapshot } => {
             format!("{}/snapshots/{}", volumes::of(name), part(snapshot))
         }
@@ -60,7 +63,10 @@ fn name(object: &Owner) -> String {
         Owner::Group(group) => format!("resource group {group}"),
         Owner::Volume { name, number: None } => format!("volume {name}"),
         Owner::Volume { name, number: Some(number) } => format!("volume {name}/{number}"),
-        Owner::Replica { name, node } => format!("replica of {name} on {node}"),
+        Owner::Replica { name, node, number: None } => format!("replica of {name} on {node}"),
+        Owner::Replica { name, node, number: Some(number) } => {
+            format!("volume {number} of the replica of {name} on {node}")
+        }
         Owner::Snapshot { name, snapshot } => format!("snapshot {snapshot} of {name}"),
     }
 }

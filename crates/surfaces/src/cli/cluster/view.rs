@@ -263,6 +263,17 @@ impl Resource {
         is_any(&self.flags, &["DELETE", "DRBD_DELETE"])
     }
 
+    /// True if it is kept down on its node.
+    pub fn is_inactive(&self) -> bool {
+        is_any(&self.flags, &["INACTIVE"]) && !is_any(&self.flags, &["EVICTED"])
+    }
+
+    /// True if it is to be down, and is up.
+    pub fn is_going_down(&self) -> bool {
+        let attached = self.volumes.iter().any(|volume| volume.state.disk_state.is_some());
+        self.is_inactive() && self.state.is_some() && attached
+    }
+
     /// True if its disk comes or goes.
     pub fn is_changing(&self) -> bool {
         let changing =
@@ -290,6 +301,9 @@ impl Resource {
         if self.state.is_none() {
             return "not reported".to_owned();
         }
+        if self.is_inactive() {
+            return if self.is_going_down() { "going down" } else { "down" }.to_owned();
+        }
         let worst = self.volumes.iter().find(|volume| !volume.is_up_to_date());
         let Some(volume) = worst.or(self.volumes.first()) else { return "no volume".to_owned() };
         let state = volume.state.disk_state.as_deref().unwrap_or("not there yet");
@@ -309,6 +323,7 @@ impl Resource {
         let changes = [
             ("leaving", self.is_leaving()),
             ("its disk changes", self.is_changing()),
+            ("inactive", self.is_inactive()),
             ("to move away", is_any(&self.flags, &["EVACUATE"])),
             ("given up", is_any(&self.flags, &["EVICTED"])),
         ];
@@ -331,7 +346,7 @@ impl Volume {
 }
 
 /// How far resources are from being as they are wanted: every replica UpToDate, nothing coming or
-/// going. With `none` it is done when there are none at all.
+/// going. Those that are inactive are down then. With `none` it is done when there are none at all.
 pub fn settled(resources: &[Resource], none: bool) -> Progress {
     if resources.is_empty() {
         return if none { Progress::Done } else { Progress::going("nothing is placed yet", 0.0) };
@@ -339,7 +354,8 @@ pub fn settled(resources: &[Resource], none: bool) -> Progress {
     let open = |resource: &&Resource| {
         resource.is_leaving()
             || resource.is_changing()
-            || resource.is_replica() && !resource.is_up_to_date()
+            || resource.is_going_down()
+            || resource.is_replica() && !resource.is_inactive() && !resource.is_up_to_date()
     };
     let left: Vec<&Resource> = resources.iter().filter(open).collect();
     if left.is_empty() {
@@ -373,17 +389,23 @@ pub fn health(definition: &Definition, resources: &[&Resource]) -> (String, Heal
     if is_any(&definition.flags, &["DELETE"]) {
         return ("deleting".to_owned(), Health::Busy);
     }
-    let replicas: Vec<&&Resource> =
-        resources.iter().filter(|r| r.is_replica() && !r.is_leaving()).collect();
+    let replicas = resources.iter().filter(|r| r.is_replica() && !r.is_leaving());
+    let (inactive, replicas): (Vec<&&Resource>, Vec<&&Resource>) =
+        replicas.partition(|replica| replica.is_inactive());
+    let down: Vec<&str> = inactive.iter().map(|replica| replica.node_name.as_str()).collect();
+    let down = down.join(", ");
     if replicas.is_empty() {
-        return ("not placed".to_owned(), Health::Bad);
+        let text =
+            if down.is_empty() { "not placed".to_owned() } else { format!("inactive on {down}") };
+        return (text, Health::Bad);
     }
+    let down = if down.is_empty() { down } else { format!("; inactive on {down}") };
     let good = replicas.iter().filter(|replica| replica.is_up_to_date()).count();
     if good == replicas.len() {
         let resizing = definition.volume_definitions.iter().any(|v| is_any(&v.flags, &["RESIZE"]));
         return match resizing {
             true => ("growing".to_owned(), Health::Busy),
-            false => ("UpToDate".to_owned(), Health::Good),
+            false => (format!("UpToDate{down}"), Health::Good),
         };
     }
     let others: Vec<String> = replicas
@@ -391,7 +413,7 @@ pub fn health(definition: &Definition, resources: &[&Resource]) -> (String, Heal
         .filter(|replica| !replica.is_up_to_date())
         .map(|replica| format!("{} {}", replica.node_name, replica.disk()))
         .collect();
-    let text = format!("{good} of {} UpToDate; {}", replicas.len(), others.join(", "));
+    let text = format!("{good} of {} UpToDate; {}{down}", replicas.len(), others.join(", "));
     let busy = replicas.iter().any(|replica| replica.volumes.iter().any(|v| v.resync().is_some()));
     (text, if good > 0 && busy { Health::Busy } else { Health::Bad })
 }

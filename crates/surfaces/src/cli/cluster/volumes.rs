@@ -79,6 +79,12 @@ pub(super) fn run(session: &mut Session<'_>, command: &VolumeCommand) -> Result<
             let change = Change::Post(path, json!({ "diskful": diskful }));
             changed(session, name, &what, &change, how.no_wait)
         }
+        VolumeCommand::Deactivate { name, on, how } => {
+            activity(session, name, on, "deactivate", how.no_wait)
+        }
+        VolumeCommand::Activate { name, on, how } => {
+            activity(session, name, on, "activate", how.no_wait)
+        }
         VolumeCommand::Adjust { names, how } => {
             session.all(names, |session, name| autoplace(session, name, json!({}), how.no_wait))
         }
@@ -110,6 +116,19 @@ pub(super) fn changed(
     let settled = settled(name);
     let follow: Follow<'_> = &settled;
     session.change(what, change, (!no_wait).then_some(follow)).map(drop)
+}
+
+/// Takes a volume down on a node, or brings it up.
+fn activity(
+    session: &mut Session<'_>,
+    name: &str,
+    on: &str,
+    verb: &str,
+    no_wait: bool,
+) -> Result<(), Error> {
+    let what = format!("volume {name}: {verb} on {on}");
+    let change = Change::Post(format!("{}/{verb}", on_node(name, on)), json!({}));
+    changed(session, name, &what, &change, no_wait)
 }
 
 fn autoplace(
@@ -345,7 +364,8 @@ impl<'a> ReplicaRow<'a> {
         let away: Vec<&str> =
             peers.filter(|(_, c)| !c.connected).map(|(peer, _)| peer.as_str()).collect();
         resource.volumes.iter().map(move |volume| {
-            let state = volume.state.disk_state.as_deref().unwrap_or("not reported");
+            let none = if resource.is_inactive() { "down" } else { "not reported" };
+            let state = volume.state.disk_state.as_deref().unwrap_or(none);
             let disk = match volume.resync() {
                 Some((replication, percent)) => format!("{state}, {replication} {percent:.0} %"),
                 None => state.to_owned(),
@@ -361,7 +381,7 @@ impl<'a> ReplicaRow<'a> {
                 allocated_kib: volume.allocated_size_kib,
                 in_use: resource.is_in_use(),
                 not_connected_to: away.clone(),
-                good: !resource.is_replica() || volume.is_up_to_date(),
+                good: !resource.is_replica() || resource.is_inactive() || volume.is_up_to_date(),
             }
         })
     }

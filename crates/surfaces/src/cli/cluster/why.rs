@@ -226,6 +226,14 @@ fn replica(resource: &Resource, online: bool, all: &mut Vec<Finding>) {
     if resource.is_changing() {
         push("its disk comes or goes", "the node is at work on it".to_owned(), "");
     }
+    if resource.is_inactive() {
+        let reason = match resource.is_going_down() {
+            true => "it goes down when nobody uses it there and another replica is UpToDate",
+            false => "it was deactivated: it is down, and gets no writes",
+        };
+        let next = format!("`ashlar volume activate {} {node}` brings it up", resource.name);
+        return push("it is inactive", reason.to_owned(), &next);
+    }
     if resource.is_replica() && !resource.is_up_to_date() {
         let resync = resource.volumes.iter().find_map(super::view::Volume::resync);
         let fact = format!("its disk is {}", resource.disk());
@@ -307,6 +315,26 @@ mod tests {
             "{told:?}"
         );
         assert_eq!(told.len(), 3, "{told:?}");
+    }
+
+    #[test]
+    fn an_inactive_replica_is_told_of_and_no_other_is_missed() {
+        let mut inactive = up_to_date("b");
+        inactive["flags"] = json!(["INACTIVE"]);
+        let nodes = [online("a"), online("b")];
+        for (state, expected) in
+            [(json!({}), "was deactivated"), (json!({ "disk_state": "UpToDate" }), "goes down")]
+        {
+            inactive["volumes"][0]["state"] = state;
+            let resources = [up_to_date("a"), inactive.clone()].map(resource);
+            let all = found(&resources, &nodes, &[]);
+            assert_eq!(all.len(), 1, "{all:?}");
+            assert!(all[0].reason.contains(expected), "{all:?}");
+            assert!(all[0].next.contains("volume activate v b"), "{all:?}");
+            let definition: Definition = from_value(json!({ "name": "v" })).unwrap();
+            let of: Vec<&Resource> = resources.iter().collect();
+            assert_eq!(health(&definition, &of).0, "UpToDate; inactive on b");
+        }
     }
 
     #[test]
