@@ -87,7 +87,7 @@ impl Gate {
             }
             let from = credentials.peer.map(|peer| peer.ip().to_canonical());
             let token = self.tokens.find(secret.trim(), now(), from).ok_or(Denied::Wrong(
-                "the token is not known, is switched off, is for another address, or its time is over",
+                "the token is not known or was revoked, is off or for another address, or its time is over",
                 "use another one; `ashlar controller token list` shows which there are",
             ))?;
             return Ok(Principal { name: format!("token {}", token.name), role: token.role });
