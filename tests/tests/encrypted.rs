@@ -18,8 +18,8 @@ use crypt::luks;
 use crypt::seal::MasterKey;
 use engine_support::nbd::Client;
 use engine_support::pattern;
-use vocab::Bytes;
 use vocab::options::Secret;
+use vocab::{Bytes, VolumeNr};
 
 const NODES: [&str; 3] = ["alpha", "bravo", "charlie"];
 
@@ -224,10 +224,58 @@ fn an_encrypted_volume_is_noise_on_disk_and_needs_its_key_after_each_start() {
     // Noise, since nobody has written there, and not another on every node.
     assert!(grown.iter().all(|bytes| *bytes == grown[0]), "equal where it has grown");
 
+    // Another passphrase, while somebody writes; a node whose agent is away has it later.
+    let new = Secret::from("another passphrase");
+    let opens = |cluster: &Cluster, name: &str, passphrase: &Secret| {
+        let file = File::open(image(cluster, "web", name)).unwrap();
+        let mut read = |at, to: &mut [u8]| file.read_exact_at(to, at).map_err(|e| e.to_string());
+        luks::open(&mut read, passphrase).is_ok()
+    };
+    let socket = cluster.node("alpha").export("web");
+    let mut client = Client::open(&socket, "web/0").unwrap();
+    cluster.node("bravo").kill_agent();
+    let master = cluster.observed.master.clone().unwrap();
+    let sealed = master.seal(&new, &mut |bytes| getrandom::fill(bytes).unwrap());
+    cluster.command(Command::ChangePassphrase { name: rd("web"), number: 0, passphrase: sealed });
+    let changed = |cluster: &Cluster, name: &str| {
+        let volume = cluster.replica("web", name).and_then(|r| r.volumes.get(&VolumeNr(0)));
+        volume.is_some_and(|volume| volume.passphrase_changes == 1)
+    };
+    cluster.wait("it opens two of them", |c| {
+        client.write(8 * MIB, &second).unwrap();
+        ["alpha", "charlie"].iter().all(|name| changed(c, name))
+    });
+    assert!(opens(&cluster, "alpha", &new) && opens(&cluster, "charlie", &new));
+    assert!(opens(&cluster, "bravo", &passphrase) && !opens(&cluster, "bravo", &new));
+    cluster.node("bravo").start_agent();
+    cluster.wait("it opens all of them", |c| {
+        // The link may still be the one to the agent that was killed.
+        tell(c, "bravo");
+        changed(c, "bravo")
+    });
+    cluster.wait_settled("web");
+    // An engine that starts anew is told the new one.
+    cluster.node("bravo").kill_engine();
+    client.write(8 * MIB, &first).unwrap();
+    cluster.node("bravo").start_engine();
+    let path = image(&cluster, "web", "bravo");
+    cluster.wait("bravo has what it missed", |c| {
+        decrypted(&path, &new, 8 * MIB, MIB as usize) == first
+            && disk_state(c, "bravo") == "UpToDate"
+    });
+    client.close();
+    cluster.wait("it is closed", |c| {
+        c.observed.replicas(&rd("web")).all(|(_, replica)| replica.in_use.is_none())
+    });
+    for name in NODES {
+        assert!(!opens(&cluster, name, &passphrase), "{name} does not open by the old one");
+    }
+
     // Keys are nowhere.
-    let master = cluster.observed.master.as_ref().unwrap().to_secret();
+    let master = master.to_secret();
+    let secrets = [passphrase.expose(), new.expose(), master.expose()];
     for node in &cluster.nodes {
-        let found = with_text(&node.directory, &[passphrase.expose(), master.expose()]);
+        let found = with_text(&node.directory, &secrets);
         assert_eq!(found, Vec::<PathBuf>::new(), "{}", node.name);
     }
     cluster.command(Command::DeleteDefinition { name: rd("web") });

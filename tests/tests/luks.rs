@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crypt::luks::change::{Device, change};
 use crypt::luks::{self, DATA_OFFSET, Error, Hash, Kdf};
 use crypt::xts::SectorCipher;
 use vocab::options::Secret;
@@ -61,6 +62,61 @@ fn device(folder: &tempfile::TempDir) -> PathBuf {
     let path = folder.path().join("disk");
     File::create(&path).unwrap().set_len(DEVICE).unwrap();
     path
+}
+
+/// A file whose header is changed.
+struct Disk(File);
+
+impl Device for Disk {
+    fn read(&mut self, at: u64, to: &mut [u8]) -> Result<(), String> {
+        self.0.read_exact_at(to, at).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        self.0.write_all_at(bytes, at).map_err(|error| error.to_string())
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        self.0.sync_all().map_err(|error| error.to_string())
+    }
+}
+
+#[test]
+fn cryptsetup_agrees_to_a_changed_passphrase() {
+    if !available() {
+        return;
+    }
+    let fast = ["--batch-mode", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+    for ours in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = device(&folder);
+        if ours {
+            let image = luks::format(&pass("old one"), FAST, &mut random).unwrap();
+            File::options().write(true).open(&path).unwrap().write_all_at(&image, 0).unwrap();
+        } else {
+            let format =
+                [&["luksFormat", "--type", "luks2", "--label", "kept"][..], &fast].concat();
+            cryptsetup(&format, &path, "old one").unwrap();
+        }
+        // Somebody else's passphrase stays.
+        cryptsetup(&[&["luksAddKey"][..], &fast].concat(), &path, "old one\ntheirs\n").unwrap();
+        let before = luks::open(&mut of_file(&path), &pass("old one")).unwrap();
+        let mut disk = Disk(File::options().read(true).write(true).open(&path).unwrap());
+        change(&mut disk, &pass("old one"), &pass("new one"), FAST, &mut random).unwrap();
+        before.check(&mut of_file(&path)).unwrap();
+        let test = ["open", "--test-passphrase"];
+        for word in ["new one", "theirs"] {
+            cryptsetup(&test, &path, word).unwrap();
+        }
+        cryptsetup(&test, &path, "old one").unwrap_err();
+        let dump = cryptsetup(&["luksDump"], &path, "").unwrap();
+        assert_eq!(dump.contains("kept"), !ours, "{dump}");
+        // And it goes on with it.
+        let change = [&["luksChangeKey"][..], &fast].concat();
+        cryptsetup(&change, &path, "new one\nnewest\n").unwrap();
+        luks::open(&mut of_file(&path), &pass("newest")).unwrap();
+        cryptsetup(&["repair", "--batch-mode"], &path, "").unwrap();
+    }
 }
 
 #[test]

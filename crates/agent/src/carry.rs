@@ -106,6 +106,9 @@ impl Node {
             }
             Action::BeginData { volume } => step.begin_data(*volume),
             Action::GrowVolume { volume, size } => step.grow_volume(*volume, *size),
+            Action::ChangePassphrase { volume, passphrase, changes } => {
+                step.change_passphrase(*volume, passphrase, *changes)
+            }
             Action::GrowDevice { volume, size } => step.grow_device(*volume, *size),
             Action::Configure(config) => step.configure(config, generation),
             Action::RemoveDisk(guard) => step.remove_disk(guard),

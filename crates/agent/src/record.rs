@@ -79,6 +79,21 @@ pub struct Volume {
     /// Its passphrase, encrypted under the cluster's master key, if it is encrypted.
     #[serde(default)]
     pub luks: Option<String>,
+    /// How often that was changed.
+    #[serde(default)]
+    pub passphrase_changes: u32,
+    /// The passphrase that it is about to have, or has: until it is known which, both are tried.
+    #[serde(default)]
+    pub next: Option<Next>,
+}
+
+/// A passphrase that takes the place of another one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Next {
+    /// Encrypted under the cluster's master key.
+    pub passphrase: String,
+    /// How often it was changed with that.
+    pub changes: u32,
 }
 
 /// Whether a volume has metadata.

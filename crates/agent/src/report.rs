@@ -89,6 +89,7 @@ fn report(
         if let Some(volume) = record.volumes.get(&number).filter(|volume| volume.size != 0) {
             state.backing = Some(Bytes(volume.size));
             state.metadata = volume.metadata == Metadata::Made;
+            state.passphrase_changes = volume.passphrase_changes;
             if !drbd && record.config.is_some() {
                 (state.disk, state.size) = (Some(DiskState::UpToDate), Bytes(volume.size));
             }

@@ -136,6 +136,7 @@ mod tests {
             size: Bytes(1 << 40),
             layers: vec![cluster::layer::Layer::Storage],
             passphrase: None,
+            passphrase_changes: 0,
             options: BTreeMap::new(),
         };
         let volume = VolumeConfig {

@@ -59,13 +59,20 @@ fn backing() -> Backing {
         size: Bytes(1 << 40),
         layers: vec![Layer::Luks, Layer::Storage],
         passphrase: Some("sealed".to_owned()),
+        passphrase_changes: 2,
         options: texts(),
     }
 }
 
 /// The least that can be said: what is not there must be said as before, too.
 fn bare_backing() -> Backing {
-    Backing { layers: vec![], passphrase: None, options: BTreeMap::new(), ..backing() }
+    Backing {
+        layers: vec![],
+        passphrase: None,
+        passphrase_changes: 0,
+        options: BTreeMap::new(),
+        ..backing()
+    }
 }
 
 fn config() -> ResourceConfig {
@@ -156,6 +163,7 @@ fn actions() -> Vec<Action> {
         Action::Configure(config()),
         Action::RemoveDisk(guard.clone()),
         Action::RemoveVolume { volume: 0 },
+        Action::ChangePassphrase { volume: 0, passphrase: "sealed".to_owned(), changes: 2 },
         Action::Remove(guard),
         Action::Suspend { token },
         Action::TakeSnapshot { token, snapshot: snapshot.clone() },
@@ -226,6 +234,7 @@ fn news() -> Vec<News> {
         disk: Some(disk),
         size: Bytes(1 << 29),
         done_percent: Some(12.5),
+        passphrase_changes: 3,
     };
     let numbers = (0..).map(VolumeNr);
     let state = ReplicaState {

@@ -11,6 +11,7 @@ mod groups;
 mod helpers;
 mod join;
 mod nodes;
+mod passphrase;
 mod pools;
 mod resources;
 mod rollback;
@@ -120,6 +121,9 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         CreateVolumeDefinition { name, volume } => definitions::create_volume(edit, &name, volume),
         ModifyVolumeDefinition { name, number, size, props, gross_size } => {
             definitions::modify_volume(edit, &name, number, size, &props, gross_size)
+        }
+        ChangePassphrase { name, number, passphrase: sealed } => {
+            passphrase::change(edit, &name, number, sealed)
         }
         DeleteVolumeDefinition { name, number } => definitions::delete_volume(edit, &name, number),
 

@@ -206,6 +206,13 @@ pub enum Command {
         props: PropsEdit,
         gross_size: Option<bool>,
     },
+    /// Has an encrypted volume opened by another passphrase.
+    ChangePassphrase {
+        name: ResourceName,
+        number: u16,
+        /// Encrypted under the master key.
+        passphrase: String,
+    },
     /// Deletes a volume definition with its volumes.
     DeleteVolumeDefinition { name: ResourceName, number: u16 },
 

@@ -213,11 +213,14 @@ impl Future<'_> {
         let before = replica.clone();
         match action {
             Action::CreateVolume { volume: number, backing } => {
-                state(replica, *number).backing = Some(backing.size);
+                let state = state(replica, *number);
+                state.backing = Some(backing.size);
+                state.passphrase_changes = backing.passphrase_changes;
             }
             Action::RestoreVolume { volume: number, backing, .. } => {
                 let state = state(replica, *number);
                 state.backing = Some(backing.size);
+                state.passphrase_changes = backing.passphrase_changes;
                 (state.metadata, state.disk) = (true, Some(DiskState::UpToDate));
             }
             Action::CreateMetadata { volume: number, begin, .. } => {
@@ -231,6 +234,9 @@ impl Future<'_> {
             }
             Action::GrowVolume { volume: number, size } => {
                 state(replica, *number).backing = Some(*size);
+            }
+            Action::ChangePassphrase { volume: number, changes, .. } => {
+                state(replica, *number).passphrase_changes = *changes;
             }
             Action::GrowDevice { volume: number, size } => {
                 // DRBD tells the others.

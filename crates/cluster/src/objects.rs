@@ -524,8 +524,11 @@ pub struct VolumeDefinition {
     pub props: Props,
     /// Marks.
     pub flags: BTreeSet<VolumeDefinitionFlag>,
-    /// The volume's key, encrypted under the master key, where there is a layer LUKS.
+    /// The volume's passphrase, encrypted under the master key, where there is a layer LUKS.
     pub passphrase: Option<String>,
+    /// How often it was changed: what a node says tells whether its disk has the newest.
+    #[serde(default, skip_serializing_if = "row::is_zero")]
+    pub passphrase_changes: u32,
     /// The generation that a disk has on which nothing was ever written.
     #[serde(with = "row::generation")]
     pub day_0: GenUuid,
@@ -644,6 +647,9 @@ pub struct SnapshotDefinition {
     /// The resource definition that is cloned from it, for which it is made.
     #[serde(default)]
     pub clone_to: Option<ResourceName>,
+    /// The passphrases of volumes whose passphrases were changed since, as they were then.
+    #[serde(default, with = "row::by_volume", skip_serializing_if = "BTreeMap::is_empty")]
+    pub passphrases: BTreeMap<VolumeNr, String>,
 }
 
 impl SnapshotDefinition {

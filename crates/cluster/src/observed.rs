@@ -141,6 +141,9 @@ pub struct VolumeState {
     pub size: Bytes,
     /// How much of a running resync is done.
     pub done_percent: Option<f32>,
+    /// How often the passphrase of its disk was changed.
+    #[serde(default, skip_serializing_if = "row::is_zero")]
+    pub passphrase_changes: u32,
 }
 
 /// A suspension of I/O for a snapshot. An agent begins it once: one that has ended is not begun again.

@@ -6,6 +6,11 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use vocab::{Bytes, DiskState, GenUuid, Minor, NodeId, VolumeNr};
 
+/// True of what is not written.
+pub fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 /// A size in bytes.
 pub mod bytes {
     use super::*;

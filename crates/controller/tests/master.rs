@@ -89,6 +89,34 @@ async fn volumes_are_encrypted_once_there_is_a_master_passphrase() {
     let sizes = (luks["allocated_size_kib"].as_u64(), luks["usable_size_kib"].as_u64());
     assert_eq!(sizes.0.unwrap() - sizes.1.unwrap(), 16 << 10);
 
+    // A volume gets another one; no answer has one in it.
+    let of = |name: &str| {
+        format!("/v1/resource-definitions/{name}/volume-definitions/0/encryption-passphrase")
+    };
+    let body = r#"{"new_passphrase":"my newest"}"#;
+    let foretold = server.call("PUT", &format!("{}?dry_run=true", of("own")), body).await;
+    let text = String::from_utf8_lossy(&foretold.body).into_owned();
+    assert!(foretold.status == 200 && text.contains("change the passphrase"), "{text}");
+    assert!(!text.contains("my newest"), "{text}");
+    let answer = server.call("PUT", &of("own"), body).await;
+    assert_eq!((answer.status, answer.first()), (200, (3, false)));
+    {
+        let state = server.handle.state();
+        let master = state.observed.master.clone().unwrap();
+        let name = cluster::name::ResourceName::new("own").unwrap();
+        let definition = state.model.definition(&name).unwrap();
+        let sealed = definition.volumes.values().next().unwrap().passphrase.clone().unwrap();
+        assert_eq!(master.unseal(&sealed).unwrap().expose(), "my newest");
+        for (node, replica) in state.observed.replicas(&name) {
+            for volume in replica.volumes.values().filter(|volume| volume.backing.is_some()) {
+                assert_eq!(volume.passphrase_changes, 1, "{node}");
+            }
+        }
+    }
+    let answer = server.call("PUT", &of("own"), r#"{"new_passphrase":""}"#).await;
+    assert_eq!((answer.status, answer.first()), (500, (216, true)));
+    assert_eq!(server.call("PUT", &of("never"), body).await.status, 404);
+
     // It is changed with the old one only, and no answer has one in it.
     let wrong = r#"{"old_passphrase":"goldfish","new_passphrase":"jellyfish"}"#;
     let answer = server.call("PUT", PATH, wrong).await;

@@ -259,6 +259,10 @@ assert all(stack.children[0].type == "LUKS" for stack in stacks), stacks
 wait(lambda: all(v.state.disk_state == "UpToDate" for r in resources("enc")
                  if "DISKLESS" not in r.flags for v in r.volumes), "encrypted volume up to date")
 down = sorted(activity("enc"))[0]
+ok(lin.volume_dfn_modify_passphrase("enc", 0, "my own"), "passphrase of a volume")
+refused(lin.volume_dfn_modify_passphrase("enc", 0, ""), 216, "empty passphrase")
+refused(lin.volume_dfn_modify_passphrase("enc", 7, "my own"), 303, "passphrase of no volume")
+refused(lin.volume_dfn_modify_passphrase("vol0", 0, "my own"), 225, "passphrase of what is not encrypted")
 ok(lin.resource_deactivate(down, "enc"), "deactivate what is encrypted")
 luks = [r.layer_data.children[0] for r in resources("enc") if r.node_name == down][0]
 assert luks.type == "LUKS" and activity("enc")[down], luks

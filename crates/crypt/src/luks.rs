@@ -12,6 +12,7 @@
 //! otherwise: one segment of `aes-xts-plain64` with a key of 512 bits to the end of the device. Others are
 //! refused with what is different. Of the two copies the newer good one counts; the other is not repaired.
 
+pub mod change;
 mod header;
 mod kdf;
 mod keyslot;
@@ -180,7 +181,8 @@ pub fn format(passphrase: &Secret, kdf: Kdf, random: Random<'_>) -> Result<Vec<u
     random(&mut digest_salt);
     random(&mut uuid);
     let area = Area { offset: SLOT_AT, size: SLOT_SIZE };
-    let slot = Keyslot { area, kdf, salt: salt.to_vec(), preferred: false };
+    let name = "0".to_owned();
+    let slot = Keyslot { name, area, kdf, salt: salt.to_vec(), preferred: false };
     let digest = Digest::of(&key, digest_salt.to_vec(), DIGEST_ROUNDS);
     let segment = Segment { offset: DATA_OFFSET, sector_size: 512, iv_tweak: 0 };
     let text = text::write(&segment, &slot, &digest, COPY);
@@ -198,14 +200,18 @@ pub fn format(passphrase: &Secret, kdf: Kdf, random: Random<'_>) -> Result<Vec<u
 
 /// The text of the newer of the two copies that are good.
 fn newest(read: Read<'_>) -> Result<Text, Error> {
-    let (first, second) = header::copies(read)?;
-    let copy = match (first, second) {
-        (Ok(first), Ok(second)) if second.sequence > first.sequence => second,
-        (Ok(first), _) => first,
-        (Err(_), Ok(second)) => second,
-        (Err(error), Err(_)) => return Err(error),
-    };
+    let copy = newer(read)?;
     text::read(&copy.text, copy.size)
+}
+
+/// The newer of the two copies that are good.
+fn newer(read: Read<'_>) -> Result<header::Copy, Error> {
+    match header::copies(read)? {
+        (Ok(first), Ok(second)) if second.sequence > first.sequence => Ok(second),
+        (Ok(first), _) => Ok(first),
+        (Err(_), Ok(second)) => Ok(second),
+        (Err(error), Err(_)) => Err(error),
+    }
 }
 
 #[cfg(test)]

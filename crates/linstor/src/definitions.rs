@@ -16,7 +16,7 @@ use vocab::{Bytes, DiskState, Minor, VolumeNr};
 
 use crate::answer::{Answer, Call, Changed, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Modify, Path, kib, layers, unsupported};
-use crate::code::{Kind, Operation};
+use crate::code::{Kind, Operation, number};
 use crate::controller;
 use crate::groups::gross_size;
 use crate::nodes::unknown;
@@ -41,6 +41,7 @@ pub fn routes() -> Routes {
         .get(&volume, self::volume)
         .user(Method::PUT, &volume, modify_volume)
         .user(Method::DELETE, &volume, delete_volume)
+        .user(Method::PUT, &format!("{volume}/encryption-passphrase"), change_passphrase)
 }
 
 /// What the layer DRBD says of a resource definition.
@@ -338,6 +339,30 @@ async fn modify_volume(
     let props = body.props.into();
     let command = Command::ModifyVolumeDefinition { name, number, size, props, gross_size };
     Ok(call.run(&app, command).await)
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct NewPassphrase {
+    new_passphrase: String,
+}
+
+async fn change_passphrase(
+    State(app): State<App>,
+    Path((name, number)): Path<(String, u16)>,
+    Body(body): Body<NewPassphrase>,
+) -> Changed {
+    let name = ResourceName::new(&name)?;
+    if body.new_passphrase.is_empty() {
+        let text = format!("volume definition {number} of {name} can not be without a passphrase");
+        let (cause, next) = ("the request has an empty one", "give another");
+        let kind = Kind::VolumeDefinition;
+        return Err(Answer::refused(kind, number::INVALID_PASSPHRASE, &text, cause, next));
+    }
+    let sealed = app.seal(&[Secret::from(body.new_passphrase)])?.pop().unwrap_or_default();
+    let said = format!("passphrase of volume definition {number} of {name} changed");
+    let call = Call::new(Operation::Modify, Kind::VolumeDefinition, said).about("RscDfn", &name);
+    let call = call.about("VlmNr", number);
+    Ok(call.run(&app, Command::ChangePassphrase { name, number, passphrase: sealed }).await)
 }
 
 async fn delete_volume(

@@ -14,12 +14,6 @@ use crate::code::{self, Kind, number};
 const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/resource-definitions/{r}/drbd-proxy", Kind::Definition, "DRBD Proxy", PROXY),
     ("/v1/resource-definitions/{r}/drbd-proxy/{*p}", Kind::Definition, "DRBD Proxy", PROXY),
-    (
-        "/v1/resource-definitions/{r}/volume-definitions/{n}/encryption-passphrase",
-        Kind::VolumeDefinition,
-        "passphrases of volumes",
-        LUKS,
-    ),
     ("/v1/remotes/s3/{n}", Kind::Remote, "remotes", SHIPPING),
     ("/v1/remotes/linstor/{n}", Kind::Remote, "remotes", SHIPPING),
     ("/v1/remotes/ebs/{n}", Kind::Remote, "remotes", SHIPPING),
@@ -28,7 +22,6 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
 ];
 
 const PROXY: &str = "there is no DRBD proxy";
-const LUKS: &str = "volumes keep the passphrases that they were made with";
 const SHIPPING: &str = "snapshots are not shipped";
 
 pub fn routes() -> Router<App> {

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use cluster::layer::Layer;
 use cluster::plan::Backing;
 use codec::admin::Request;
-use crypt::luks::{self, Kdf, Opened};
+use crypt::luks::{self, Kdf, Opened, change};
 use crypt::seal::MasterKey;
 use vocab::options::Secret;
 use vocab::{DiskState, VolumeNr};
@@ -20,7 +20,7 @@ use vocab::{DiskState, VolumeNr};
 use super::Step;
 use crate::failed::Failed;
 use crate::metadata::At;
-use crate::record::{Metadata, Record, Volume};
+use crate::record::{Metadata, Next, Record, Volume};
 
 /// The cluster's master key, if the controller has told it.
 #[derive(Default)]
@@ -51,6 +51,23 @@ impl Volume {
     /// Where its metadata are.
     pub(super) fn at<'a>(&'a self, key: Option<&'a Opened>) -> At<'a> {
         At { path: &self.path, key }
+    }
+}
+
+/// The beginning of a disk, where its header is.
+struct Header(File);
+
+impl change::Device for Header {
+    fn read(&mut self, at: u64, to: &mut [u8]) -> Result<(), String> {
+        self.0.read_exact_at(to, at).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        self.0.write_all_at(bytes, at).map_err(|error| error.to_string())
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        self.0.sync_all().map_err(|error| error.to_string())
     }
 }
 
@@ -138,9 +155,103 @@ impl Step<'_> {
         luks::open(&mut read, &passphrase).map_err(|error| failed(&error))
     }
 
+    /// Has a volume opened by another passphrase. Whatever happens in between, one of both opens it, and both
+    /// are known here.
+    pub(super) fn change_passphrase(
+        &self,
+        number: u16,
+        sealed: &str,
+        changes: u32,
+    ) -> Result<(), Failed> {
+        let there = self.record()?.volumes.get(&number).cloned();
+        let Some(there) = there.filter(|there| there.size != 0 && !there.removing) else {
+            return Err(Failed::new(
+                format!(
+                    "there is no volume {number} of {} whose passphrase could change",
+                    self.name
+                ),
+                "nothing is to be done: it is made with the new one",
+            ));
+        };
+        if there.passphrase_changes >= changes {
+            return Ok(());
+        }
+        if there.luks.is_none() {
+            return Err(Failed::new(
+                format!("volume {number} of {} is not encrypted", self.name),
+                "leave it as it is",
+            ));
+        }
+        // Before anything is changed: both have to be known.
+        self.passphrase(number, sealed)?;
+        self.finish_change(number)?;
+        let next = Next { passphrase: sealed.to_owned(), changes };
+        self.update(|record| {
+            if let Some(volume) = record.volumes.get_mut(&number) {
+                volume.next = Some(next);
+            }
+        })?;
+        self.finish_change(number)?;
+        // The engine opens the disk anew with what it was told last.
+        match self.record()?.volumes.get(&number) {
+            Some(volume) if self.status()?.is_some() => self.unlock(number, volume),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends a change of a volume's passphrase that was begun.
+    fn finish_change(&self, number: u16) -> Result<(), Failed> {
+        let Some(volume) = self.record()?.volumes.get(&number).cloned() else { return Ok(()) };
+        let (Some(next), Some(sealed)) = (volume.next, volume.luks) else { return Ok(()) };
+        let old = self.passphrase(number, &sealed)?;
+        let new = self.passphrase(number, &next.passphrase)?;
+        let path = &volume.path;
+        let failed = |why: &dyn std::fmt::Display| {
+            Failed::new(
+                format!("the passphrase of {path} is not changed: {why}"),
+                "look at it with `cryptsetup luksDump`; it is tried again with the next plan",
+            )
+        };
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let mut header = Header(file.map_err(|error| failed(&error))?);
+        let mut chance = Ok(());
+        let changed = change::change(&mut header, &old, &new, Kdf::RECOMMENDED, &mut |bytes| {
+            if let Err(error) = getrandom::fill(bytes) {
+                chance = Err(error);
+            }
+        });
+        chance.map_err(|error| failed(&error))?;
+        changed.map_err(|error| failed(&error))?;
+        self.update(|record| {
+            if let Some(volume) = record.volumes.get_mut(&number) {
+                volume.luks = Some(next.passphrase);
+                volume.passphrase_changes = next.changes;
+                volume.next = None;
+            }
+        })
+    }
+
+    /// Ends all that were begun, of volumes whose keys can be had.
+    pub(super) fn finish_changes(&self) -> Result<(), Failed> {
+        let record = self.record()?;
+        let begun = record.volumes.iter().filter(|(_, volume)| volume.next.is_some());
+        if self.node.master.get().is_none() {
+            return Ok(());
+        }
+        begun.map(|(number, _)| *number).try_for_each(|number| self.finish_change(number))
+    }
+
     /// The key of a volume that is there; none if it is not encrypted.
     pub(super) fn key_of(&self, number: u16, volume: &Volume) -> Result<Option<Opened>, Failed> {
-        volume.luks.as_ref().map(|sealed| self.open(number, &volume.path, sealed)).transpose()
+        let Some(sealed) = &volume.luks else { return Ok(None) };
+        match &volume.next {
+            None => self.open(number, &volume.path, sealed).map(Some),
+            // It was cut off in between.
+            Some(next) => self
+                .open(number, &volume.path, sealed)
+                .or_else(|_| self.open(number, &volume.path, &next.passphrase))
+                .map(Some),
+        }
     }
 
     /// Gives the engine the passphrase of a volume, if it is encrypted.
@@ -161,6 +272,14 @@ impl Step<'_> {
 
     /// Gives the engine the passphrases of volumes that are to be attached, and are not.
     pub(super) fn unlock_all(&self, record: &Record) -> Result<(), Failed> {
+        let begun = record.volumes.values().any(|volume| volume.next.is_some());
+        let record = match begun {
+            true => {
+                self.finish_changes()?;
+                &self.record()?
+            }
+            false => record,
+        };
         self.locked(record)?
             .into_iter()
             .try_for_each(|(number, volume)| self.unlock(number, volume))

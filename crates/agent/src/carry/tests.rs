@@ -328,6 +328,7 @@ fn create(size: u64) -> Action {
         size: Bytes(size),
         layers: vec![Layer::Storage],
         passphrase: None,
+        passphrase_changes: 0,
         options: BTreeMap::new(),
     };
     Action::CreateVolume { volume: 0, backing }

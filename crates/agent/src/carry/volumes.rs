@@ -68,6 +68,8 @@ impl Step<'_> {
                 removing: false,
                 growing: None,
                 luks: luks.clone(),
+                passphrase_changes: backing.passphrase_changes,
+                next: None,
             };
             record.volumes.insert(number, volume);
         })?;

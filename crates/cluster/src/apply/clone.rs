@@ -15,7 +15,7 @@ use crate::objects::*;
 use crate::props::{Owner, PropsEdit};
 use crate::refusal::{Code, NoteCode, Refusal};
 
-use super::{definitions, helpers, nodes, resources, rollback, small, snapshots};
+use super::{definitions, helpers, nodes, passphrase, resources, rollback, small, snapshots};
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +29,7 @@ pub fn begin(
     let source = edit.definition(name)?.clone();
     rollback::refuse_if_busy(edit, name)?;
     let key = Key::Definition(name.clone());
+    passphrase::settled(edit, name, &format!("{key} can not be cloned"))?;
     let refuse = |code, cause: String, correction: &str| {
         Err(Refusal::new(code, format!("{key} can not be cloned"))
             .cause(cause)

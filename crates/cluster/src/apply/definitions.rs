@@ -272,6 +272,7 @@ pub fn create_volume(
         day_0: edit.data_generation(),
         initial_on: None,
         passed_on: false,
+        passphrase_changes: 0,
     };
     definition.volumes.insert(number, volume);
     edit.put(Object::Definition(definition));
@@ -309,7 +310,7 @@ fn passphrase(
 }
 
 /// Checks that no snapshot is being made, which is of the volumes as they were when it was asked for.
-fn not_snapshotted(edit: &Edit<'_>, name: &ResourceName, key: &Key) -> Result<(), Refusal> {
+pub fn not_snapshotted(edit: &Edit<'_>, name: &ResourceName, key: &Key) -> Result<(), Refusal> {
     let mut snapshots = edit.model.snapshots_of(name);
     let Some(snapshot) = snapshots.find(|snapshot| snapshot.is_pending()) else { return Ok(()) };
     Err(Refusal::new(Code::InUse, format!("the volumes of {key} can not be changed"))
@@ -492,7 +493,7 @@ pub fn delete_volume(edit: &mut Edit<'_>, name: &ResourceName, number: u16) -> R
     Ok(())
 }
 
-fn no_volume(key: &Key, number: VolumeNr) -> Refusal {
+pub fn no_volume(key: &Key, number: VolumeNr) -> Refusal {
     let mut refusal = unknown(Code::UnknownVolumeDefinition, key.clone());
     refusal.message = format!("{key} has no volume {number}").into();
     refusal

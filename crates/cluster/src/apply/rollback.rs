@@ -20,7 +20,7 @@ use crate::name::*;
 use crate::objects::*;
 use crate::refusal::{Code, NoteCode, Refusal};
 
-use super::snapshots;
+use super::{passphrase, snapshots};
 
 #[cfg(test)]
 mod tests;
@@ -39,6 +39,7 @@ pub fn refuse_while_busy(edit: &Edit<'_>, command: &Command) -> Result<(), Refus
     match command {
         CreateVolumeDefinition { name, .. }
         | ModifyVolumeDefinition { name, size: Some(_), .. }
+        | ChangePassphrase { name, .. }
         | DeleteVolumeDefinition { name, .. }
         | CreateResource { name, .. }
         | DeleteResource { name, .. }
@@ -103,6 +104,8 @@ pub fn begin(
     snapshot: &SnapshotName,
 ) -> Result<(), Refusal> {
     let found = snapshots::usable(edit, name, snapshot)?;
+    let text = format!("snapshot {snapshot} of {name} can not take the place of its data");
+    passphrase::same_as_then(edit, &found, &text)?;
     let definition = edit.definition(name)?;
     let key = Key::Definition(name.clone());
     let refuse = |code, cause: String, correction: &str| {

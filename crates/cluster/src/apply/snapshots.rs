@@ -11,7 +11,7 @@ use crate::props::{Owner, PropsEdit, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::resources::{self, DISKFUL_BY};
-use super::{clone, helpers, nodes, small};
+use super::{clone, helpers, nodes, passphrase, small};
 
 /// The property of a restored resource that names the snapshot, as `<resource>/<snapshot>`.
 pub const RESTORE_FROM: &str = "RestoreFromSnapshot";
@@ -62,6 +62,7 @@ fn create_one(
         let cause = format!("volume {number} is growing or being deleted");
         return refuse(Code::InUse, cause, "wait until that is done");
     }
+    passphrase::settled(edit, name, &format!("{key} can not be made"))?;
     for node in nodes {
         let resource = edit.resource(name, node)?;
         if resource.deactivated.is_some() {
@@ -150,6 +151,7 @@ fn put(
         token,
         nodes,
         clone_to: None,
+        passphrases: BTreeMap::new(),
     }));
 }
 
@@ -310,7 +312,12 @@ pub fn restore_volumes(
             size: *size,
             gross_size: volume.is_some_and(|v| v.flags.contains(&VolumeDefinitionFlag::GrossSize)),
             props: volume.map(|volume| volume.props.clone()).unwrap_or_default(),
-            passphrase: volume.and_then(|volume| volume.passphrase.clone()),
+            // Its header is that of then.
+            passphrase: found
+                .passphrases
+                .get(number)
+                .cloned()
+                .or_else(|| volume?.passphrase.clone()),
             ..Default::default()
         };
         super::definitions::create_volume(edit, to, new)?;

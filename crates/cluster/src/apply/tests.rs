@@ -131,6 +131,12 @@ impl Bed {
         let name = rd(name);
         let generation = self.model.wanted_generation(&name);
         let resources: Vec<Resource> = self.model.resources_of(&name).cloned().collect();
+        let definition = self.model.definition(&name);
+        let changes: BTreeMap<VolumeNr, u32> = definition
+            .iter()
+            .flat_map(|definition| &definition.volumes)
+            .map(|(number, volume)| (*number, volume.passphrase_changes))
+            .collect();
         let replicas = self.observed.resources.entry(name).or_default();
         for resource in resources {
             let replica = replicas.entry(resource.node.clone()).or_default();
@@ -153,8 +159,12 @@ impl Bed {
                 disk: disk.or(Some(DiskState::Diskless)),
                 size: Bytes(GIB),
                 done_percent: None,
+                passphrase_changes: 0,
             };
-            let volumes = resource.volumes.keys().map(|number| (*number, state.clone()));
+            let volumes = resource.volumes.keys().map(|number| {
+                let passphrase_changes = changes.get(number).copied().unwrap_or_default();
+                (*number, VolumeState { passphrase_changes, ..state.clone() })
+            });
             replica.volumes = volumes.collect();
         }
     }

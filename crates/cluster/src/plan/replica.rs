@@ -99,11 +99,37 @@ fn keep(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
     if !leaving {
         begin_data(ask, resource, plan);
     }
+    change_passphrases(ask, resource, replica, plan);
     remove_volumes(ask, resource, replica, plan);
     if resource.flags.contains(&ResourceFlag::DiskRemoving) {
         remove_disk(ask, resource, replica, plan);
     }
     waits(ask, resource, plan);
+}
+
+/// Has disks opened by the passphrases that are wanted by now.
+fn change_passphrases(ask: &Ask<'_>, resource: &Resource, replica: &ReplicaState, plan: &mut Plan) {
+    let (name, node) = (&ask.definition.name, &resource.node);
+    for (nr, wanted) in &ask.definition.volumes {
+        let Some(passphrase) = &wanted.passphrase else { continue };
+        let state = replica.volumes.get(nr).filter(|state| state.backing.is_some());
+        if state.is_none_or(|state| state.passphrase_changes >= wanted.passphrase_changes) {
+            continue;
+        }
+        if ask.observed.master.is_none() {
+            plan.wait(
+                Some(node),
+                format!(
+                    "volume {nr} of {name} is opened by its old passphrase on node {node}: enter the \
+                     master passphrase (`linstor encryption enter-passphrase`)"
+                ),
+            );
+            continue;
+        }
+        let (volume, passphrase) = (number(*nr), passphrase.clone());
+        let changes = wanted.passphrase_changes;
+        plan.push(node, Action::ChangePassphrase { volume, passphrase, changes }, Vec::new());
+    }
 }
 
 /// Takes away the volumes whose definitions go, once the peers have taken them down.
@@ -145,6 +171,7 @@ fn keep_down(ask: &Ask<'_>, resource: &Resource, token: Generation, plan: &mut P
         );
         return;
     }
+    change_passphrases(ask, resource, replica, plan);
     remove_volumes(ask, resource, replica, plan);
 }
 
@@ -381,6 +408,7 @@ fn backing(
         size: size::backing(ask.definition, wanted),
         layers: ask.definition.layers.iter().copied().filter(|l| *l != Layer::Drbd).collect(),
         passphrase: wanted.passphrase.clone(),
+        passphrase_changes: wanted.passphrase_changes,
         options: inherited.below("StorDriver/"),
     }
 }

@@ -45,8 +45,11 @@ pub struct Backing {
     pub size: Bytes,
     /// Layers between it and DRBD, or the user.
     pub layers: Vec<Layer>,
-    /// Key of a layer LUKS, encrypted under the master key.
+    /// Passphrase of a layer LUKS, encrypted under the master key.
     pub passphrase: Option<String>,
+    /// How often that was changed.
+    #[serde(default, skip_serializing_if = "row::is_zero")]
+    pub passphrase_changes: u32,
     /// What the pool's driver is told: the pool's own `StorDriver/…`, and what a volume inherits.
     pub options: BTreeMap<String, String>,
 }
@@ -100,6 +103,15 @@ pub enum Action {
         /// Its new size in bytes, before the pool rounds it up.
         #[serde(with = "row::bytes")]
         size: Bytes,
+    },
+    /// Has an encrypted backing volume opened by another passphrase, and by its old one no more.
+    ChangePassphrase {
+        /// Its number.
+        volume: u16,
+        /// The new one, encrypted under the master key.
+        passphrase: String,
+        /// How often it was changed then.
+        changes: u32,
     },
     /// Has DRBD use a backing volume that has grown, once it has everywhere.
     GrowDevice {
@@ -226,6 +238,9 @@ impl fmt::Display for Action {
             }
             Action::GrowDevice { volume, size } => {
                 write!(f, "grow the device of volume {volume} to {} KiB", size.0 / 1024)
+            }
+            Action::ChangePassphrase { volume, .. } => {
+                write!(f, "change the passphrase of volume {volume}")
             }
             Action::Configure(_) => write!(f, "configure"),
             Action::RemoveDisk(_) => write!(f, "remove the disk"),

@@ -72,6 +72,7 @@ struct Disk {
     size: u64,
     metadata: bool,
     current: bool,
+    passphrase_changes: u32,
 }
 
 impl Agents for Simulated {
@@ -376,12 +377,15 @@ fn step(
     let record = records.entry(name.clone()).or_default();
     match action {
         Action::CreateVolume { volume, backing } => {
-            let disk = record.disks.entry(volume).or_default();
+            let passphrase_changes = backing.passphrase_changes;
+            let new = Disk { passphrase_changes, ..Disk::default() };
+            let disk = record.disks.entry(volume).or_insert(new);
             disk.size = disk.size.max(backing.size.0);
         }
         Action::RestoreVolume { volume, backing, .. } => {
             let source = source.expect("a snapshot is restored where it is");
-            let disk = Disk { size: backing.size.0, ..source };
+            let (size, passphrase_changes) = (backing.size.0, backing.passphrase_changes);
+            let disk = Disk { size, passphrase_changes, ..source };
             record.disks.entry(volume).or_insert(disk);
         }
         Action::CreateMetadata { volume, begin, .. } => {
@@ -394,6 +398,9 @@ fn step(
         Action::GrowVolume { volume, size } => {
             let disk = record.disks.get_mut(&volume).unwrap();
             disk.size = disk.size.max(size.0);
+        }
+        Action::ChangePassphrase { volume, changes, .. } => {
+            record.disks.get_mut(&volume).unwrap().passphrase_changes = changes;
         }
         Action::GrowDevice { volume, size } => {
             for node in nodes.values_mut() {
@@ -515,6 +522,7 @@ fn report(
                 record.sizes.get(&number).copied().filter(|_| attached).unwrap_or_default(),
             ),
             done_percent: None,
+            passphrase_changes: disk.map_or(0, |disk| disk.passphrase_changes),
         };
         (VolumeNr(number), volume)
     });

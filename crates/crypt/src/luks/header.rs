@@ -35,6 +35,37 @@ pub struct Copy {
     pub size: u64,
     /// The text, without what fills it up.
     pub text: Vec<u8>,
+    /// The binary part, without its checksum.
+    binary: Vec<u8>,
+}
+
+impl Copy {
+    /// A later copy with another text and the same everything else; none if the text has no room. `salt` makes
+    /// its checksum another one each time.
+    pub fn later(
+        &self,
+        place: Place,
+        sequence: u64,
+        salt: [u8; 64],
+        text: &[u8],
+    ) -> Option<Vec<u8>> {
+        // The text ends in a zero.
+        if text.len() as u64 >= self.size - BINARY as u64 {
+            return None;
+        }
+        let mut bytes = self.binary.clone();
+        bytes.resize(self.size as usize, 0);
+        let offset = if place == Place::Second { self.size } else { 0 };
+        let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
+        put(0, MAGIC[place as usize]);
+        put(SEQUENCE, &sequence.to_be_bytes());
+        put(SALT, &salt);
+        put(OFFSET, &offset.to_be_bytes());
+        put(BINARY, text);
+        let checksum = Sha256::digest(&bytes);
+        bytes[CHECKSUM..CHECKSUM + 32].copy_from_slice(&checksum);
+        Some(bytes)
+    }
 }
 
 /// A copy, or what is wrong with it.
@@ -77,9 +108,10 @@ fn copy(read: Read<'_>, at: u64, place: Place) -> Result<Found, Error> {
     if Sha256::digest(&bytes)[..] != said {
         return Ok(Err(Error::damaged("its checksum is wrong")));
     }
-    let text = &bytes[BINARY..];
+    let (binary, text) = bytes.split_at(BINARY);
     let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-    Ok(Ok(Copy { sequence: number(&bytes, SEQUENCE), size, text: text[..end].to_vec() }))
+    let (binary, text) = (binary.to_vec(), text[..end].to_vec());
+    Ok(Ok(Copy { sequence: number(&bytes, SEQUENCE), size, text, binary }))
 }
 
 /// Bytes of a copy, from its binary part.

@@ -141,3 +141,127 @@ fn noise_is_refused() {
     }
     assert!(matches!(open(&mut of(&[]), &pass("one")), Err(Error::Read(_))));
 }
+
+/// A disk in memory that is cut off after so many writes; what was not made durable is lost then, or half of it
+/// is there.
+struct Disk {
+    durable: Vec<u8>,
+    written: Vec<(u64, Vec<u8>)>,
+    left: usize,
+}
+
+impl Disk {
+    fn new(image: &[u8], left: usize) -> Disk {
+        let mut durable = image.to_vec();
+        durable.resize(DATA_OFFSET as usize + 4096, 0xee);
+        Disk { durable, written: Vec::new(), left }
+    }
+
+    fn put(to: &mut [u8], at: u64, bytes: &[u8]) {
+        to[at as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// What is there after a power cut that has let `some` of the bytes of the last writes through.
+    fn after_a_cut(&self, some: usize) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        for (at, bytes) in &self.written {
+            Disk::put(&mut image, *at, &bytes[..some.min(bytes.len())]);
+        }
+        image
+    }
+}
+
+impl change::Device for Disk {
+    fn read(&mut self, at: u64, to: &mut [u8]) -> Result<(), String> {
+        of(&self.after_a_cut(usize::MAX))(at, to)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        self.left = self.left.checked_sub(1).ok_or("cut off")?;
+        self.written.push((at, bytes.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        self.left = self.left.checked_sub(1).ok_or("cut off")?;
+        for (at, bytes) in std::mem::take(&mut self.written) {
+            Disk::put(&mut self.durable, at, &bytes);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_passphrase_is_changed_wherever_it_is_cut_off() {
+    let image = format(&pass("old"), FAST, &mut chance(5)).unwrap();
+    let key = open(&mut of(&image), &pass("old")).unwrap().key;
+    let again = |disk: &mut Disk, seed| {
+        change::change(disk, &pass("old"), &pass("new"), FAST, &mut chance(seed))
+    };
+    let mut whole = Disk::new(&image, usize::MAX);
+    again(&mut whole, 6).unwrap();
+    let done = usize::MAX - whole.left;
+    assert!((10..60).contains(&done), "{done} writes");
+    // Of the writes that overwrite what no keyslot has the first and the last.
+    for left in (0..12).chain(done - 2..done) {
+        let mut disk = Disk::new(&image, left);
+        assert!(matches!(again(&mut disk, 6), Err(Error::Read(_))), "after {left}");
+        for some in [0, 5000] {
+            let image = disk.after_a_cut(some);
+            let works = |word| open(&mut of(&image), &pass(word)).is_ok_and(|o| o.key == key);
+            assert!(works("old") || works("new"), "after {left}, {some} bytes");
+            let mut disk = Disk::new(&image, usize::MAX);
+            again(&mut disk, 7).unwrap();
+            let image = disk.durable;
+            let opened = open(&mut of(&image), &pass("new")).unwrap();
+            assert_eq!(opened.key, key);
+            assert_eq!(open(&mut of(&image), &pass("old")).unwrap_err(), Error::WrongPassphrase);
+            // One keyslot, its stripes, and nothing of the old ones.
+            let text = newest(&mut of(&image)).unwrap();
+            assert_eq!(text.keyslots.len(), 1, "after {left}, {some} bytes");
+            let area = text.keyslots[0].area;
+            let (from, to) = (area.offset as usize, (area.offset + area.size) as usize);
+            let keyslots = SLOT_AT as usize..DATA_OFFSET as usize;
+            let clean = keyslots.clone().all(|at| (from..to).contains(&at) || image[at] == 0);
+            assert!(clean, "after {left}, {some} bytes");
+            assert!(image[DATA_OFFSET as usize..].iter().all(|byte| *byte == 0xee), "data");
+        }
+    }
+}
+
+#[test]
+fn who_does_not_know_the_passphrase_changes_nothing() {
+    let image = format(&pass("old"), FAST, &mut chance(8)).unwrap();
+    let mut disk = Disk::new(&image, usize::MAX);
+    let before = disk.durable.clone();
+    let wrong = change::change(&mut disk, &pass("x"), &pass("new"), FAST, &mut chance(9));
+    assert_eq!(wrong.unwrap_err(), Error::WrongPassphrase);
+    assert_eq!(disk.durable, before);
+    // The same one again, and back: the disk is as it was but for salts.
+    for (old, new) in [("old", "old"), ("old", "new"), ("new", "old")] {
+        change::change(&mut disk, &pass(old), &pass(new), FAST, &mut chance(10)).unwrap();
+        assert!(open(&mut of(&disk.durable), &pass(new)).is_ok());
+    }
+    // What is not known here stays: a keyslot of another kind, and a token that refers to one that goes.
+    let image = changed(
+        &image,
+        "\"tokens\":{}",
+        "\"tokens\":{\"0\":{\"type\":\"x\",\"keyslots\":[\"0\"],\"y\":1}}",
+    );
+    let image = changed(
+        &image,
+        "\"keyslots\":{",
+        "\"keyslots\":{\"9\":{\"type\":\"other\",\"key_size\":64,\"area\":{\"type\":\"raw\",\
+         \"offset\":\"8388608\",\"size\":\"4096\"},\"z\":2},",
+    );
+    let mut disk = Disk::new(&image, usize::MAX);
+    disk.durable[8_388_608..8_392_704].fill(7);
+    change::change(&mut disk, &pass("old"), &pass("new"), FAST, &mut chance(11)).unwrap();
+    assert!(open(&mut of(&disk.durable), &pass("new")).is_ok());
+    let text = newer(&mut of(&disk.durable)).unwrap().text;
+    let text = String::from_utf8(text).unwrap();
+    for part in ["\"z\":2", "\"y\":1", "\"keyslots\":[]"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert!(disk.durable[8_388_608..8_392_704].iter().all(|byte| *byte == 7));
+}

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Error;
 use super::kdf::{Argon2Variant, Hash, Kdf};
@@ -51,6 +52,8 @@ pub struct Area {
 /// A keyslot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Keyslot {
+    /// What the text calls it; not looked at in new headers, whose only one is `0`.
+    pub name: String,
     pub area: Area,
     pub kdf: Kdf,
     pub salt: Vec<u8>,
@@ -79,7 +82,7 @@ impl Digest {
 struct Json {
     keyslots: BTreeMap<String, JsonSlot>,
     #[serde(default)]
-    tokens: BTreeMap<String, serde_json::Value>,
+    tokens: BTreeMap<String, Value>,
     segments: BTreeMap<String, JsonSegment>,
     digests: BTreeMap<String, JsonDigest>,
     config: JsonConfig,
@@ -142,7 +145,7 @@ struct JsonSegment {
     #[serde(default)]
     sector_size: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    integrity: Option<serde_json::Value>,
+    integrity: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     flags: Option<Vec<String>>,
 }
@@ -202,7 +205,7 @@ pub fn read(text: &[u8], copy: u64) -> Result<Text, Error> {
         if slot.priority == Some(0) {
             continue;
         }
-        match keyslot(slot) {
+        match keyslot(name, slot) {
             Ok(slot) if slot.area.offset < 2 * copy || area_end(slot.area) > segment.offset => {
                 return Err(Error::damaged(format!("keyslot {name} is not where keyslots are")));
             }
@@ -274,7 +277,7 @@ fn digest(json: &JsonDigest) -> Result<Digest, Error> {
     Ok(Digest { hash, rounds, salt, digest })
 }
 
-fn keyslot(json: &JsonSlot) -> Result<Keyslot, Error> {
+fn keyslot(name: &str, json: &JsonSlot) -> Result<Keyslot, Error> {
     let JsonSlot { r#type, key_size, priority, af, area, kdf } = json;
     let (Some(af), Some(area), Some(kdf), "luks2") = (af, area, kdf, r#type.as_str()) else {
         return Err(Error::unsupported(format!("a keyslot of type {:?}", r#type)));
@@ -294,7 +297,8 @@ fn keyslot(json: &JsonSlot) -> Result<Keyslot, Error> {
         return Err(Error::damaged(format!("a keyslot has {} bytes", area.size)));
     }
     let salt = binary(&kdf.salt, "the salt of a keyslot")?;
-    Ok(Keyslot { area, kdf: derivation(kdf)?, salt, preferred: *priority == Some(2) })
+    let (name, preferred) = (name.to_owned(), *priority == Some(2));
+    Ok(Keyslot { name, area, kdf: derivation(kdf)?, salt, preferred })
 }
 
 fn derivation(json: &JsonKdf) -> Result<Kdf, Error> {
@@ -317,9 +321,7 @@ fn derivation(json: &JsonKdf) -> Result<Kdf, Error> {
     }
 }
 
-/// The text of a new header with one keyslot, whose copies have `copy` bytes each.
-pub fn write(segment: &Segment, slot: &Keyslot, digest: &Digest, copy: usize) -> Vec<u8> {
-    let one = || vec!["0".to_owned()];
+fn json_slot(slot: &Keyslot) -> JsonSlot {
     let kdf = JsonKdf {
         r#type: String::new(),
         hash: None,
@@ -344,7 +346,7 @@ pub fn write(segment: &Segment, slot: &Keyslot, digest: &Digest, copy: usize) ->
             ..kdf
         },
     };
-    let keyslot = JsonSlot {
+    JsonSlot {
         r#type: "luks2".to_owned(),
         key_size: KEY as u64,
         priority: None,
@@ -361,7 +363,13 @@ pub fn write(segment: &Segment, slot: &Keyslot, digest: &Digest, copy: usize) ->
             key_size: KEY as u64,
         }),
         kdf: Some(kdf),
-    };
+    }
+}
+
+/// The text of a new header with one keyslot, whose copies have `copy` bytes each.
+pub fn write(segment: &Segment, slot: &Keyslot, digest: &Digest, copy: usize) -> Vec<u8> {
+    let one = || vec!["0".to_owned()];
+    let keyslot = json_slot(slot);
     let sectors = JsonSegment {
         r#type: "crypt".to_owned(),
         offset: segment.offset.to_string(),
@@ -393,4 +401,85 @@ pub fn write(segment: &Segment, slot: &Keyslot, digest: &Digest, copy: usize) ->
         },
     };
     serde_json::to_vec(&json).expect("text and numbers can be written")
+}
+
+/// A text with keyslots that come or go, and everything else as it is: what is not known here, too.
+pub struct Edited {
+    json: Value,
+    /// The digest of the segment's key.
+    digest: String,
+}
+
+impl Edited {
+    /// The text as it is, which `read` has understood.
+    pub fn new(text: &[u8]) -> Result<Edited, Error> {
+        let json: Value = serde_json::from_slice(text).map_err(|error| {
+            Error::damaged(format!("its text is not what it should be: {error}"))
+        })?;
+        let segment = json["segments"].as_object().and_then(|all| all.keys().next().cloned());
+        let has = |digest: &Value| {
+            let segments = digest["segments"].as_array();
+            segments.is_some_and(|all| all.iter().any(|name| name.as_str() == segment.as_deref()))
+        };
+        let digests = json["digests"].as_object();
+        let digest = digests.and_then(|all| all.iter().find(|(_, digest)| has(digest)));
+        let digest = digest.map(|(name, _)| name.clone());
+        let digest = digest.ok_or_else(|| Error::damaged("its segment has not one digest"))?;
+        Ok(Edited { json, digest })
+    }
+
+    /// The areas of all keyslots, of those that can not be used here, too.
+    pub fn areas(&self) -> Result<Vec<Area>, Error> {
+        let slots = self.json["keyslots"].as_object().into_iter().flatten();
+        let areas = slots.filter(|(_, slot)| slot["area"].is_object()).map(|(name, slot)| {
+            let part = |key: &str| {
+                let text = slot["area"][key].as_str().unwrap_or_default();
+                number(text, &format!("the {key} of keyslot {name}"))
+            };
+            Ok(Area { offset: part("offset")?, size: part("size")? })
+        });
+        areas.collect()
+    }
+
+    /// Where keyslots end in a header whose copies have `copy` bytes.
+    pub fn end(&self, copy: u64) -> Result<u64, Error> {
+        let size = self.json["config"]["keyslots_size"].as_str().unwrap_or_default();
+        Ok(number(size, "the size of its keyslots")?.saturating_add(2 * copy))
+    }
+
+    /// A name that no keyslot has; none if there are as many as there can be.
+    pub fn free_name(&self) -> Option<String> {
+        let names = (0..super::SLOTS_MAX).map(|number| number.to_string());
+        names.into_iter().find(|name| self.json["keyslots"].get(name).is_none())
+    }
+
+    /// One more keyslot with the segment's key.
+    pub fn add(&mut self, slot: &Keyslot) {
+        let json = serde_json::to_value(json_slot(slot)).expect("text and numbers can be written");
+        self.json["keyslots"][&slot.name] = json;
+        let holders = &mut self.json["digests"][&self.digest]["keyslots"];
+        if let Some(holders) = holders.as_array_mut() {
+            holders.push(Value::from(slot.name.as_str()));
+        }
+    }
+
+    /// One keyslot less. Nothing refers to it any more.
+    pub fn remove(&mut self, name: &str) {
+        if let Some(slots) = self.json["keyslots"].as_object_mut() {
+            slots.remove(name);
+        }
+        for part in ["digests", "tokens"] {
+            for one in self.json[part].as_object_mut().into_iter().flat_map(|all| all.values_mut())
+            {
+                if let Some(names) = one["keyslots"].as_array_mut() {
+                    names.retain(|other| other.as_str() != Some(name));
+                }
+            }
+        }
+    }
+
+    /// As it is written.
+    pub fn text(&self) -> Vec<u8> {
+        serde_json::to_vec(&self.json).expect("text and numbers can be written")
+    }
 }

@@ -13,7 +13,6 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
 const ELSEWHERE: &[&str] = &[
     "/v1/resource-definitions/{}/drbd-proxy",
-    "/v1/resource-definitions/{}/volume-definitions/{}/encryption-passphrase",
     "/v1/remotes",
     "/v1/schedules",
     "/v1/view/schedules-by-resource",

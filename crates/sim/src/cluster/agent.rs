@@ -59,6 +59,8 @@ pub struct Disk {
     pub version: Option<Version>,
     /// The size of the device on it.
     pub device: u64,
+    /// How often its passphrase was changed.
+    pub passphrase_changes: u32,
 }
 
 /// Why a step was not carried out.
@@ -103,6 +105,7 @@ impl Record {
                 disk: (!down).then_some(state),
                 size: Bytes(disk.filter(|_| !down).map_or(0, |disk| disk.device)),
                 done_percent: None,
+                passphrase_changes: disk.map_or(0, |disk| disk.passphrase_changes),
             };
             (VolumeNr(number), state)
         });
@@ -138,7 +141,9 @@ impl Record {
         self.seen = generation;
         match action {
             Action::CreateVolume { volume, backing } => {
-                let disk = self.volumes.entry(*volume).or_default();
+                let passphrase_changes = backing.passphrase_changes;
+                let new = Disk { passphrase_changes, ..Disk::default() };
+                let disk = self.volumes.entry(*volume).or_insert(new);
                 disk.size = disk.size.max(backing.size.0);
             }
             Action::RestoreVolume { volume, backing, from, snapshot } => {
@@ -150,7 +155,8 @@ impl Record {
                 let version =
                     versions.get(volume).map(|from| data.restore(name, *volume, &source, *from));
                 let size = backing.size.0;
-                let disk = Disk { size, metadata: true, version, device: 0 };
+                let passphrase_changes = backing.passphrase_changes;
+                let disk = Disk { size, metadata: true, version, device: 0, passphrase_changes };
                 self.volumes.insert(*volume, disk);
             }
             Action::CreateMetadata { volume, begin, .. } => {
@@ -170,6 +176,10 @@ impl Record {
             Action::GrowVolume { volume, size } => {
                 let Some(disk) = self.volumes.get_mut(volume) else { return Err(Refused::Not) };
                 disk.size = disk.size.max(size.0);
+            }
+            Action::ChangePassphrase { volume, changes, .. } => {
+                let Some(disk) = self.volumes.get_mut(volume) else { return Err(Refused::Not) };
+                disk.passphrase_changes = *changes;
             }
             Action::GrowDevice { volume, size } => {
                 self.configured.insert(*volume, size.0);
