@@ -4,6 +4,7 @@
 //! The master key comes from the controller and is in memory only. From both follows what the engine is told:
 //! the passphrase, whenever it starts.
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -54,20 +55,25 @@ impl Volume {
     }
 }
 
-/// The beginning of a disk, where its header is.
-struct Header(File);
+/// The beginning of a disk, where its header is. Nothing is written once there was no chance to be had: salts
+/// and stripes would be known.
+struct Header<'a> {
+    file: File,
+    chance: &'a Cell<Result<(), getrandom::Error>>,
+}
 
-impl change::Device for Header {
+impl change::Device for Header<'_> {
     fn read(&mut self, at: u64, to: &mut [u8]) -> Result<(), String> {
-        self.0.read_exact_at(to, at).map_err(|error| error.to_string())
+        self.file.read_exact_at(to, at).map_err(|error| error.to_string())
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String> {
-        self.0.write_all_at(bytes, at).map_err(|error| error.to_string())
+        self.chance.get().map_err(|error| format!("the kernel gives no random bytes: {error}"))?;
+        self.file.write_all_at(bytes, at).map_err(|error| error.to_string())
     }
 
     fn sync(&mut self) -> Result<(), String> {
-        self.0.sync_all().map_err(|error| error.to_string())
+        self.file.sync_all().map_err(|error| error.to_string())
     }
 }
 
@@ -213,14 +219,13 @@ impl Step<'_> {
             )
         };
         let file = OpenOptions::new().read(true).write(true).open(path);
-        let mut header = Header(file.map_err(|error| failed(&error))?);
-        let mut chance = Ok(());
+        let chance = Cell::new(Ok(()));
+        let mut header = Header { file: file.map_err(|error| failed(&error))?, chance: &chance };
         let changed = change::change(&mut header, &old, &new, Kdf::RECOMMENDED, &mut |bytes| {
             if let Err(error) = getrandom::fill(bytes) {
-                chance = Err(error);
+                chance.set(Err(error));
             }
         });
-        chance.map_err(|error| failed(&error))?;
         changed.map_err(|error| failed(&error))?;
         self.update(|record| {
             if let Some(volume) = record.volumes.get_mut(&number) {
@@ -232,7 +237,7 @@ impl Step<'_> {
     }
 
     /// Ends all that were begun, of volumes whose keys can be had.
-    pub(super) fn finish_changes(&self) -> Result<(), Failed> {
+    fn finish_changes(&self) -> Result<(), Failed> {
         let record = self.record()?;
         let begun = record.volumes.iter().filter(|(_, volume)| volume.next.is_some());
         if self.node.master.get().is_none() {

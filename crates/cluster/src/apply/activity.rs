@@ -19,6 +19,7 @@ use crate::redundancy::replaces;
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::helpers::{self, QUORUM};
+use super::rollback::MOVING;
 
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,11 @@ pub fn deactivate(
     helpers::review(edit, name)
 }
 
+fn not_deactivated(key: &Key, code: Code, cause: String, next: String) -> Refusal {
+    let text = format!("{key} can not be deactivated");
+    Refusal::new(code, text).cause(cause).correction(next).about(key.clone())
+}
+
 /// Checks that nobody uses a resource, and nothing else is being done to it.
 fn is_free(
     edit: &Edit<'_>,
@@ -64,12 +70,7 @@ fn is_free(
     key: &Key,
 ) -> Result<(), Refusal> {
     let (name, node) = (&resource.name, &resource.node);
-    let refuse = |code, cause: String, correction: String| {
-        Err(Refusal::new(code, format!("{key} can not be deactivated"))
-            .cause(cause)
-            .correction(correction)
-            .about(key.clone()))
-    };
+    let refuse = |code, cause, next| Err(not_deactivated(key, code, cause, next));
     let wait = || "wait until that is done".to_owned();
     if !definition.layers.contains(&Layer::Drbd) {
         let cause = "without the layer DRBD nothing of it is above its storage".to_owned();
@@ -87,17 +88,8 @@ fn is_free(
         let cause = "it is there for its vote, which it would not have".to_owned();
         return refuse(Code::InvalidResourceState, cause, "delete it, if it is to go".to_owned());
     }
-    use ResourceFlag::*;
-    let moving = [
-        Evicted,
-        Evacuate,
-        DiskAddRequested,
-        DiskAdding,
-        DiskRemoveRequested,
-        DiskRemoving,
-        RestoreFromSnapshot,
-    ];
-    if let Some(flag) = moving.iter().find(|flag| resource.flags.contains(flag)) {
+    use ResourceFlag::{Evacuate, Evicted};
+    if let Some(flag) = MOVING.iter().find(|flag| resource.flags.contains(flag)) {
         let cause = format!("it has the flag {flag}: something else is being done to it");
         let next = match flag {
             Evicted | Evacuate => format!("restore node {node} first"),
@@ -134,12 +126,7 @@ fn others_go_on(
     key: &Key,
 ) -> Result<(), Refusal> {
     let (name, node) = (&resource.name, &resource.node);
-    let refuse = |code, cause: String, correction: String| {
-        Err(Refusal::new(code, format!("{key} can not be deactivated"))
-            .cause(cause)
-            .correction(correction)
-            .about(key.clone()))
-    };
+    let refuse = |code, cause, next| Err(not_deactivated(key, code, cause, next));
     let begun =
         |volume: &VolumeDefinition| volume.flags.contains(&VolumeDefinitionFlag::DrbdInitialized);
     if let Some((number, _)) = definition.volumes.iter().find(|(_, volume)| !begun(volume)) {

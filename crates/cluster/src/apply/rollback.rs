@@ -25,6 +25,17 @@ use super::{passphrase, snapshots};
 #[cfg(test)]
 mod tests;
 
+/// Flags of a resource to which something is being done.
+pub const MOVING: [ResourceFlag; 7] = [
+    ResourceFlag::Evicted,
+    ResourceFlag::Evacuate,
+    ResourceFlag::DiskAddRequested,
+    ResourceFlag::DiskAdding,
+    ResourceFlag::DiskRemoveRequested,
+    ResourceFlag::DiskRemoving,
+    ResourceFlag::RestoreFromSnapshot,
+];
+
 /// How long a resource may be held down before anything is changed, in milliseconds.
 const PATIENCE: u64 = 60_000;
 
@@ -208,20 +219,9 @@ fn safety(edit: &mut Edit<'_>, name: &ResourceName) -> Result<Option<Safety>, Re
 
 /// True if nothing is being done to the resource.
 fn is_settled(resource: &Resource) -> bool {
-    use ResourceFlag::*;
-    let moving = [
-        Delete,
-        DrbdDelete,
-        Inactive,
-        Evicted,
-        Evacuate,
-        DiskAddRequested,
-        DiskAdding,
-        DiskRemoveRequested,
-        DiskRemoving,
-        RestoreFromSnapshot,
-    ];
-    !moving.iter().any(|flag| resource.flags.contains(flag))
+    use ResourceFlag::{Delete, DrbdDelete, Inactive};
+    let others = [Delete, DrbdDelete, Inactive];
+    !MOVING.iter().chain(&others).any(|flag| resource.flags.contains(flag))
 }
 
 /// True if the snapshot is one of this very replica: its metadata have the replica's node id, and
