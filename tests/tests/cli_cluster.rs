@@ -6,12 +6,15 @@
 mod control_support;
 mod engine_support;
 
+use std::fs::File;
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
 use control_support::bare::{Bare, NODES};
 use serde_json::Value;
+use vocab::options::Secret;
 
 fn shares_blocks(folder: &Path) -> bool {
     let file = folder.join("some");
@@ -116,6 +119,31 @@ fn five_commands_lead_from_bare_nodes_to_a_volume_and_others_to_nothing() {
         assert!(said.contains("XFS or btrfs"), "{said}");
         assert_eq!(controller.json("snapshot list"), Value::Array(Vec::new()));
     }
+
+    // Encrypted volumes.
+    let said = controller.fails("volume create secret 16M --group db --encrypted", 10);
+    assert!(said.contains("master passphrase") && said.contains("next:"), "{said}");
+    assert!(controller.ok("encryption status").starts_with("unset"));
+    assert_eq!(controller.typing("encryption create", "").0, Some(10));
+    assert_eq!(controller.typing("encryption create", "mark the gate\n"), (Some(0), String::new()));
+    controller.ok("volume create secret 16M --group db --encrypted");
+    let (status, said) = controller.typing("encryption change", "something else\nhold the door\n");
+    assert_eq!(status, Some(10), "{said}");
+    assert!(!said.contains("something else") && !said.contains("hold the door"), "{said}");
+    let (status, said) = controller.typing("encryption change", "mark the gate\nhold the door\n");
+    assert_eq!(status, Some(0), "{said}");
+    assert_eq!(controller.json("encryption status")["status"], "unlocked");
+    let (status, said) = controller.typing("volume passphrase secret", "a word of its own\n");
+    assert_eq!(status, Some(0), "{said}");
+    let (status, said) = controller.typing("volume passphrase vol1", "a word of its own\n");
+    assert!(status == Some(10) && said.contains("DRBD,LUKS,STORAGE"), "{said}");
+    for node in controller.replicas("secret") {
+        let disk = File::open(bare.pool(&node).join("secret_00000.img")).unwrap();
+        let mut read = |at, to: &mut [u8]| disk.read_exact_at(to, at).map_err(|e| e.to_string());
+        let own = Secret::from("a word of its own");
+        assert!(crypt::luks::open(&mut read, &own).is_ok(), "{node}");
+    }
+    controller.ok("volume delete secret");
 
     // A node is emptied, and taken back.
     controller.ok("volume create vol2 16M --group db");

@@ -185,7 +185,7 @@ impl Refusal {
     pub fn no_master_passphrase() -> Refusal {
         Refusal::new(Code::PassphraseExists, "there is no master passphrase")
             .cause("none was created")
-            .correction("create it (`linstor encryption create-passphrase`)")
+            .correction("create it (`ashlar encryption create`)")
     }
 
     /// With the reason.

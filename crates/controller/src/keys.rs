@@ -55,7 +55,7 @@ pub fn seal(master: Option<&MasterKey>, passphrases: &[Secret]) -> Result<Vec<St
             true => Ok(Vec::new()),
             false => Err(Refusal::new(Code::NoMasterKey, "the passphrase can not be kept")
                 .cause("the master passphrase was not entered since the controller started")
-                .correction("enter it (`linstor encryption enter-passphrase`), or create one")
+                .correction("enter it (`ashlar encryption unlock`), or create one")
                 .into()),
         };
     };

@@ -3,6 +3,7 @@
 //! - `args`: the command line; `objects`: how it names things; `load`: the configuration files.
 //! - `client`: the control socket; `run`: what each command asks for; `each`: of several objects one
 //!   after the other; `top`: the live view.
+//! - `secret`: passphrases, from a terminal or the standard input.
 //! - `doctor`: measurements, one step after the other, and what follows from them.
 //! - [`cluster`]: the commands about a control plane, over its REST API.
 //! - Pure, and tested against recorded output: [`status`], [`events`], [`why`] turn the engine's
@@ -19,6 +20,7 @@ mod load;
 mod objects;
 pub mod plan;
 mod run;
+mod secret;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,6 +1,7 @@
 //! Three bare nodes and a controller, as processes of a release; driven by the operator's commands.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -69,6 +70,18 @@ impl Controller {
         let mut command = Command::new("timeout");
         command.arg("100").arg(binary()).args(words);
         command.env("ASHLAR_CONTROLLERS", &self.url).output().unwrap()
+    }
+
+    /// A command that reads these lines, and how it ends.
+    pub fn typing(&self, line: &str, lines: &str) -> (Option<i32>, String) {
+        let mut command = Command::new("timeout");
+        command.arg("100").arg(binary()).args(line.split(' '));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.env("ASHLAR_CONTROLLERS", &self.url).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        (output.status.code(), said)
     }
 
     /// A command that must succeed.

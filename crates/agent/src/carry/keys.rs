@@ -97,7 +97,7 @@ impl Step<'_> {
         let Some(master) = self.node.master.get() else {
             return Err(Failed::new(
                 format!("{volume} is encrypted, and the cluster's master key is not known here"),
-                "enter the master passphrase (`linstor encryption enter-passphrase`)",
+                "enter the master passphrase (`ashlar encryption unlock`)",
             ));
         };
         master.unseal(sealed).map_err(|error| {

@@ -296,7 +296,7 @@ fn passphrase(
             }
             None => Err(Refusal::new(Code::NoMasterKey, format!("{key} can not be encrypted"))
                 .cause("the master passphrase was not entered since the controller started, or there is none")
-                .correction("enter it (`linstor encryption enter-passphrase`), or create one")
+                .correction("enter it (`ashlar encryption unlock`), or create one")
                 .about(key.clone())),
         },
         (false, None) => Ok(None),

@@ -44,7 +44,7 @@ pub fn change(
         return refuse(
             Code::NoMasterKey,
             "the master passphrase was not entered since the controller started",
-            "enter it (`linstor encryption enter-passphrase`)",
+            "enter it (`ashlar encryption unlock`)",
         );
     }
     if volume.flags.contains(&VolumeDefinitionFlag::Delete) {

@@ -121,7 +121,7 @@ fn change_passphrases(ask: &Ask<'_>, resource: &Resource, replica: &ReplicaState
                 Some(node),
                 format!(
                     "volume {nr} of {name} is opened by its old passphrase on node {node}: enter the \
-                     master passphrase (`linstor encryption enter-passphrase`)"
+                     master passphrase (`ashlar encryption unlock`)"
                 ),
             );
             continue;
@@ -267,7 +267,7 @@ fn waits(ask: &Ask<'_>, resource: &Resource, plan: &mut Plan) {
             Some(node),
             format!(
                 "volume {number} of {name} is encrypted and not open on node {node}: enter the master \
-                 passphrase (`linstor encryption enter-passphrase`)"
+                 passphrase (`ashlar encryption unlock`)"
             ),
         );
     }

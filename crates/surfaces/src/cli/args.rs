@@ -444,10 +444,11 @@ pub enum Command {
     },
     /// List block devices
     Maps,
-    /// Give the engine the passphrase of an encrypted disk, from the standard input
+    /// Give the engine the passphrase of an encrypted disk
     ///
     /// The engine keeps it in memory only, and needs it anew after each of its starts. Volumes that wait
-    /// for the disk get it. The passphrase is the first line of the standard input.
+    /// for the disk get it. On a terminal the passphrase is asked for; otherwise it is the first line of the
+    /// standard input.
     Unlock {
         /// Path of the disk, as it is configured
         #[arg(value_name = "DISK")]

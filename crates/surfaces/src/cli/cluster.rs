@@ -3,11 +3,13 @@
 //! - `args`: the command line. `http`: who is asked; `answer`: what answers to changes come to.
 //! - `view`: what the controller says of its objects. `wait`: following what takes long; `table`:
 //!   listings.
-//! - `nodes`, `pools`, `physical`, `groups`, `volumes`, `snapshots`, `properties`: the commands themselves.
+//! - `nodes`, `pools`, `physical`, `groups`, `volumes`, `snapshots`, `encryption`, `properties`: the commands
+//!   themselves.
 //!   `why`: what a volume waits for.
 
 mod answer;
 mod args;
+mod encryption;
 mod groups;
 mod http;
 mod nodes;
@@ -27,10 +29,12 @@ use std::io::Write;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use vocab::options::Secret;
 
 use super::args::Common;
 use super::each::EachInTurn;
 use super::error::Error;
+use super::secret::{Ask, Source, Stdin};
 use answer::Done;
 use view::Resource;
 use wait::{Bar, Follow, Progress};
@@ -65,6 +69,7 @@ pub fn run(
         | Command::ResourceGroup { at, .. }
         | Command::Volume { at, .. }
         | Command::Snapshot { at, .. }
+        | Command::Encryption { at, .. }
         | Command::Property { at, .. }
         | Command::ErrorReport { at, .. } => at,
     };
@@ -117,6 +122,8 @@ struct Session<'a> {
     planned: Vec<Value>,
     look: Look,
     http: Http,
+    /// Where passphrases come from.
+    secrets: Box<dyn Source>,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }
@@ -131,7 +138,8 @@ impl<'a> Session<'a> {
     ) -> Result<Session<'a>, Error> {
         let http = Http::new(at, common.timeout)?;
         let (json, dry_run, planned) = (common.json, false, Vec::new());
-        Ok(Session { json, dry_run, at_once: false, planned, look, http, out, err })
+        let secrets = Box::new(Stdin);
+        Ok(Session { json, dry_run, at_once: false, planned, look, http, secrets, out, err })
     }
 
     fn command(&mut self, command: &Command) -> Result<(), Error> {
@@ -141,6 +149,7 @@ impl<'a> Session<'a> {
             Command::ResourceGroup { command, .. } => groups::run(self, command),
             Command::Volume { command, .. } => volumes::run(self, command),
             Command::Snapshot { command, .. } => snapshots::run(self, command),
+            Command::Encryption { command, .. } => encryption::run(self, command),
             Command::Property { command, .. } => properties::run(self, command),
             Command::ErrorReport { command, .. } => properties::reports(self, command),
         }
@@ -156,6 +165,20 @@ impl<'a> Session<'a> {
 
     fn get<T: DeserializeOwned>(&self, what: &str, path: &str) -> Result<T, Error> {
         self.http.get(what, path)
+    }
+
+    /// Passphrases of `object` that the next call sends, if what is on its way to the controller can not
+    /// be read by others. The time that somebody takes to type does not count.
+    fn passphrases<const N: usize>(
+        &mut self,
+        object: &str,
+        asked: [Ask; N],
+    ) -> Result<[Secret; N], Error> {
+        self.http.is_private("the passphrase")?;
+        let secrets = self.secrets.read(object, &asked)?;
+        self.http.again();
+        let why = "fewer passphrases were read than asked for".to_owned();
+        secrets.try_into().map_err(|_| Error::Object { object: object.to_owned(), why })
     }
 
     /// Lists rows.

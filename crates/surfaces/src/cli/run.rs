@@ -5,7 +5,7 @@
 mod convert;
 mod maps;
 
-use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,7 +15,6 @@ use codec::admin::{
 };
 use codec::config::{MetaDisk, ResourceConfig};
 use serde::Serialize;
-use vocab::options::Secret;
 use vocab::{ConfigError, NodeId, RefusalCode, Sector, StateError, VolumeNr};
 
 use super::args::{Command, Common, DoctorArgs, FaceName, Objects};
@@ -25,11 +24,9 @@ use super::error::Error;
 use super::load::{Loaded, load};
 use super::objects::{Object, Selection};
 use super::plan::{Limits, Running, plan};
+use super::secret::{Ask, Source, Stdin};
 use super::top::{self, Sort};
 use super::{doctor, events, status, why};
-
-/// Bytes of the longest passphrase.
-const PASSPHRASE_MAX: u64 = 8192;
 
 /// Between two tries to have another engine take over: I/O goes on for several times as long as it waits.
 const UPGRADE_AGAIN: Duration = Duration::from_secs(2);
@@ -330,31 +327,12 @@ impl Session<'_> {
         })
     }
 
-    /// The passphrase is the first line of the standard input: an argument would be seen by everybody.
     fn unlock(&mut self, disk: &str) -> Result<(), Error> {
-        let wrong = |why: &str| {
-            let (object, why) = (disk.to_owned(), why.to_owned());
-            Err(Error::Object { object, why })
-        };
-        if io::stdin().is_terminal() {
-            return wrong(
-                "a terminal would show the passphrase; give it on the standard input, as in \
-                 `ashlar unlock DISK < FILE`",
-            );
-        }
-        let mut line = String::new();
-        if let Err(error) = io::stdin().lock().take(PASSPHRASE_MAX).read_line(&mut line) {
-            return wrong(&format!("the standard input can not be read: {error}"));
-        }
-        if line.ends_with('\n') {
-            line.pop();
-        }
-        let passphrase = Secret::from(line);
-        if passphrase.is_empty() {
-            return wrong("there is no passphrase on the standard input");
-        }
-        let request = Request::Unlock { disk: disk.to_owned(), passphrase };
-        self.simple(&format!("unlock {disk}"), request)
+        let secrets = Stdin.read(disk, &[Ask::Known("passphrase")])?;
+        secrets.into_iter().try_for_each(|passphrase| {
+            let request = Request::Unlock { disk: disk.to_owned(), passphrase };
+            self.simple(&format!("unlock {disk}"), request)
+        })
     }
 
     fn attach(&mut self, objects: &Objects) -> Result<(), Error> {

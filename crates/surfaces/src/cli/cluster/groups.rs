@@ -21,8 +21,9 @@ pub(super) fn run(session: &mut Session<'_>, command: &GroupCommand) -> Result<(
             let row = |group| GroupRow::of(group, &volumes);
             session.list(&groups.iter().map(row).collect::<Vec<_>>())
         }
-        GroupCommand::Create { name, description, placement } => {
-            let mut body = json!({ "name": name, "select_filter": placement.filter() });
+        GroupCommand::Create { name, description, encrypted, placement } => {
+            let filter = with_layers(placement.filter(), *encrypted);
+            let mut body = json!({ "name": name, "select_filter": filter });
             if let Some(text) = description {
                 body["description"] = json!(text);
             }
@@ -51,8 +52,9 @@ pub(super) fn run(session: &mut Session<'_>, command: &GroupCommand) -> Result<(
             let change = Change::Delete(format!("/v1/resource-groups/{}", part(name)));
             session.change(&format!("resource group {name}: delete"), &change, None).map(drop)
         }
-        GroupCommand::Spawn { name, volume, sizes, placement, definition_only, how } => {
-            let new = Spawn { group: name, volume, sizes, definition_only: *definition_only };
+        GroupCommand::Spawn { name, volume, sizes, placement, definition_only, encrypted, how } => {
+            let (definition_only, encrypted) = (*definition_only, *encrypted);
+            let new = Spawn { group: name, volume, sizes, definition_only, encrypted };
             spawn(session, &new, &placement.filter(), how.no_wait)
         }
         GroupCommand::Adjust { name, how } => adjust(session, name, how.no_wait),
@@ -66,6 +68,16 @@ pub(super) struct Spawn<'a> {
     pub volume: &'a str,
     pub sizes: &'a [u64],
     pub definition_only: bool,
+    /// Whatever the group says.
+    pub encrypted: bool,
+}
+
+/// Adds the layers of encrypted volumes to a filter.
+fn with_layers(mut filter: Value, encrypted: bool) -> Value {
+    if encrypted {
+        filter["layer_stack"] = json!(["DRBD", "LUKS", "STORAGE"]);
+    }
+    filter
 }
 
 /// Makes a volume of a group.
@@ -75,12 +87,12 @@ pub(super) fn spawn(
     filter: &Value,
     no_wait: bool,
 ) -> Result<(), Error> {
-    let Spawn { group, volume, sizes, definition_only } = *new;
+    let Spawn { group, volume, sizes, definition_only, encrypted } = *new;
     let sizes: Vec<u64> = sizes.iter().map(|bytes| bytes / 1024).collect();
     let body = json!({
         "resource_definition_name": volume,
         "volume_sizes": sizes,
-        "select_filter": filter,
+        "select_filter": with_layers(filter.clone(), encrypted),
         "definitions_only": definition_only,
     });
     let change = Change::Post(format!("/v1/resource-groups/{}/spawn", part(group)), body);
@@ -191,6 +203,7 @@ struct GroupRow<'a> {
     pools: &'a [String],
     nodes: &'a [String],
     providers: &'a [String],
+    layers: &'a [String],
     same: &'a [String],
     different: &'a [String],
     volumes: usize,
@@ -207,6 +220,7 @@ impl<'a> GroupRow<'a> {
             pools: &filter.storage_pool_list,
             nodes: &filter.node_name_list,
             providers: &filter.provider_list,
+            layers: filter.layer_stack.as_deref().unwrap_or_default(),
             same: &filter.replicas_on_same,
             different: &filter.replicas_on_different,
             volumes: volumes.iter().filter(own).count(),
@@ -223,6 +237,7 @@ impl Row for GroupRow<'_> {
             ("pools", self.pools),
             ("nodes", self.nodes),
             ("providers", self.providers),
+            ("layers", self.layers),
             ("same", self.same),
             ("different", self.different),
         ];

@@ -35,6 +35,8 @@ pub enum Change {
     Post(String, Value),
     /// Changes something.
     Put(String, Value),
+    /// Changes a part of something.
+    Patch(String, Value),
     /// Deletes something.
     Delete(String),
 }
@@ -46,6 +48,7 @@ pub struct Http {
     /// Which one answered last.
     current: AtomicUsize,
     token: Option<HeaderValue>,
+    timeout: Duration,
     end: Instant,
 }
 
@@ -80,11 +83,8 @@ impl Http {
             }
         };
         let token = token(at.token_file.as_deref())?;
-        let plain = |url: &&String| url.starts_with("http:") && !is_here(url);
-        if let Some(url) = at.controllers.iter().find(plain).filter(|_| token.is_some()) {
-            let why = "the token would be sent there for everybody to read".to_owned();
-            let next = "give its https address, and its authority with --ca".to_owned();
-            return Err(Error::File { path: url.into(), why, next });
+        if token.is_some() {
+            is_private(&at.controllers, "the token")?;
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
@@ -103,8 +103,22 @@ impl Http {
             urls: at.controllers.clone(),
             current: AtomicUsize::new(0),
             token,
+            timeout,
             end: Instant::now() + timeout,
         })
+    }
+
+    /// Refuses what is secret where others could read it on the way.
+    ///
+    /// # Errors
+    /// If a controller is on another host and would be asked in the clear.
+    pub fn is_private(&self, secret: &str) -> Result<(), Error> {
+        is_private(&self.urls, secret)
+    }
+
+    /// Begins the time anew in which what is asked has to be answered.
+    pub fn again(&mut self) {
+        self.end = Instant::now() + self.timeout;
     }
 
     /// Time that is left.
@@ -170,6 +184,9 @@ impl Http {
             Change::Put(path, body) => {
                 self.with_json(self.agent.put(format!("{url}{path}"))).send(body.to_string())
             }
+            Change::Patch(path, body) => {
+                self.with_json(self.agent.patch(format!("{url}{path}"))).send(body.to_string())
+            }
             Change::Delete(path) => self.prepared(self.agent.delete(format!("{url}{path}"))).call(),
         })
     }
@@ -199,6 +216,7 @@ impl Http {
         let change = match change {
             Change::Post(path, body) => Change::Post(dry(path), body.clone()),
             Change::Put(path, body) => Change::Put(dry(path), body.clone()),
+            Change::Patch(path, body) => Change::Patch(dry(path), body.clone()),
             Change::Delete(path) => Change::Delete(dry(path)),
         };
         self.change(what, &change)
@@ -372,6 +390,14 @@ fn token(file: Option<&Path>) -> Result<Option<HeaderValue>, Error> {
     })?;
     value.set_sensitive(true);
     Ok(Some(value))
+}
+
+fn is_private(urls: &[String], secret: &str) -> Result<(), Error> {
+    let plain = |url: &&String| url.starts_with("http:") && !is_here(url);
+    let Some(url) = urls.iter().find(plain) else { return Ok(()) };
+    let why = format!("{secret} would be sent there for everybody to read");
+    let next = "give its https address, and its authority with --ca".to_owned();
+    Err(Error::File { path: url.into(), why, next })
 }
 
 /// True if the URL leads to this host.

@@ -7,9 +7,13 @@ use std::thread;
 
 use clap::Parser;
 use serde_json::{Value, json};
+use vocab::options::Secret;
 
+use super::super::secret::{Ask, Source};
 use super::super::{Common, Error};
-use super::{Command, Controllers, Look, NodeCommand, create_nodes, new_node, run, run_node};
+use super::{
+    Command, Controllers, Look, NodeCommand, Session, create_nodes, new_node, run, run_node,
+};
 
 #[derive(Parser)]
 struct Cli {
@@ -576,4 +580,97 @@ fn options_that_exclude_each_other_are_refused() {
         let words = std::iter::once("ashlar").chain(line.split(' '));
         assert!(Cli::try_parse_from(words).is_err(), "{line}");
     }
+}
+
+/// Passphrases that somebody types.
+struct Typed(&'static [&'static str]);
+
+impl Source for Typed {
+    fn read(&mut self, _: &str, asked: &[Ask]) -> Result<Vec<Secret>, Error> {
+        assert_eq!(asked.len(), self.0.len(), "{asked:?}");
+        Ok(self.0.iter().map(|text| Secret::from(*text)).collect())
+    }
+}
+
+/// A command of somebody who types these passphrases.
+fn typing(line: &str, controller: &str, typed: &'static [&'static str]) -> Ran {
+    let line = format!("ashlar {line} --controllers {controller}");
+    let Cli { common, command } = Cli::try_parse_from(line.split(' ')).unwrap();
+    let (Command::Encryption { at, .. } | Command::Volume { at, .. }) = &command else {
+        panic!("{line}")
+    };
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut session = Session::new(at, &common, Look::PLAIN, &mut out, &mut err).unwrap();
+    session.secrets = Box::new(Typed(typed));
+    let result = session.command(&command);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { result, out: text(out), err: text(err) }
+}
+
+#[test]
+fn passphrases_are_typed_and_sent_in_bodies() {
+    let volumes = json!({ "name": "vol1", "volume_definitions": [{ "volume_number": 0 }] });
+    let script = Scripted::new(move |call, _| match call {
+        "GET /v1/encryption/passphrase" => (200, json!({ "status": "locked" })),
+        "GET /v1/resource-definitions/vol1?with_volume_definitions=true" => (200, volumes.clone()),
+        _ => (200, json!([{ "ret_code": 1, "message": "done" }])),
+    });
+    let url = &script.url;
+    let status = typing("encryption status", url, &[]).ok();
+    assert!(status.contains("locked") && status.contains("encryption unlock"), "{status}");
+    typing("encryption create", url, &["first"]).ok();
+    typing("encryption unlock", url, &["first"]).ok();
+    typing("encryption change", url, &["first", "second"]).ok();
+    typing("volume passphrase vol1 --no-wait", url, &["own"]).ok();
+    let sent: Vec<(String, Value)> =
+        script.asked().into_iter().map(|asked| (asked.call, asked.body)).collect();
+    let at = "/v1/encryption/passphrase";
+    let own = "PUT /v1/resource-definitions/vol1/volume-definitions/0/encryption-passphrase";
+    let expected = [
+        (format!("POST {at}"), json!({ "new_passphrase": "first" })),
+        (format!("PATCH {at}"), json!("first")),
+        (format!("PUT {at}"), json!({ "old_passphrase": "first", "new_passphrase": "second" })),
+        (own.to_owned(), json!({ "new_passphrase": "own" })),
+    ];
+    for call in expected {
+        assert!(sent.contains(&call), "{call:?} is not among {sent:?}");
+    }
+    // Not for everybody between here and there to read.
+    for line in ["encryption unlock", "volume passphrase vol1"] {
+        let refused = typing(line, "http://10.0.0.1:3370", &["first"]);
+        assert!(!refused.error().contains("first"), "{}", refused.error());
+    }
+    let refused = typing("encryption unlock", "http://10.0.0.1:3370", &["first"]);
+    let said = refused.error();
+    assert!(said.contains("for everybody to read") && said.contains("https"), "{said}");
+}
+
+#[test]
+fn encrypted_volumes_have_luks_among_their_layers() {
+    let script = Scripted::new(|call, _| match call {
+        "GET /v1/resource-groups" => {
+            let filter = json!({ "place_count": 2, "layer_stack": ["DRBD", "LUKS", "STORAGE"] });
+            (200, json!([{ "name": "db", "select_filter": filter }]))
+        }
+        "GET /v1/resource-definitions" | "GET /v1/view/resources?resources=vol1" => {
+            (200, json!([]))
+        }
+        "GET /v1/resource-definitions/vol1?with_volume_definitions=true" => {
+            (200, json!({ "name": "vol1" }))
+        }
+        _ => (201, json!([{ "ret_code": 1, "message": "done" }])),
+    });
+    script.run("resource-group create db --place 2 --encrypted").ok();
+    script.run("resource-group spawn db vol1 32M --encrypted --no-wait").ok();
+    script.run("volume create vol1 32M --no-wait").ok();
+    let bodies: Vec<Value> = script.asked().into_iter().map(|asked| asked.body).collect();
+    let luks = json!(["DRBD", "LUKS", "STORAGE"]);
+    let with: Vec<bool> = bodies
+        .iter()
+        .filter(|body| !body["select_filter"].is_null())
+        .map(|body| body["select_filter"]["layer_stack"] == luks)
+        .collect();
+    assert_eq!(with, [true, true, false], "{bodies:?}");
+    let list = script.run("resource-group list").ok();
+    assert!(list.contains("layers DRBD,LUKS,STORAGE"), "{list}");
 }

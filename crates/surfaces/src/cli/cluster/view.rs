@@ -89,6 +89,8 @@ pub struct Filter {
     pub replicas_on_same: Vec<String>,
     pub replicas_on_different: Vec<String>,
     pub provider_list: Vec<String>,
+    /// `null` where nothing is said.
+    pub layer_stack: Option<Vec<String>>,
 }
 
 /// A resource definition.

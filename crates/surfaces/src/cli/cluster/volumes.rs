@@ -12,7 +12,7 @@ use super::http::{Change, Http, part, query};
 use super::table::{Cell, Row, Tone};
 use super::view::{Definition, Health, Resource, health, is_any};
 use super::wait::Progress;
-use super::{Follow, Session, resources_of, settled, why};
+use super::{Follow, Session, encryption, resources_of, settled, why};
 
 pub(super) fn run(session: &mut Session<'_>, command: &VolumeCommand) -> Result<(), Error> {
     match command {
@@ -24,8 +24,17 @@ pub(super) fn run(session: &mut Session<'_>, command: &VolumeCommand) -> Result<
             session.list(&rows)
         }
         VolumeCommand::Why { name } => why::run(session, name),
-        VolumeCommand::Create { name, sizes, group, placement, definition_only, how } => {
-            let new = Spawn { group, volume: name, sizes, definition_only: *definition_only };
+        VolumeCommand::Create {
+            name,
+            sizes,
+            group,
+            placement,
+            definition_only,
+            encrypted,
+            how,
+        } => {
+            let (definition_only, encrypted) = (*definition_only, *encrypted);
+            let new = Spawn { group, volume: name, sizes, definition_only, encrypted };
             groups::spawn(session, &new, &placement.filter(), how.no_wait)
         }
         VolumeCommand::Resize { volume, size, how } => resize(session, volume, *size, how.no_wait),
@@ -84,6 +93,9 @@ pub(super) fn run(session: &mut Session<'_>, command: &VolumeCommand) -> Result<
         }
         VolumeCommand::Activate { name, on, how } => {
             activity(session, name, on, "activate", how.no_wait)
+        }
+        VolumeCommand::Passphrase { volume, how } => {
+            encryption::change_volume(session, volume, how.no_wait)
         }
         VolumeCommand::Adjust { names, how } => {
             session.all(names, |session, name| autoplace(session, name, json!({}), how.no_wait))
