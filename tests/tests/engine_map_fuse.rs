@@ -282,8 +282,8 @@ fn the_loss_of_a_peer_under_load_is_no_matter_of_the_device() {
 /// expect where writes overlap.
 fn load(place: &Path) -> Child {
     fio(&["--name=load", &format!("--directory={}", place.display())])
-        .args(["--rw=randrw", "--bs=4k", "--size=192m", "--iodepth=16", "--fsync=64"])
-        .arg("--rate_iops=1500")
+        .args(["--rw=randrw", "--bs=4k", "--size=96m", "--iodepth=16", "--fsync=64"])
+        .arg("--rate_iops=750")
         .spawn()
         .unwrap()
 }

@@ -187,7 +187,10 @@ pub fn delete(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     let snapshots = edit.model.snapshots_of(name).filter(|s| !s.is_deleting()).count();
     if snapshots > 0 {
         return Err(Refusal::new(Code::SnapshotExists, format!("{key} can not be deleted"))
-            .cause(format!("it has {snapshots} snapshots"))
+            .cause(match snapshots {
+                1 => "it has a snapshot".to_owned(),
+                _ => format!("it has {snapshots} snapshots"),
+            })
             .correction("delete the snapshots first")
             .about(key));
     }
