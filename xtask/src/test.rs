@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that has to pass, in one command.
 //!
-//! Sections run one after the other, cheapest first, but for one that waits most of its time: it
-//! runs beside those after it. A section that fails does not keep the next from running. The last
+//! Sections run one after the other, cheapest first, but for those with guests, which leave a
+//! processor free: they run beside those after them. A section that fails does not keep the next from running. The last
 //! line adds them up: a check counts as one test, a simulated seed does not.
 
 mod known;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::vm::Kind;
 use crate::{fuzz, sim, tidy, vm, workspace};
 
 const HELP: &str = "\
@@ -25,8 +26,10 @@ cargo xtask test [SECTION ...]
     format     rustfmt
     tidy       arrows between crates, licences, headers, links
     clippy     lints, as errors
+    build      the programs and tests, so that what follows does not wait for the compiler
     tests      unit, interoperation and end-to-end tests of the workspace
     interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak; pools of LVM
+    faces      volumes as ublk and nbd devices of a guest, and as the disk of another
     sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
     fuzz       300,000 fixed inputs of each fuzz target
     With CI set in the environment, a section that hangs is ended and fails.";
@@ -63,8 +66,8 @@ impl AddAssign for Outcome {
     }
 }
 
-/// Longest time for each part of the section `interop`; they take two or three.
-const INTEROP_MINUTES: u64 = 9;
+/// Longest time for each part of the sections with guests; they take two to six.
+const GUEST_MINUTES: u64 = 14;
 
 /// Seeds in the section `sim`.
 const SIM_SEEDS: u64 = 2_000;
@@ -73,7 +76,7 @@ const SIM_SEEDS: u64 = 2_000;
 struct Section {
     name: &'static str,
     run: fn() -> Result<Outcome>,
-    /// Runs while the sections after it do.
+    /// Runs while the sections after it do, after others like it.
     beside: bool,
 }
 
@@ -96,14 +99,15 @@ impl Section {
     }
 }
 
-const SECTIONS: [Section; 8] = [
+const SECTIONS: [Section; 10] = [
     Section::new("tools", tools::run),
     Section::new("format", format),
     Section::new("tidy", tidy),
     Section::new("clippy", clippy),
-    Section::new("tests", runners::run),
-    // Its guests leave one of two processors free.
+    Section::new("build", runners::build),
     Section { beside: true, ..Section::new("interop", interop) },
+    Section { beside: true, ..Section::new("faces", faces) },
+    Section::new("tests", runners::run),
     Section::new("sim", simulate),
     Section::new("fuzz", fuzz::section),
 ];
@@ -126,20 +130,23 @@ pub fn main(arguments: &[String]) -> Result<()> {
     let mut total = Outcome::default();
     let mut summary = Vec::new();
     std::thread::scope(|scope| {
-        let mut beside = Vec::new();
-        for section in chosen {
-            if section.beside {
-                println!("\n== {}, beside the next", section.name);
-                beside.push(scope.spawn(|| section.outcome()));
-                continue;
+        let mut beside = None;
+        for section in chosen.clone() {
+            if !section.beside {
+                println!("\n== {}", section.name);
+                let (outcome, line) = section.outcome();
+                total += outcome;
+                summary.push(line);
+            } else if beside.is_none() {
+                let lane: Vec<&Section> = chosen.clone().filter(|other| other.beside).collect();
+                let names: Vec<&str> = lane.iter().map(|section| section.name).collect();
+                println!("\n== {}, beside the next", names.join(", then "));
+                let outcomes = move || lane.into_iter().map(Section::outcome).collect::<Vec<_>>();
+                beside = Some(scope.spawn(outcomes));
             }
-            println!("\n== {}", section.name);
-            let (outcome, line) = section.outcome();
-            total += outcome;
-            summary.push(line);
         }
-        for section in beside {
-            let (outcome, line) = section.join().expect("a section that fails says so");
+        let lane = beside.map(|lane| lane.join().expect("a section that fails says so"));
+        for (outcome, line) in lane.into_iter().flatten() {
             total += outcome;
             summary.push(line);
         }
@@ -177,7 +184,7 @@ fn clippy() -> Result<Outcome> {
     Ok(Outcome::of(run(cargo(&arguments), 15)?))
 }
 
-/// In a process of its own each, which removes its network and guests when it is ended.
+/// Kernels with DRBD, and with LVM.
 fn interop() -> Result<Outcome> {
     let parts: [&[&str]; 4] = [
         &["interop", "peers"],
@@ -185,24 +192,37 @@ fn interop() -> Result<Outcome> {
         &["soak", "--minutes", "1"],
         &["lvm", "pools"],
     ];
-    if let Some(why) = vm::hindrance() {
+    guests(Kind::UserMode, &parts)
+}
+
+/// Block devices of kernels.
+fn faces() -> Result<Outcome> {
+    guests(Kind::Emulated, &[&["blockdev"], &["vhost"]])
+}
+
+/// Parts of `cargo xtask vm`, in a process of its own each, which removes its network and guests when
+/// it is ended.
+fn guests(kind: Kind, parts: &[&[&str]]) -> Result<Outcome> {
+    if let Some(why) = vm::hindrance(kind) {
         println!("skipped: {why}");
         return Ok(Outcome { skipped: parts.len() as u64, ..Outcome::default() });
     }
     // Not in the time of a part.
-    if !run(cargo(&["build", "--quiet", "--locked", "-p", "ashlar"]), 15)? {
+    if !runners::build_programs()? {
         return Ok(Outcome::of(false));
     }
     let mut outcome = Outcome::default();
     for part in parts {
+        let begun = Instant::now();
         // By cargo: the file of this program may have been replaced since it began.
-        let command = cargo(&[&["xtask", "vm"], part].concat());
-        let mut command = limited(command, Duration::from_secs(60 * INTEROP_MINUTES));
+        let command = cargo(&[&["xtask", "vm"], *part].concat());
+        let mut command = limited(command, Duration::from_secs(60 * GUEST_MINUTES));
         // In one piece: another section runs beside.
         let output = command.output().context("cargo could not be started")?;
         let [said, errors] =
             [output.stdout, output.stderr].map(|o| String::from_utf8_lossy(&o).into_owned());
-        println!("-- interop: cargo xtask vm {}\n{said}{errors}", part.join(" "));
+        let (part, seconds) = (part.join(" "), begun.elapsed().as_secs());
+        println!("-- cargo xtask vm {part}, {seconds} s\n{said}{errors}");
         outcome += Outcome::of(output.status.success());
     }
     Ok(outcome)

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
-use guest::Kind;
+pub use guest::Kind;
 use image::Images;
 use rig::Rig;
 
@@ -121,16 +121,16 @@ pub fn main(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// Why there can be no user-mode guests on this machine, if that is so.
-pub fn hindrance() -> Option<String> {
+/// Why there can be no guests of a kind on this machine, if that is so.
+pub fn hindrance(kind: Kind) -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
-        return Some("user-mode Linux runs on x86-64 only".to_owned());
+        return Some("the guests are of x86-64 only".to_owned());
     }
     if !Path::new("/dev/net/tun").exists() {
         return Some("guests need a network card: there is no /dev/net/tun".to_owned());
     }
     // Building them needs Debian, its packages and the network; the reason is in what it says.
-    let images = match Images::get(Kind::UserMode) {
+    let images = match Images::get(kind) {
         Ok(images) => images,
         Err(error) => return Some(format!("the guests can not be built: {error:#}")),
     };

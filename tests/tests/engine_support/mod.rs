@@ -45,7 +45,8 @@ pub fn binary() -> &'static Path {
         let test = std::env::current_exe().unwrap();
         let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/test");
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo.args(["build", "--quiet", "-p", "ashlar"]);
+        // With the whole workspace it shares every dependency with the tests.
+        cargo.args(["build", "--quiet", "--workspace", "--bins"]);
         match profile.file_name().and_then(|n| n.to_str()) {
             Some("debug") | None => {}
             Some(name) => _ = cargo.args(["--profile", name]),

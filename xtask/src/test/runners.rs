@@ -1,4 +1,4 @@
-//! The section `tests`: builds the tests of the workspace, and runs them two runners at a time.
+//! The sections `build` and `tests`: build the tests of the workspace, and run them two runners at a time.
 //!
 //! Cargo runs one runner (a test binary) after the other. Many end-to-end tests wait most of
 //! their time, for a node that is thought lost or for a device: two at a time fill the processors,
@@ -36,13 +36,22 @@ struct Runner {
     directory: PathBuf,
 }
 
-/// The section.
+/// The section `build`: what the sections after it would do first.
+pub fn build() -> Result<Outcome> {
+    let good = build_programs()? && built()?.is_some();
+    Ok(if good { Outcome::default() } else { Outcome::of(false) })
+}
+
+/// Builds the programs that end-to-end tests and guests start. Built with the whole workspace, they share
+/// every dependency with the tests. False if that fails; the compiler has said why.
+pub fn build_programs() -> Result<bool> {
+    super::run(cargo(&["build", "--quiet", "--locked", "--workspace", "--bins"]), 15)
+}
+
+/// The section `tests`.
 pub fn run() -> Result<Outcome> {
-    // The end-to-end tests start the program itself. Built with the whole workspace, it shares
-    // every dependency with the tests.
     let target = Metadata::of(&workspace::root().join("Cargo.toml"))?.target_directory;
-    let build = cargo(&["build", "--quiet", "--locked", "--workspace", "--bins"]);
-    if !super::run(build, 15)? {
+    if !build_programs()? {
         return Ok(Outcome::of(false));
     }
     let Some(runners) = built()? else {

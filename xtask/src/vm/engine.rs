@@ -45,7 +45,7 @@ impl Drop for Engine<'_> {
 /// The binary of this tree, built.
 pub(super) fn binary() -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    cargo.args(["build", "--quiet", "-p", "ashlar"]).current_dir(workspace::root());
+    cargo.args(["build", "--quiet", "--workspace", "--bins"]).current_dir(workspace::root());
     ensure!(cargo.status()?.success(), "the binary can not be built");
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace::root().join("target"), PathBuf::from);
