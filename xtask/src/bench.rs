@@ -22,6 +22,7 @@ mod chart;
 mod cluster;
 mod control;
 mod cpu;
+mod faces;
 mod fio;
 mod history;
 mod idle;
@@ -108,11 +109,14 @@ cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-ext
     idle                 memory and CPU time of engines with V connected volumes that nobody uses
     integrity            CPU time of all engines per 4 KiB write with data-integrity-alg crc32c, with
                          tls, and with neither, by turns; seven runs of each. Needs openssl
+    faces                IOPS, latency and CPU time of the whole machine per 4 KiB request over NBD, on a
+                         loop device (`ashlar map`) and over vhost-user, at depths 1 and 32; disks in
+                         memory, volumes of 256 MiB. Needs root
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight
     (default 64, else 32), volumes of M MiB (default 4096, 1024, 64 and 256), activity logs of E extents,
     V volumes (default 300; only idle has several).
     --profile (of writes) says where the engines spend it; needs Linux' perf.
-    --json (of integrity and shares) prints every run and the medians as JSON.
+    --json (of integrity, shares and faces) prints every run and the medians as JSON.
     The disks are files in TMPDIR, unless said otherwise; it should be on a real file system.
 cargo xtask bench resync [OPTION...]
     How fast one of three replicas is resynced, and what an application notices of it.
@@ -187,7 +191,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
     if arguments.iter().any(|argument| argument == "resync") {
         return resync::run(arguments);
     }
-    let single_ones = ["writes", "activity-log", "shares", "idle", "integrity"];
+    let single_ones = ["writes", "activity-log", "shares", "idle", "integrity", "faces"];
     match arguments.iter().any(|argument| single_ones.contains(&argument.as_str())) {
         true => single(arguments),
         false => table::run(arguments),
@@ -241,6 +245,7 @@ fn single(arguments: &[String]) -> Result<()> {
     match name {
         Some("activity-log") => activity_log::run(&build(false)?, &options),
         Some("integrity") => integrity::run(&build(false)?, &options),
+        Some("faces") => faces::run(&build(false)?, &options),
         Some("shares") => shares::run(&build(false)?, &options),
         Some("writes") => writes::run(&build(options.profile)?, &options),
         Some(other) => bail!("{other} is not a measurement\n{HELP}"),
@@ -251,13 +256,13 @@ fn single(arguments: &[String]) -> Result<()> {
 /// An option that the measurement does not honour is a mistake.
 fn refuse_unused(name: Option<&str>, options: &Options) -> Result<()> {
     let (idle, integrity) = (name == Some("idle"), name == Some("integrity"));
-    let shares = name == Some("shares");
+    let (shares, faces) = (name == Some("shares"), name == Some("faces"));
     let unused = [
         ("--volumes", !idle && options.volumes.is_some()),
-        ("--depth", idle && options.depth.is_some()),
-        ("--al-extents", (idle || integrity || shares) && options.al_extents.is_some()),
+        ("--depth", (idle || faces) && options.depth.is_some()),
+        ("--al-extents", (idle || integrity || shares || faces) && options.al_extents.is_some()),
         ("--profile", name != Some("writes") && options.profile),
-        ("--json", !integrity && !shares && options.json),
+        ("--json", !integrity && !shares && !faces && options.json),
     ];
     match unused.iter().find(|(_, given)| *given) {
         Some((option, _)) => bail!("{option} is of no use for {}\n{HELP}", name.unwrap_or("this")),
