@@ -93,8 +93,8 @@ cargo xtask bench control [OPTION...]
     --json FILE          every figure (default target/bench/control.json)
     --quick              seconds, after the build: shows that it works; no figures
 cargo xtask bench --guest
-    Some rows on a volume mapped as a block device (ublk) and on the same over NBD, both within an
-    emulated guest: figures to compare with each other, not with those of the table. Needs root.
+    Some rows on a volume mapped as a block device (ublk) and on the same over NBD, by the kernel's client
+    and by fio's, all within an emulated guest: figures to compare with each other, not with those of the table. Needs root.
 cargo xtask bench chart FILE... --svg FILE
     The table and the chart of what --json has kept, in one run or in several that differ in rows.
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
