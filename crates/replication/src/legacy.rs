@@ -96,6 +96,9 @@ pub(crate) struct Dialect {
     shown: Option<ReplState>,
     /// Sectors of a verify by the peer that it has not compared yet, once it has begun.
     verify_left: Option<u64>,
+    /// From the first to the last block that it has asked for in it. Verdicts come on another socket than
+    /// the end of a verify: those of the one before may still be on their way, and lie elsewhere.
+    verify_asked: Option<SectorRange>,
     /// As the source: P_SYNC_UUID is due once the resync begins.
     owes_sync_uuid: bool,
     /// Current and bitmap generation as the peer was told last.

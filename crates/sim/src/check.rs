@@ -794,14 +794,20 @@ impl World {
 
     // ---- lost caches ----
 
-    /// No disk has the write: those that had it have lost their power while the word of that was on
-    /// its way to the client. It is like one that was acknowledged a moment before.
+    /// No disk has the write that data may come from: those that had it have lost their power while the
+    /// word of that was on its way to the client. It is like one that was acknowledged a moment before
+    /// (see [`Self::doubt`]): what a target has, its source may take back.
     pub(crate) fn is_lost_already(&self, volume: usize, write: WriteIx) -> bool {
         let history = &self.histories[volume];
         let write = history.write(write);
-        let drives = (0..self.nodes.len()).filter_map(|n| self.nodes[n].drive(volume));
+        let target = |n: usize| {
+            let disk = self.checks.known[n].disks[volume];
+            disk.is_some_and(|disk| disk < DiskState::Consistent)
+        };
+        let nodes = (0..self.nodes.len()).filter(|n| !target(*n));
+        let mut drives = nodes.filter_map(|n| self.nodes[n].drive(volume));
         self.plan.volatile_cache
-            && drives.into_iter().all(|d| missing(history, write, |s| d.disk.tag(s)).is_some())
+            && drives.all(|d| missing(history, write, |s| d.disk.tag(s)).is_some())
     }
 
     /// A node has stopped, or has given up its disk: which acknowledged writes may that have taken

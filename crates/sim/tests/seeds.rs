@@ -49,6 +49,20 @@ fn a_client_uses_no_disk_that_it_has_left_for_the_majority() {
     breaks_nothing(60_009_139);
 }
 
+/// The verdicts of a verify come on another socket than its end, which the next one may follow at once.
+#[test]
+fn late_verdicts_of_a_verify_between_peers_of_protocol_8_count_for_no_other() {
+    breaks_nothing(94_004_547);
+    breaks_nothing(94_008_125);
+}
+
+/// The word that a write is done comes from a node that has lost its power and cache meanwhile, and is the
+/// source of the only other disk.
+#[test]
+fn what_a_target_has_its_source_may_take_back_that_lost_its_cache() {
+    breaks_nothing(219_544);
+}
+
 fn breaks_nothing(seed: u64) {
     let violation = run::seed(seed, Trace::off()).violation;
     assert!(violation.is_none(), "seed {seed}: {violation:?}");

@@ -111,6 +111,8 @@ impl Resource {
                 let dialect = self.peers[peer].legacy.as_mut().expect("looked at above");
                 let start = req.range.start.0;
                 dialect.verify_left.get_or_insert(size.saturating_sub(start));
+                let asked = dialect.verify_asked.get_or_insert(req.range);
+                asked.len.0 = req.range.end().saturating_sub(asked.start.0).max(asked.len.0);
                 Packet::OvDagtagReq(nr, with_id(req))
             }
             Packet::OvReply(nr, req, digest) => {
@@ -157,7 +159,9 @@ impl Resource {
                     _ => OvResult::Skipped,
                 };
                 let ack = BlockAck { block_id: id_of(ack.range), ..ack };
-                let left = dialect.verify_left.map(|l| l.saturating_sub(ack.range.len.0));
+                let is_of_this = dialect.verify_asked.is_some_and(|a| a.overlaps(ack.range));
+                let part = if is_of_this { ack.range.len.0 } else { 0 };
+                let left = dialect.verify_left.map(|l| l.saturating_sub(part));
                 dialect.verify_left = left;
                 self.take(peer, Packet::OvResultId(nr, ack, result), None)?;
                 if left == Some(0) && self.repl(peer, VOLUME) == ReplState::VerifyT {

@@ -268,6 +268,7 @@ impl Resource {
         };
         let dialect = self.peers[peer].legacy.as_mut().expect("the caller has looked");
         dialect.verify_left = None;
+        dialect.verify_asked = None;
         let word = self.peers[peer].devs[VOLUME].last_word.unwrap_or_default();
         self.say_to_core(peer, Packet::State(Some(nr), word.with_repl_state(theirs)));
     }
