@@ -14,7 +14,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestRegionMmap, VolatileMemory};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Where the guest's memory begins, for the guest.
 const GUEST: u64 = 1 << 20;
@@ -75,7 +75,8 @@ impl Driver {
         file.set_len(MEMORY)?;
         let memory = MmapRegion::<()>::from_file(FileOffset::new(file, 0), MEMORY as usize)?;
         let memory = GuestRegionMmap::new(memory, GuestAddress(GUEST)).context("its address")?;
-        let (kick, call) = (EventFd::new(0)?, EventFd::new(0)?);
+        // As QEMU has them: io_uring writes to others by a thread of its own.
+        let (kick, call) = (EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?);
         let calls = Epoll::new()?;
         let readable = EpollEvent::new(EventSet::IN, 0);
         calls.ctl(ControlOperation::Add, call.as_raw_fd(), readable)?;
