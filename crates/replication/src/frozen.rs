@@ -29,13 +29,11 @@ const VERSION: u32 = 1;
 pub struct Unsettled {
     /// What there is, for an operator.
     pub what: String,
-    /// Waiting does not help.
-    pub lasting: bool,
 }
 
 impl Unsettled {
     fn now(what: impl Into<String>) -> Unsettled {
-        Unsettled { what: what.into(), lasting: false }
+        Unsettled { what: what.into() }
     }
 }
 
@@ -68,7 +66,6 @@ impl Resource {
     /// What can only end while packets of peers are taken. New requests of users, and then packets, are
     /// to be kept back once there is no such thing, and not before.
     pub fn needs_peers(&self) -> Option<Unsettled> {
-        // What lasts is told before what is waited for.
         let peers = (0..self.peers.len()).find_map(|peer| self.unsettled_peer(peer));
         peers.or_else(|| self.unsettled_requests())
     }
@@ -90,9 +87,11 @@ impl Resource {
 
     fn unsettled_peer(&self, ix: PeerIx) -> Option<Unsettled> {
         let peer = &self.peers[ix];
-        if peer.legacy.is_some() {
-            let what = format!("the connection to {} speaks protocol 8", peer.name);
-            return Some(Unsettled { what, lasting: true });
+        if peer.legacy.as_ref().is_some_and(|dialect| !dialect.is_at_rest()) {
+            let name = &peer.name;
+            return Some(Unsettled::now(format!(
+                "{name}, of protocol 8, is asked or asks something"
+            )));
         }
         let midway = match peer.link {
             Link::Down | Link::Wanted => false,

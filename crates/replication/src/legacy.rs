@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use codec::wire::{BlockId, Features, Packet, TwoPc, feature};
+use serde::{Deserialize, Serialize};
 use vocab::options::Quorum;
 use vocab::{
     ConnState, Dagtag, DiskState, GenUuid, Instant, NodeId, ReplState, Role, SectorRange, VolumeNr,
@@ -60,21 +61,27 @@ enum Exchange {
     Done,
 }
 
-/// What is remembered of a connection to a peer of protocol 8.
-#[derive(Debug, Default)]
+/// What is remembered of a connection to a peer of protocol 8. What is skipped is not there when it is
+/// frozen, see [`Dialect::is_at_rest`].
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Dialect {
+    #[serde(skip, default = "Exchange::at_rest")]
     exchange: Exchange,
     /// When its features came.
     since: Instant,
     /// For the core, in the name of the peer.
+    #[serde(skip)]
     inbox: VecDeque<Packet>,
     /// From the peer, until the core can take them.
+    #[serde(skip)]
     held: VecDeque<(Packet, Option<BufId>)>,
     /// The transaction of the core that waits for the peer's answer.
+    #[serde(skip)]
     asked: Option<(Option<VolumeNr>, TwoPc)>,
     /// So many answers of the peer are about transactions that have been given up.
     stale_answers: u32,
     /// The peer's request that the core is to answer.
+    #[serde(skip)]
     answering: Option<Answering>,
     /// Transactions begun in the peer's name.
     next_tid: u32,
@@ -86,11 +93,13 @@ pub(crate) struct Dialect {
     /// Writes of the open epoch that the core has confirmed early.
     confirmed: u32,
     /// Its requests that could not be served, and when to look at them again.
+    #[serde(skip)]
     again: Vec<(Instant, Packet)>,
     /// As the target of a resync: requests for blocks wait for P_SYNC_UUID.
     awaits_sync_uuid: bool,
     /// It came before this node knew that it is the target.
     early_sync_uuid: Option<(VolumeNr, GenUuid)>,
+    #[serde(skip)]
     waiting_requests: Vec<Packet>,
     /// What this node has said last of a resync or verify.
     shown: Option<ReplState>,
@@ -108,6 +117,7 @@ pub(crate) struct Dialect {
     /// It was told that the disks are equal, and has not shown its disk as UpToDate since.
     declared_equal: bool,
     /// The connection is to be given up, for this reason.
+    #[serde(skip)]
     end: Option<&'static str>,
 }
 
@@ -120,9 +130,28 @@ struct Answering {
     request: TwoPc,
 }
 
+impl Exchange {
+    /// As it is when everything is said.
+    fn at_rest() -> Exchange {
+        Exchange::Done
+    }
+}
+
 impl Dialect {
     fn new(now: Instant) -> Box<Dialect> {
         Box::new(Dialect { since: now, ..Dialect::default() })
+    }
+
+    /// Nothing waits for the peer or for this node: what is left is what both remember.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.exchange == Exchange::Done
+            && self.inbox.is_empty()
+            && self.held.is_empty()
+            && self.asked.is_none()
+            && self.answering.is_none()
+            && self.again.is_empty()
+            && self.waiting_requests.is_empty()
+            && self.end.is_none()
     }
 
     /// The core may take this packet of the peer now.

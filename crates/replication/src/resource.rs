@@ -354,7 +354,7 @@ pub(crate) struct Peer {
     /// Its csums-alg, likewise.
     pub peer_csums_alg: Option<String>,
     /// It speaks protocol 8, on the connection that there is.
-    #[serde(skip)]
+    #[serde(default)]
     pub legacy: Option<Box<Dialect>>,
 }
 

@@ -147,19 +147,33 @@ fn what_is_under_way_is_waited_for_and_then_the_node_goes_on_as_it_is() {
 }
 
 #[test]
-fn a_connection_of_protocol_8_is_not_handed_over() {
-    let mut plan = Plan::quiet(2, 0);
-    plan.legacy = true;
-    scenario(plan, |w| {
-        w.form();
-        w.swap(0, STEP);
-        w.wait("it gives up", |w| w.nodes[0].swap.is_none());
-        w.expect("it was refused", |w| (w.stats.swaps, w.stats.swaps_refused) == (0, 1));
-        let resource = w.nodes[0].resource.as_ref();
-        let lasting = resource.and_then(|r| r.unsettled()).is_some_and(|u| u.lasting);
-        w.expect("and waiting would not help", |_| lasting);
-        w.settle();
-    });
+fn a_connection_of_protocol_8_goes_on() {
+    for node in [0, 1] {
+        scenario(Plan { legacy: true, ..Plan::quiet(2, 0) }, |w| {
+            w.form();
+            let taps = handshakes(w, 2);
+            let opener = w.open(0);
+            w.write(0, 8);
+            swap(w, node);
+            w.write(0, EXTENT);
+            w.flush(0);
+            swap(w, 1 - node);
+            w.read(0, 8);
+            w.close(0, opener);
+            w.wait_secondary(0);
+            swap(w, node);
+            w.write_after_open(1, 8);
+            let (volume, peer) = (VolumeNr(0), node_id(1));
+            w.granted(0, AdminCommand::Verify { peer, volume, start: Some(0), stop: None });
+            swap(w, node);
+            w.wait("the verify ends", |w| {
+                w.device(0, 1).repl == ReplState::Established
+                    && w.device(1, 0).repl == ReplState::Established
+            });
+            expect_no_handshake(w, &taps);
+            w.settle();
+        });
+    }
 }
 
 /// Nothing but swaps, and many of them: each of these runs has to see some.
@@ -168,9 +182,6 @@ fn random_work_with_many_swaps() {
     for seed in 0..40 {
         let mut rng = Rng::new(seed);
         let mut plan = Plan::random(&mut rng);
-        if plan.legacy {
-            continue;
-        }
         plan.faults = vec![(Fault::Swap, 1)];
         plan.fault_budget = 60;
         plan.fault_pause = SECOND;

@@ -336,18 +336,54 @@ fn kernel_is_primary(pair: &mut Pair<'_>) -> Result<Vec<(String, String)>> {
     pair.kernel("drbdadm connect r0")?;
     pair.settle("the kernel left and came back")?;
 
-    let load = "(i=0; while [ $i -lt 40 ]; do dd if=/dev/urandom of=/mnt/busy bs=64k count=20 \
-                conv=fsync 2>/dev/null; i=$((i+1)); done) >/dev/null 2>&1 & echo $! > /tmp/load";
-    pair.kernel(load)?;
+    digests.push(("replaced".to_owned(), engine_is_replaced(pair)?));
+
+    pair.kernel(&load("busy"))?;
     pair.engine.kill();
     std::thread::sleep(Duration::from_secs(1));
     pair.engine.start()?;
-    pair.kernel("while kill -0 $(cat /tmp/load) 2>/dev/null; do sleep 0.2; done; sync")?;
-    digests.push(("busy".to_owned(), pair.kernel("md5sum < /mnt/busy")?));
+    digests.push(("busy".to_owned(), loaded(pair, "busy")?));
     pair.settle("the engine was killed under load")?;
     pair.kernel("umount /mnt && drbdadm secondary r0")?;
     pair.settle("the kernel is Secondary")?;
     Ok(digests)
+}
+
+/// Another engine takes over while the kernel writes, which keeps its connection and resyncs nothing. Returns
+/// the digest of what was written.
+fn engine_is_replaced(pair: &mut Pair<'_>) -> Result<String> {
+    let connections = "dmesg | grep -c -e 'conn( ' -e 'meta connection shut down'";
+    let before = pair.kernel(connections)?;
+    pair.kernel(&load("replaced"))?;
+    let mut waited = Vec::new();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(500));
+        ensure!(is_loaded(pair), "the load ended before the engine was replaced");
+        waited.push(pair.engine.upgrade()?);
+    }
+    let digest = loaded(pair, "replaced")?;
+    let after = pair.kernel(connections)?;
+    ensure!(after == before, "the kernel has noticed\n{}", pair.logs());
+    pair.settle(&format!("the engine was replaced under load, I/O waited {waited:.1?} ms"))?;
+    Ok(digest)
+}
+
+/// A line that writes to a file for some seconds, in the background.
+fn load(name: &str) -> String {
+    format!(
+        "(i=0; while [ $i -lt 40 ]; do dd if=/dev/urandom of=/mnt/{name} bs=64k count=20 \
+         conv=fsync 2>/dev/null; i=$((i+1)); done) >/dev/null 2>&1 & echo $! > /tmp/load"
+    )
+}
+
+fn is_loaded(pair: &Pair<'_>) -> bool {
+    pair.kernel("kill -0 $(cat /tmp/load)").is_ok()
+}
+
+/// Waits for its end; returns the digest of the file.
+fn loaded(pair: &Pair<'_>, name: &str) -> Result<String> {
+    pair.kernel("while kill -0 $(cat /tmp/load) 2>/dev/null; do sleep 0.2; done; sync")?;
+    pair.kernel(&format!("md5sum < /mnt/{name}"))
 }
 
 /// Verify in both directions finds nothing.

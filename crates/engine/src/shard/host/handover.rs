@@ -102,17 +102,9 @@ impl FrozenHost {
 }
 
 impl Host {
-    /// Why the resource can not be handed over, whatever is waited for.
+    /// Why the resource can not be handed over, whatever is waited for: whoever suspended I/O may have said
+    /// for how long, and that is counted by this process.
     pub(crate) fn never_frozen(&self) -> Option<String> {
-        if let Some(why) = self.suspended() {
-            return Some(why);
-        }
-        let unsettled = self.core.unsettled().filter(|unsettled| unsettled.lasting)?;
-        Some(format!("{}: {}", self.name, unsettled.what))
-    }
-
-    /// Whoever suspended I/O may have said for how long, and that is counted by this process.
-    fn suspended(&self) -> Option<String> {
         let suspended = self.core.status().suspended.user;
         suspended.then(|| format!("{}: I/O is suspended; `ashlar resume-io` first", self.name))
     }
