@@ -1,5 +1,6 @@
 //! Two links between two nodes, each in a network namespace of its own: when the one in use is cut under
-//! load, writes go on over the other.
+//! load, writes go on over the other. With `load-balance-paths` they go over both, as soon as both are there.
+//! Where only one node has that, both say so.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
 
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use engine_support::nbd::Client;
+use engine_support::writers::watched;
 use engine_support::{Cluster, Node, Setup, list, pattern, text};
 
 /// Two network namespaces with two links between them.
@@ -19,10 +21,19 @@ struct Links {
 }
 
 impl Links {
-    /// Why there are none, or both.
-    fn new() -> Result<Links, String> {
+    /// Why there are none that can be cut, or both. Each test has a name of its own for them.
+    fn new(test: &str) -> Result<Links, String> {
+        let links =
+            Links::without_cut(test).map_err(|why| format!("no network namespaces: {why}"))?;
+        let cut = links.cut(0).and_then(|()| links.mend(0));
+        cut.map_err(|why| format!("a link can not be cut: {why}"))?;
+        Ok(links)
+    }
+
+    fn without_cut(test: &str) -> Result<Links, String> {
         let pid = std::process::id();
-        let links = Links { names: ["a", "b"].map(|side| format!("ashlar-paths-{pid}-{side}")) };
+        let names = ["a", "b"].map(|side| format!("ashlar-{test}-{pid}-{side}"));
+        let links = Links { names };
         for name in &links.names {
             run("ip", &["netns", "add", name])?;
             run("ip", &["-n", name, "link", "set", "lo", "up"])?;
@@ -48,6 +59,15 @@ impl Links {
 
     fn mend(&self, link: usize) -> Result<(), String> {
         self.queue(link, "delete", &[])
+    }
+
+    /// Bytes that the first node has sent over a link.
+    fn sent(&self, link: usize) -> u64 {
+        let (device, name) = (device(link), &self.names[0]);
+        let args = ["-n", name, "-s", "-j", "link", "show", "dev", &device];
+        let output = Command::new("ip").args(args).output().unwrap();
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        shown[0]["stats64"]["tx"]["bytes"].as_u64().unwrap()
     }
 
     fn queue(&self, link: usize, change: &str, kind: &[&str]) -> Result<(), String> {
@@ -83,28 +103,25 @@ fn run(program: &str, args: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The link that a connected node uses, as its status shows.
-fn used(node: &Node) -> Option<usize> {
+/// The links that a connected node uses, as its status shows.
+fn used(node: &Node) -> Vec<usize> {
     let status = node.status();
     let connection = &list(&status["connections"])[0];
-    let mut used = list(&connection["paths"]).iter().filter(|path| path["established"] == true);
-    let used = used.next()?["remote_host"].to_string();
-    [0, 1].into_iter().find(|link| [0, 1].iter().any(|side| used.contains(&address(*link, *side))))
+    let used = list(&connection["paths"]).iter().filter(|path| path["established"] == true);
+    let remotes: Vec<String> = used.map(|path| path["remote_host"].to_string()).collect();
+    let is_of = |link: usize, remote: &String| {
+        [0, 1].iter().any(|side| remote.contains(&address(link, *side)))
+    };
+    let links = [0, 1].into_iter();
+    links.filter(|link| remotes.iter().any(|remote| is_of(*link, remote))).collect()
 }
 
-#[test]
-fn writes_go_on_over_the_other_link_when_the_one_in_use_is_cut() {
-    let links = match Links::new() {
-        Ok(links) => links,
-        Err(why) => return println!("skipped: no network namespaces: {why}"),
-    };
-    if let Err(why) = links.cut(0).and_then(|()| links.mend(0)) {
-        return println!("skipped: a link can not be cut: {why}");
-    }
+/// Two nodes that know both links.
+fn cluster(links: &Links, net: &str) -> Cluster {
     let setup = Setup {
         nodes: vec!["alpha", "bravo"],
         // A dead link is noticed in seconds.
-        sections: "net { ping-int 2; timeout 15; }".to_owned(),
+        sections: format!("net {{ ping-int 2; timeout 15; {net} }}"),
         ..Setup::default()
     };
     let mut cluster = Cluster::new(&setup);
@@ -123,41 +140,144 @@ fn writes_go_on_over_the_other_link_when_the_one_in_use_is_cut() {
         format!("global {{ disable-ip-verification; }}\n{config}")
     });
     cluster.bring_up(&setup);
-    let [alpha, bravo] = &cluster.nodes[..] else { panic!("two nodes") };
-    assert_eq!((used(alpha), used(bravo)), (Some(0), Some(0)), "the first in the order");
+    cluster
+}
 
-    let (written, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    let writer = {
-        let (socket, written, ended) = (alpha.export(), written.clone(), ended.clone());
-        thread::spawn(move || {
+/// Writes on the first node until it is told to end.
+struct Load {
+    written: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
+    writer: thread::JoinHandle<()>,
+}
+
+impl Load {
+    fn begin(cluster: &Cluster) -> Load {
+        let (written, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let socket = cluster.nodes[0].export();
+        let (count, end) = (written.clone(), ended.clone());
+        let writer = thread::spawn(move || {
             let mut client = Client::open(&socket, "r0/0").unwrap();
             let blocks = client.size / 4096;
-            while !ended.load(Ordering::Relaxed) {
-                let nr = written.load(Ordering::Relaxed);
+            while !end.load(Ordering::Relaxed) {
+                let nr = count.load(Ordering::Relaxed);
                 client.write(nr * 7919 % blocks * 4096, &pattern(nr, 4096)).unwrap();
-                written.fetch_add(1, Ordering::Relaxed);
+                count.fetch_add(1, Ordering::Relaxed);
             }
             client.close();
-        })
+        });
+        Load { written, ended, writer }
+    }
+
+    fn goes_on(&self, cluster: &Cluster, what: &str) {
+        let before = self.written.load(Ordering::Relaxed);
+        cluster.wait(what, |_| self.written.load(Ordering::Relaxed) > before + 20);
+    }
+
+    /// Both disks are found to be equal behind it.
+    fn end(self, cluster: &Cluster) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.writer.join().unwrap();
+        cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
+        cluster.wait("nothing is out of sync", |c| c.nodes.iter().all(|n| n.out_of_sync() == 0));
+        cluster.assert_equal(0, &[0, 1]);
+    }
+}
+
+#[test]
+fn writes_go_on_over_the_other_link_when_the_one_in_use_is_cut() {
+    let links = match Links::new("paths") {
+        Ok(links) => links,
+        Err(why) => return println!("skipped: {why}"),
     };
-    let progress = |what: &str| {
-        let before = written.load(Ordering::Relaxed);
-        cluster.wait(what, |_| written.load(Ordering::Relaxed) > before + 20);
-    };
-    progress("writes go over the first link");
+    let cluster = cluster(&links, "");
+    let [alpha, bravo] = &cluster.nodes[..] else { panic!("two nodes") };
+    assert_eq!((used(alpha), used(bravo)), (vec![0], vec![0]), "the first in the order");
+    let load = Load::begin(&cluster);
+    load.goes_on(&cluster, "writes go over the first link");
     // There and back again: each is once the one that fails.
     for (cut, other) in [(0, 1), (1, 0)] {
         links.cut(cut).unwrap();
         cluster.wait("both nodes use the other link", |_| {
-            used(alpha) == Some(other) && used(bravo) == Some(other)
+            used(alpha) == [other] && used(bravo) == [other]
         });
         cluster.wait_connected();
-        progress("writes go over the other link");
+        load.goes_on(&cluster, "writes go over the other link");
         links.mend(cut).unwrap();
     }
-    ended.store(true, Ordering::Relaxed);
-    writer.join().unwrap();
+    load.end(&cluster);
+}
+
+#[test]
+fn writes_go_over_both_links_and_over_one_while_the_other_is_cut() {
+    let links = match Links::new("balance") {
+        Ok(links) => links,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let net = "transport lb-tcp; load-balance-paths yes; connect-int 3;";
+    let mut cluster = cluster(&links, net);
+    let use_just = |cluster: &Cluster, links: &[usize]| {
+        cluster.wait("both nodes use the links that are there", |c| {
+            c.nodes.iter().all(|node| used(node) == links)
+        });
+    };
+    let both_carry = |cluster: &Cluster, load: &Load| {
+        use_just(cluster, &[0, 1]);
+        let before = [0, 1].map(|link| links.sent(link));
+        cluster.wait("writes go over both links", |_| {
+            [0, 1].iter().all(|link| links.sent(*link) > before[*link] + 500_000)
+        });
+        load.goes_on(cluster, "writes go on");
+    };
+    let load = Load::begin(&cluster);
+    both_carry(&cluster, &load);
+    // Another engine takes over with the connection as it is, and so the peer sees nothing.
+    let watcher = cluster.nodes[1].follow(&["events"]);
+    for _ in 0..3 {
+        cluster.nodes[0].upgrade();
+        load.goes_on(&cluster, "writes go on");
+    }
+    both_carry(&cluster, &load);
+    let seen = watched(watcher);
+    let lost = |line: &&str| line.starts_with("change") && line.contains(" connection:");
+    assert_eq!(seen.lines().find(lost), None, "{seen}");
+    for cut in [0, 1] {
+        links.cut(cut).unwrap();
+        use_just(&cluster, &[1 - cut]);
+        cluster.wait_connected();
+        load.goes_on(&cluster, "writes go over the other link");
+        links.mend(cut).unwrap();
+        both_carry(&cluster, &load);
+    }
+    load.end(&cluster);
+}
+
+#[test]
+fn load_balancing_is_switched_on_node_by_node_and_the_first_one_says_what_it_waits_for() {
+    let setup = Setup {
+        nodes: vec!["alpha", "bravo"],
+        sections: "net { timeout 10; connect-int 2; }".to_owned(),
+        ..Setup::default()
+    };
+    let cluster = Cluster::up(&setup);
+    cluster.reconfigure(|config| {
+        let balanced = "net { transport lb-tcp; load-balance-paths yes; timeout 10;";
+        let changed = config.replace("net { timeout 10;", balanced);
+        assert_ne!(changed, config);
+        changed
+    });
+    let [alpha, bravo] = &cluster.nodes[..] else { panic!("two nodes") };
+    alpha.ok(&["adjust", "r0"]);
+    cluster.wait("both say why there is no connection", |c| {
+        c.nodes.iter().all(|node| node.ok(&["why", "r0"]).contains("set `transport lb-tcp`"))
+    });
+    bravo.ok(&["adjust", "r0"]);
+    cluster.wait_connected();
+    cluster.wait("nobody has to say anything", |c| {
+        c.nodes.iter().all(|node| !node.ok(&["why", "r0"]).contains("not made"))
+    });
+    let mut client = Client::open(&alpha.export(), "r0/0").unwrap();
+    client.write(0, &pattern(1, 4096)).unwrap();
+    client.close();
     cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
-    cluster.wait("nothing is out of sync", |c| c.nodes.iter().all(|n| n.out_of_sync() == 0));
     cluster.assert_equal(0, &[0, 1]);
 }

@@ -156,8 +156,8 @@ mod tests {
             PropsEdit::set(key, value).apply(Owner::Group, &mut props).unwrap();
         }
         assert_eq!(props.len(), 5);
-        let refusal = refused(Owner::Definition, "DrbdOptions/Net/load-balance-paths", "yes");
-        assert!(refusal.cause.contains("one path"), "{refusal}");
+        let refusal = refused(Owner::Definition, "DrbdOptions/Net/transport", "rdma");
+        assert!(refusal.cause.contains("tcp and lb-tcp"), "{refusal}");
     }
 
     #[test]

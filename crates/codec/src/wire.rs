@@ -8,7 +8,8 @@
 //!    P_RS_DATA_REPLY that is the fixed part only; the data-integrity digest (if agreed) and
 //!    [`Packet::payload_len`] bytes of data follow on the stream.
 //!
-//! [`encode`] is the inverse. Both depend on what the two sides have [`Agreed`].
+//! [`encode`] is the inverse. Both depend on what the two sides have [`Agreed`]. A stream that travels over
+//! several sockets is cut into chunks, each behind a [`ChunkHeader`].
 //!
 //! Promises: nothing a peer sends can make this module panic, read outside its input, or allocate
 //! more than the length limit of the packet's kind (at most 4 KiB); whatever is refused is named
@@ -17,6 +18,7 @@
 mod agreed;
 mod auth;
 pub mod bitmap;
+mod chunk;
 mod command;
 mod decode;
 mod digest;
@@ -29,6 +31,7 @@ mod state;
 pub use agreed::Agreed;
 pub use auth::{CHALLENGE_LEN, auth_message};
 pub use bitmap::{BitmapError, BitmapReceiver, BitmapSender, BitmapSource};
+pub use chunk::{ChunkError, ChunkHeader};
 pub use command::{Command, MAX_DIGEST, Scope, Streams};
 pub use decode::decode;
 pub use digest::Digest;

@@ -28,7 +28,7 @@ pub use buf::{AllocError, BUF_MAX, Buf, BufPool};
 pub use disk::{DiskFile, DiskInfo, DiskOptions, OpenCause, OpenError};
 pub use errno::Errno;
 pub use mailbox::{Inbox, Mailbox, SendError, Sender};
-pub use net::{Conn, Connecting, Listener, Received, RxStream, TcpInfo, TxQueue};
+pub use net::{Conn, Connecting, Listener, Received, Reserved, RxStream, TcpInfo, TxQueue};
 pub use ring::{
     Completed, Fd, FixedStats, OpId, Payload, Ring, RingError, Token, UblkSlot, Vectored,
 };

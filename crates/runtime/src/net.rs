@@ -12,7 +12,7 @@ mod tx;
 
 pub use info::TcpInfo;
 pub use rx::{PEEK_MAX, Received, RxStream};
-pub use tx::TxQueue;
+pub use tx::{Reserved, TxQueue};
 
 use std::io;
 use std::net::SocketAddr;

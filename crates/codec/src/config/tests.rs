@@ -234,7 +234,11 @@ fn mistakes_are_named_with_place_object_cause_and_next_step() {
     );
     check_error(
         &pair("net { load-balance-paths; }"),
-        "main.conf:1:50: resource r0, connection to bravo: option `load-balance-paths` can not be `yes` here: one path is used at a time; remove it or set `no`",
+        "main.conf:1:1: resource r0, connection to bravo: load-balance-paths has no effect without the transport lb-tcp; add `transport lb-tcp` on both nodes, or remove load-balance-paths",
+    );
+    check_error(
+        &pair("net { transport rdma; }"),
+        "main.conf:1:50: resource r0, connection to bravo: option `transport` can not be `rdma` here: the transports are tcp and lb-tcp; remove it or set `\"\"` or `tcp` or `lb-tcp`",
     );
     check_error(
         &pair("net { ping-int 6; }"),

@@ -329,6 +329,11 @@ impl Host {
                 self.read(io, volumes, node, Stream::Control);
             }
             Some(Event::Readable(stream)) => self.read(io, volumes, node, stream),
+            Some(Event::Joined) => {
+                self.changed = true;
+                self.read(io, volumes, node, Stream::Data);
+                self.read(io, volumes, node, Stream::Control);
+            }
             Some(Event::Down(loss)) => {
                 self.feed(io, volumes, Input::LinkDown { peer: node, loss });
             }
@@ -762,12 +767,12 @@ impl Host {
         let present =
             present.into_iter().map(|text| Note { age_seconds: 0, object: object.clone(), text });
         let links = self.links.values().filter_map(|link| link.trouble());
-        let not_encrypted = links.map(|text| Note {
+        let unmade = links.map(|text| Note {
             age_seconds: 0,
             object: object.clone(),
             text: text.to_owned(),
         });
-        past.chain(present).chain(not_encrypted).collect()
+        past.chain(present).chain(unmade).collect()
     }
 
     /// The connection to a peer.

@@ -20,12 +20,17 @@
 //! is tried after the other. A node opens sockets by the path it is settled on, so a socket that
 //! comes by another one means that the peer has left ours, and so does this node. Only if the peer
 //! may not know yet of a socket that this node has opened, both choose the lesser path.
+//!
+//! With `load-balance-paths` every other path joins by a dance of its own, see `joining`. It is looked at twice as long,
+//! for a kernel node does not see what arrived on a control socket before it has taken it in, and no longer than until
+//! the peer uses it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use codec::config::PathConfig;
-use codec::wire::{self, Agreed, Command, Packet, Stream};
+use codec::wire::{self, Agreed, ChunkHeader, Command, Packet, Stream};
 use runtime::{Completed, Conn, Connecting};
 use vocab::Instant;
 use vocab::options::NetOptions;
@@ -66,6 +71,10 @@ pub(super) struct Dance {
     /// Accepted and known, waiting to be taken in; all by one path.
     arrived: VecDeque<Arrival>,
     done: bool,
+    /// The path is to join a connection.
+    joins: bool,
+    /// The peer is set up differently.
+    mismatch: Option<Stranger>,
     /// The last trouble reported, so that it is not reported again every second.
     trouble: String,
 }
@@ -112,14 +121,70 @@ impl Dance {
             greetings: Vec::new(),
             arrived: VecDeque::new(),
             done: false,
+            joins: false,
+            mismatch: None,
             trouble: String::new(),
         }
     }
 
-    /// Listens on all paths and tries the first.
+    /// One by which a path is to join a connection.
+    pub(super) fn joining(link: LinkId, path: PathConfig) -> Dance {
+        Dance { joins: true, ..Dance::new(link, vec![path], None) }
+    }
+
+    /// What has come by other paths than that of the pair, for their own dances.
+    pub(super) fn others(&mut self) -> Vec<Dance> {
+        let mut dances: Vec<Dance> = Vec::new();
+        let mut dance_of = |path: PathConfig| {
+            let at = dances.iter().position(|dance| dance.path() == Some(path));
+            at.unwrap_or_else(|| {
+                dances.push(Dance::joining(self.link, path));
+                dances.len() - 1
+            })
+        };
+        let mut taken = Vec::new();
+        for greeting in self.greetings.drain(..).filter(|greeting| greeting.path != self.path) {
+            taken.push((dance_of(self.paths[greeting.path]), Ok(Greeting { path: 0, ..greeting })));
+        }
+        for arrival in self.arrived.drain(..).filter(|arrival| arrival.path != self.path) {
+            taken.push((dance_of(self.paths[arrival.path]), Err(Arrival { path: 0, ..arrival })));
+        }
+        for (at, socket) in taken {
+            match socket {
+                Ok(greeting) => dances[at].greetings.push(greeting),
+                Err(arrival) => dances[at].arrived.push_back(arrival),
+            }
+        }
+        dances
+    }
+
+    /// The path, if there is but one.
+    pub(super) fn path(&self) -> Option<PathConfig> {
+        self.paths.first().copied()
+    }
+
+    /// The pair was taken.
+    pub(super) fn is_over(&self) -> bool {
+        self.done
+    }
+
+    /// Both sockets are there; whether they stay is not certain yet.
+    pub(super) fn is_checking(&self) -> bool {
+        matches!(self.phase, Phase::Checking { .. })
+    }
+
+    /// The peer's settings are not those of this node.
+    pub(super) fn take_mismatch(&mut self) -> Option<Stranger> {
+        self.mismatch.take()
+    }
+
+    /// Listens on all paths and tries the first, unless the peer has come already.
     pub(super) fn start(&mut self, io: &mut Io, net: &NetOptions, label: &str) {
         self.listen_everywhere(io, label);
-        self.attempt(io, net, label);
+        match self.arrived.pop_front() {
+            Some(arrival) => self.take_in(io, net, label, arrival),
+            None => self.attempt(io, net, label),
+        }
     }
 
     /// Listens on all paths and tries later: the last try has failed for a reason that is there to stay,
@@ -156,8 +221,7 @@ impl Dance {
         if !self.done {
             return None;
         }
-        let pair = self.data.take().zip(self.control.take());
-        let (data, control) = pair.expect("checked before it was done");
+        let (data, control) = self.data.take().zip(self.control.take())?;
         Some((self.paths[self.path], data, control))
     }
 
@@ -317,7 +381,17 @@ impl Dance {
             own if own.is_zero() => net.ping_timeout,
             own => own,
         };
+        let patience = if self.joins { 2 * patience } else { patience };
         self.phase = Phase::Checking { until: io.now() + patience };
+        self.look_for_use();
+    }
+
+    /// A peer that uses a path has taken it in already, and waits for this node.
+    fn look_for_use(&mut self) {
+        let used = |socket: &Socket| socket.conn.rx.available() > 0;
+        if self.joins && self.is_checking() && self.is_complete() && self.held().any(used) {
+            self.done = true;
+        }
     }
 
     // ---- events --------------------------------------------------------------------------
@@ -334,6 +408,11 @@ impl Dance {
         socket.arm(&mut io.ring);
         let until = io.now() + net.ping_timeout * GREETING;
         self.greetings.push(Greeting { socket, path, until });
+    }
+
+    /// The peer has connected by one of the paths.
+    pub(super) fn has_path_of(&self, conn: &Conn) -> bool {
+        self.path_of(conn).is_some()
     }
 
     /// The path by which a connection came, by both addresses; the peer's port says nothing. `None` if
@@ -376,6 +455,8 @@ impl Dance {
                     self.greeted(io, net, label, at);
                 } else if !alive {
                     self.lost(io, serial);
+                } else {
+                    self.look_for_use();
                 }
             }
         }
@@ -413,6 +494,9 @@ impl Dance {
         };
         set_up(&conn, net);
         let mut socket = Socket::new(self.link, serial, conn, false);
+        if net.load_balance_paths {
+            socket.conn.tx.push_bytes(&ChunkHeader::INITIAL.to_bytes());
+        }
         let initial = match stream {
             Stream::Data => Packet::InitialData,
             Stream::Control => Packet::InitialMeta,
@@ -428,20 +512,21 @@ impl Dance {
     /// Something arrived on a socket that has not said what it is.
     fn greeted(&mut self, io: &mut Io, net: &NetOptions, label: &str, at: usize) {
         let socket = &mut self.greetings[at].socket;
-        let stream = match initial_packet(socket) {
+        let stream = match initial_packet(socket, net.load_balance_paths) {
             Ok(Some(stream)) => stream,
             Ok(None) if socket.ended.is_none() => return socket.arm(&mut io.ring),
             Ok(None) => {
                 self.greetings.swap_remove(at);
                 return;
             }
-            Err(error) => {
-                log!(
-                    Level::Warn,
-                    label,
-                    "closed a connection that did not begin as DRBD's: {error}"
-                );
+            Err(stranger) => {
                 self.greetings.swap_remove(at);
+                match stranger {
+                    Stranger::Wire(_) | Stranger::Chunk(_) => {
+                        log!(Level::Warn, label, "closed a connection: {stranger}");
+                    }
+                    Stranger::InChunks | Stranger::NoChunks => self.mismatch = Some(stranger),
+                }
                 return;
             }
         };
@@ -513,9 +598,78 @@ fn rank(path: PathConfig) -> [SocketAddr; 2] {
     if local < remote { [local, remote] } else { [remote, local] }
 }
 
+/// Why a socket is not one of the connection's.
+#[derive(Debug)]
+pub(super) enum Stranger {
+    /// It does not begin as DRBD's do.
+    Wire(wire::WireError),
+    /// Nor in chunks, as it should.
+    Chunk(ChunkHeader),
+    /// The peer balances load, and this node does not.
+    InChunks,
+    /// This node balances load, and the peer does not.
+    NoChunks,
+}
+
+impl From<wire::WireError> for Stranger {
+    fn from(error: wire::WireError) -> Stranger {
+        Stranger::Wire(error)
+    }
+}
+
+impl fmt::Display for Stranger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (who, other) = match self {
+            Stranger::Wire(error) => return write!(f, "it did not begin as DRBD's: {error}"),
+            Stranger::Chunk(ChunkHeader { sequence, bytes }) => {
+                return write!(
+                    f,
+                    "it did not begin as DRBD's: chunk {sequence} of {bytes} bytes, where an initial packet is \
+                     chunk 0 of 8"
+                );
+            }
+            Stranger::InChunks => ("the peer", "this node does not"),
+            Stranger::NoChunks => ("this node", "the peer does not"),
+        };
+        write!(
+            f,
+            "{who} spreads it over all paths and {other}; set `transport lb-tcp` and `load-balance-paths yes` \
+             on both nodes, or on neither"
+        )
+    }
+}
+
 /// Which socket the peer's initial packet says this is, once it is there.
-fn initial_packet(socket: &mut Socket) -> Result<Option<Stream>, wire::WireError> {
-    let Some(bytes) = socket.conn.rx.peek(INITIAL_LEN) else { return Ok(None) };
+fn initial_packet(socket: &mut Socket, in_chunks: bool) -> Result<Option<Stream>, Stranger> {
+    let rx = &mut socket.conn.rx;
+    let Some(bytes) = rx.peek(INITIAL_LEN) else { return Ok(None) };
+    if in_chunks {
+        let bytes = bytes.try_into().expect("both have eight bytes");
+        match ChunkHeader::from_bytes(bytes) {
+            ChunkHeader::INITIAL => {}
+            _ if stream_in(&bytes).is_ok_and(|stream| stream.is_some()) => {
+                return Err(Stranger::NoChunks);
+            }
+            header => return Err(Stranger::Chunk(header)),
+        }
+        let all = ChunkHeader::LEN + INITIAL_LEN;
+        let Some(bytes) = rx.peek(all) else { return Ok(None) };
+        let stream = stream_in(&bytes[ChunkHeader::LEN..])?;
+        rx.consume(all);
+        return Ok(stream);
+    }
+    if bytes == ChunkHeader::INITIAL.to_bytes() {
+        return Err(Stranger::InChunks);
+    }
+    let stream = stream_in(bytes)?;
+    if stream.is_some() {
+        rx.consume(INITIAL_LEN);
+    }
+    Ok(stream)
+}
+
+/// The socket that an initial packet names.
+fn stream_in(bytes: &[u8]) -> Result<Option<Stream>, wire::WireError> {
     let nothing = Agreed::NOTHING;
     let header = match wire::decode_header(bytes, Stream::Data, &nothing) {
         Err(wire::WireError::WrongStream { .. }) => {
@@ -523,16 +677,12 @@ fn initial_packet(socket: &mut Socket) -> Result<Option<Stream>, wire::WireError
         }
         result => result,
     }?;
-    let stream = match header.map(|header| header.command()) {
-        None => return Ok(None),
-        Some(Command::InitialData) => Stream::Data,
-        Some(Command::InitialMeta) => Stream::Control,
-        Some(command) => {
-            return Err(wire::WireError::NotAgreed { command, version: 0, features: 0 });
-        }
-    };
-    socket.conn.rx.consume(INITIAL_LEN);
-    Ok(Some(stream))
+    match header.map(|header| header.command()) {
+        None => Ok(None),
+        Some(Command::InitialData) => Ok(Some(Stream::Data)),
+        Some(Command::InitialMeta) => Ok(Some(Stream::Control)),
+        Some(command) => Err(wire::WireError::NotAgreed { command, version: 0, features: 0 }),
+    }
 }
 
 /// The order of addresses as DRBD compares them: family, port, then the address bytes; both are

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use codec::config::PathConfig;
 use runtime::{Completed, Conn, Errno, Listener, Ring};
 use vocab::NodeId;
 
@@ -63,9 +64,21 @@ impl Listeners {
 
     /// A peer is no longer expected anywhere. Listeners that nobody needs are closed.
     pub(crate) fn forget(&mut self, resource: u16, node: NodeId) {
+        self.keep(|_, who| (who.resource, who.node) != (resource, node));
+    }
+
+    /// A peer is no longer expected by this path.
+    pub(crate) fn forget_path(&mut self, resource: u16, node: NodeId, path: PathConfig) {
+        let remote = path.remote.ip().to_canonical();
+        let forgotten = Expected { remote, resource, node };
+        self.keep(|local, who| (local, who) != (path.local, forgotten));
+    }
+
+    fn keep(&mut self, stays: impl Fn(SocketAddr, Expected) -> bool) {
         for place in &mut self.places {
             let Some(listening) = place else { continue };
-            listening.expected.retain(|e| (e.resource, e.node) != (resource, node));
+            let address = listening.address;
+            listening.expected.retain(|who| stays(address, *who));
             if listening.expected.is_empty() {
                 self.by_address.remove(&listening.address);
                 *place = None;

@@ -1,6 +1,8 @@
-//! Connections to peers: two TCP sockets each (wire §1).
+//! Connections to peers: two TCP sockets each (wire §1), or two by every path (`load-balance-paths`).
 //!
-//! - `listen`: listening sockets; `stream`: one socket, bytes to packets and back.
+//! - `listen`: listening sockets; `stream`: one socket.
+//! - `channel`: one stream, packets to bytes and back; `spread`: a stream over several sockets.
+//! - `joining`: paths that come to a connection which has one.
 //! - `integrity`: digests of data on the wire.
 //! - `dance`: how two nodes that both listen and both connect end up with one pair of sockets.
 //! - `securing`, with `crate::tls`: both sockets are encrypted then, if they are to be.
@@ -16,12 +18,15 @@
 //! A link decides nothing about replication. It hands packets to its owner and tells when the
 //! sockets are there and when they are gone.
 
+mod channel;
 mod dance;
 mod handover;
 mod integrity;
+mod joining;
 mod listen;
 mod ping;
 mod securing;
+mod spread;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -30,7 +35,7 @@ use std::time::Duration;
 
 use codec::admin::RoundTrip;
 use codec::config::PathConfig;
-use codec::wire::{Agreed, Features, Packet, Stream};
+use codec::wire::{Agreed, Features, Packet, Stream, feature};
 use replication::io::LinkLoss;
 use runtime::{Buf, Completed, Conn, Errno};
 use vocab::Instant;
@@ -41,6 +46,7 @@ use crate::shard::token::SocketOp;
 use logging::{Level, log};
 
 use crate::tls::Credentials;
+use channel::{Channel, Read};
 use dance::Dance;
 pub(crate) use handover::FrozenLink;
 use integrity::Integrity;
@@ -48,7 +54,7 @@ pub(crate) use listen::Listeners;
 use ping::PingTime;
 use securing::{Progress, Securing, Trouble};
 pub(crate) use stream::LinkId;
-use stream::{Broken, Read, Socket};
+use stream::{Broken, Socket};
 
 /// How long queued packets may take to leave before the sockets are closed.
 const PARTING: Duration = Duration::from_secs(1);
@@ -65,6 +71,8 @@ pub(crate) enum Event {
     },
     /// Bytes have arrived: read them with [`Link::read`].
     Readable(Stream),
+    /// A path more is in use: read both streams.
+    Joined,
     /// The sockets are gone.
     Down(LinkLoss),
 }
@@ -87,10 +95,10 @@ pub(crate) struct Link {
     /// Its name, as its certificate has it.
     peer: String,
     net: NetOptions,
-    /// Why the last try to encrypt failed; none if it did not.
+    /// What the last try found that is there to stay: the peer is set up differently, or can not be believed.
     trouble: Option<String>,
     paths: Vec<PathConfig>,
-    /// The path of the last connection, if it ended because that failed.
+    /// A path of the last connection, if it ended because that failed.
     failed: Option<PathConfig>,
     state: State,
     closing: Vec<Closing>,
@@ -106,9 +114,12 @@ enum State {
 }
 
 struct Up {
-    path: PathConfig,
-    data: Socket,
-    control: Socket,
+    /// Those in use, in their order: one, but for `load-balance-paths`. Each stream has a socket by each of them.
+    paths: Vec<PathConfig>,
+    data: Channel,
+    control: Channel,
+    /// Other paths are being tried, and join.
+    joining: Vec<Dance>,
     own: Option<Features>,
     agreed: Agreed,
     integrity: Integrity,
@@ -121,60 +132,81 @@ struct Up {
 
 /// Sockets that are about to be closed.
 struct Closing {
-    sockets: [Socket; 2],
+    sockets: Vec<Socket>,
     until: Instant,
 }
 
 impl Up {
-    fn socket(&mut self, stream: Stream) -> &mut Socket {
+    fn channel(&mut self, stream: Stream) -> &mut Channel {
         match stream {
             Stream::Data => &mut self.data,
             Stream::Control => &mut self.control,
         }
     }
 
-    fn stream_of(&self, serial: u32) -> Option<Stream> {
-        if self.data.serial == serial {
-            Some(Stream::Data)
-        } else if self.control.serial == serial {
-            Some(Stream::Control)
-        } else {
-            None
-        }
+    /// The stream and the path of a socket.
+    fn place_of(&self, serial: u32) -> Option<(Stream, usize)> {
+        let data = self.data.position(serial).map(|at| (Stream::Data, at));
+        data.or_else(|| self.control.position(serial).map(|at| (Stream::Control, at)))
     }
 
-    /// Takes note of an end. The other stream may have packets that were sent before it, such as
-    /// the reason for the end, so the report waits for that stream's end or a moment.
+    fn sockets(&self) -> impl Iterator<Item = &Socket> {
+        self.data.sockets.iter().chain(&self.control.sockets)
+    }
+
+    /// Takes note of an end. Other sockets may have packets that were sent before it, such as
+    /// the reason for the end, so the report waits for their ends or a moment.
     fn note_end(&mut self, now: Instant) {
-        let failed =
-            [&self.data, &self.control].into_iter().any(|s| matches!(s.ended, Some(Some(_))));
+        let failed = self.sockets().any(|s| matches!(s.ended, Some(Some(_))));
         let loss = if failed { LinkLoss::Broken } else { LinkLoss::Closed };
-        let both = self.data.ended.is_some() && self.control.ended.is_some();
+        let all = self.data.has_ended() && self.control.has_ended();
         let at = match self.ended {
-            _ if both => now,
+            _ if all => now,
             Some((at, _)) => at,
             None => now + LINGER,
         };
         self.ended = Some((at, loss));
     }
 
-    /// The path seems to have failed: nothing answers at its other end.
-    fn has_failed(&self) -> bool {
+    /// The path that seems to have failed: nothing answers at its other end.
+    fn failed(&self) -> Option<PathConfig> {
         // A socket that was reset or closed has a host at the other end that did that.
         let answered = [Errno::ECONNRESET, Errno::EPIPE];
-        let ended = [&self.data, &self.control].into_iter().filter_map(|s| s.ended.flatten());
-        self.ping.is_awaited() || ended.into_iter().any(|errno| !answered.contains(&errno))
+        let dead = |socket: &Socket| socket.ended.flatten().is_some_and(|e| !answered.contains(&e));
+        let sockets = || self.paths.iter().zip(self.data.sockets.iter().zip(&self.control.sockets));
+        let mut dead = sockets().filter(|(_, (data, control))| dead(data) || dead(control));
+        if let Some((path, _)) = dead.next() {
+            return Some(*path);
+        }
+        if !self.ping.is_awaited() {
+            return None;
+        }
+        // Of several, that by which least gets through.
+        let waiting = |(_, (data, control)): &(_, (&Socket, &Socket))| {
+            spread::on_its_way(data) + spread::on_its_way(control)
+        };
+        sockets().rev().max_by_key(waiting).map(|(path, _)| *path)
     }
 
     /// When the peer will have failed to take data for too long: a data socket may stall for
     /// `timeout` `ko-count` times, a control socket not even once (wire §1.2).
     fn stalled_at(&self, net: &NetOptions, now: Instant) -> Option<Instant> {
-        let data = (net.ko_count > 0 && !self.data.is_sent()).then(|| {
-            now + (net.timeout * net.ko_count).saturating_sub(self.data.conn.tx.stalled_for(now))
-        });
-        let control = (!self.control.is_sent())
-            .then(|| now + net.timeout.saturating_sub(self.control.conn.tx.stalled_for(now)));
-        [data, control].into_iter().flatten().min()
+        let at = |socket: &Socket, patience: Duration| {
+            let stalled = socket.conn.tx.stalled_for(now);
+            (!socket.is_sent()).then(|| now + patience.saturating_sub(stalled))
+        };
+        let patience = net.timeout * net.ko_count;
+        let data = self.data.sockets.iter().filter(|_| net.ko_count > 0);
+        let data = data.filter_map(|socket| at(socket, patience));
+        let control = self.control.sockets.iter().filter_map(|socket| at(socket, net.timeout));
+        data.chain(control).min()
+    }
+
+    /// When a path will have failed to deliver its part of a stream for too long, while others go on.
+    fn stuck_at(&self, net: &NetOptions) -> Option<(Instant, Stream)> {
+        let since = [&self.data, &self.control].map(Channel::stuck_since);
+        let since = since.into_iter().zip([Stream::Data, Stream::Control]);
+        since.filter_map(|(since, stream)| Some((since? + net.timeout, stream))).min_by_key(|s| s.0)
     }
 }
 
@@ -191,7 +223,7 @@ impl Link {
         self.net.tls
     }
 
-    /// Why the last try to encrypt the connection failed, if it did.
+    /// Why there is no connection, if that is there to stay until somebody changes something.
     pub(crate) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -199,23 +231,28 @@ impl Link {
     /// The paths, and whether each is in use.
     pub(crate) fn paths(&self) -> impl Iterator<Item = (PathConfig, bool)> {
         let used = match &self.state {
-            State::Up(up) => Some(up.path),
-            _ => None,
+            State::Up(up) => &up.paths[..],
+            _ => &[],
         };
-        self.paths.iter().map(move |path| (*path, used == Some(*path)))
+        self.paths.iter().map(move |path| (*path, used.contains(path)))
     }
 
     /// Replaces the options. What concerns sockets applies from the next connection on; that begins
-    /// at once if it is to be encrypted and the present one is not, or the other way round.
+    /// at once if it is to be encrypted or spread and the present one is not, or the other way round.
     pub(crate) fn set_net(&mut self, io: &mut Io, net: NetOptions) -> Option<Event> {
-        let turned = self.net.tls != net.tls;
+        let tls = self.net.tls != net.tls;
+        let spread = self.net.load_balance_paths != net.load_balance_paths;
         self.net = net;
         match self.state {
-            State::Up(_) if turned => {
+            State::Up(_) if tls || spread => {
                 self.drop_now(io);
                 Some(Event::Down(LinkLoss::Broken))
             }
-            State::Securing(_) if turned => {
+            State::Dancing(_) if spread => {
+                self.connect(io);
+                None
+            }
+            State::Securing(_) if tls || spread => {
                 self.connect(io);
                 None
             }
@@ -227,10 +264,14 @@ impl Link {
     /// ends, and is made by one that is left.
     pub(crate) fn set_paths(&mut self, io: &mut Io, paths: Vec<PathConfig>) -> Option<Event> {
         self.paths = paths;
-        match &self.state {
-            State::Up(up) if !self.paths.contains(&up.path) => {
+        match &mut self.state {
+            State::Up(up) if !up.paths.iter().all(|path| self.paths.contains(path)) => {
                 self.drop_now(io);
                 Some(Event::Down(LinkLoss::Broken))
+            }
+            State::Up(up) => {
+                up.leave(io, self.id, &self.paths);
+                None
             }
             State::Dancing(_) | State::Securing(_) => {
                 // Begin anew, so that everything fits the new paths.
@@ -253,15 +294,15 @@ impl Link {
     /// TCP's round trips on the data socket; `None` if there is none.
     pub(crate) fn round_trip(&self) -> Option<RoundTrip> {
         let State::Up(up) = &self.state else { return None };
-        let tcp = up.data.conn.tcp_info().ok()?;
+        let tcp = up.data.sockets[0].conn.tcp_info().ok()?;
         let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         Some(RoundTrip { least_us: us(tcp.min_rtt), smoothed_us: us(tcp.rtt) })
     }
 
-    /// The data socket, while the connection is up.
+    /// The data socket, while the connection is up; that of the first path.
     pub(crate) fn data_socket(&self) -> Option<&Conn> {
         match &self.state {
-            State::Up(up) => Some(&up.data.conn),
+            State::Up(up) => Some(&up.data.sockets[0].conn),
             _ => None,
         }
     }
@@ -288,14 +329,16 @@ impl Link {
         io.listeners.forget(self.id.resource, self.id.node);
         self.trouble = None;
         if let State::Up(up) = std::mem::replace(&mut self.state, State::Idle) {
-            self.failed = up.has_failed().then_some(up.path);
+            self.failed = up.failed();
             let Up { data, control, .. } = *up;
-            self.part(io, [data, control]);
+            let mut sockets = data.into_sockets();
+            sockets.extend(control.into_sockets());
+            self.part(io, sockets);
         }
     }
 
     /// Closes sockets once what is queued has been sent.
-    fn part(&mut self, io: &mut Io, sockets: [Socket; 2]) {
+    fn part(&mut self, io: &mut Io, sockets: Vec<Socket>) {
         let mut closing = Closing { sockets, until: io.now() + PARTING };
         for socket in &mut closing.sockets {
             socket.finish(&mut io.ring);
@@ -308,7 +351,7 @@ impl Link {
     pub(crate) fn drop_now(&mut self, io: &mut Io) {
         io.listeners.forget(self.id.resource, self.id.node);
         if let State::Up(up) = std::mem::replace(&mut self.state, State::Idle) {
-            self.failed = up.has_failed().then_some(up.path);
+            self.failed = up.failed();
         }
     }
 
@@ -323,6 +366,7 @@ impl Link {
     pub(crate) fn accepted(&mut self, io: &mut Io, conn: Conn) {
         match &mut self.state {
             State::Dancing(dance) => dance.accepted(io, &self.net, conn),
+            State::Up(up) if up.joins_by(&conn) => up.accepted(io, &self.net, conn),
             _ => log!(Level::Debug, self.label, "closed a connection that was not expected now"),
         }
     }
@@ -337,22 +381,34 @@ impl Link {
     ) -> Option<Event> {
         let now = io.now();
         match &mut self.state {
-            State::Up(up) if up.stream_of(serial).is_some() => {
-                let stream = up.stream_of(serial).expect("just looked");
-                let socket = up.socket(stream);
+            State::Up(up) if up.place_of(serial).is_some() => {
+                let (stream, at) = up.place_of(serial).expect("just looked");
+                let channel = up.channel(stream);
+                let socket = &mut channel.sockets[at];
                 let alive = match op {
                     SocketOp::Receive => socket.received(done),
                     SocketOp::Send => socket.sent(done, now),
                     SocketOp::Connect => true,
                 };
                 if !alive {
+                    let errno = socket.ended.flatten();
                     up.note_end(now);
+                    if self.net.load_balance_paths {
+                        joining::tell_end(&self.label, up.paths[at], errno);
+                    }
                 } else if op == SocketOp::Receive {
+                    channel.received(at);
                     return Some(Event::Readable(stream));
                 } else {
-                    socket.flush(&mut io.ring);
+                    channel.flush_one(&mut io.ring, at);
                 }
                 self.report_end(io)
+            }
+            State::Up(up) if up.joining.iter().any(|dance| dance.owns(serial)) => {
+                let dance = up.joining.iter_mut().find(|dance| dance.owns(serial));
+                let dance = dance.expect("just looked");
+                dance.completed(io, &self.net, &self.label, op, serial, done);
+                self.joined(io)
             }
             State::Dancing(dance) if dance.owns(serial) => {
                 dance.completed(io, &self.net, &self.label, op, serial, done);
@@ -389,10 +445,25 @@ impl Link {
     /// Moves on if the dance has come to its end.
     fn dance_done(&mut self, io: &mut Io) -> Option<Event> {
         let State::Dancing(dance) = &mut self.state else { return None };
+        if let Some(why) = dance.take_mismatch() {
+            self.note_trouble(format!("connection {} not made: {why}", self.label));
+            return None;
+        }
         let pair = dance.take_pair()?;
+        if self.net.load_balance_paths {
+            // The others are expected at all times.
+            io.listeners.forget_path(self.id.resource, self.id.node, pair.0);
+            let mut joining = dance.others();
+            for dance in &mut joining {
+                dance.start(io, &self.net, &self.label);
+            }
+            self.trouble = None;
+            return Some(self.up(io, pair, joining));
+        }
         io.listeners.forget(self.id.resource, self.id.node);
         if !self.net.tls {
-            return Some(self.up(pair));
+            self.trouble = None;
+            return Some(self.up(io, pair, Vec::new()));
         }
         match Credentials::read(&self.net, &self.peer) {
             Ok(credentials) => {
@@ -426,7 +497,7 @@ impl Link {
             }
             _ => {
                 self.trouble = None;
-                Some(self.up((path, data, control)))
+                Some(self.up(io, (path, data, control), Vec::new()))
             }
         }
     }
@@ -445,22 +516,36 @@ impl Link {
             old => old.as_ref() != Some(&text),
         };
         if is_new {
-            log!(Level::Error, self.label, "{text}");
-            self.trouble = Some(text);
+            self.note_trouble(text);
         }
-        self.part(io, [data, control]);
+        self.part(io, vec![data, control]);
         let mut dance = Box::new(Dance::new(self.id, self.paths.clone(), Some(path)));
         dance.rest(io, &self.net, &self.label);
         self.state = State::Dancing(dance);
     }
 
+    /// Says once what keeps the connection from being made.
+    fn note_trouble(&mut self, text: String) {
+        if self.trouble.as_ref() != Some(&text) {
+            log!(Level::Error, self.label, "{text}");
+            self.trouble = Some(text);
+        }
+    }
+
     /// Both sockets are there.
-    fn up(&mut self, (path, data, control): (PathConfig, Socket, Socket)) -> Event {
+    fn up(
+        &mut self,
+        io: &Io,
+        (path, data, control): (PathConfig, Socket, Socket),
+        joining: Vec<Dance>,
+    ) -> Event {
         let tie_break = control.accepted;
+        let spread = || self.net.load_balance_paths.then(|| io.pool.clone());
         let up = Up {
-            path,
-            data,
-            control,
+            paths: vec![path],
+            data: Channel::new(Stream::Data, data, spread()),
+            control: Channel::new(Stream::Control, control, spread()),
+            joining,
             own: None,
             agreed: Agreed::NOTHING,
             integrity: Integrity::default(),
@@ -493,8 +578,7 @@ impl Link {
             return Next::Nothing;
         }
         let (agreed, integrity) = (up.agreed, up.integrity);
-        let socket = up.socket(stream);
-        match socket.read(stream, &agreed, integrity) {
+        match up.channel(stream).read(&agreed, integrity, io.now()) {
             Ok(Read::Packet(packet, payload)) => {
                 if let Packet::ConnectionFeatures(theirs) = &packet {
                     up.agree(theirs);
@@ -509,7 +593,7 @@ impl Link {
                 }
             }
             Ok(Read::Wait) => {
-                socket.arm(&mut io.ring);
+                up.channel(stream).arm(&mut io.ring);
                 Next::Nothing
             }
             Ok(Read::Starved) => {
@@ -552,8 +636,11 @@ impl Link {
         if *packet == Packet::Ping {
             up.ping.queued();
         }
-        let digest = up.integrity.own;
-        up.socket(packet.stream()).queue(packet, payload, &agreed, digest);
+        let (stream, digest) = (packet.stream(), up.integrity.own);
+        // A kernel node sends all control packets by one path, and takes them by another one without the lock
+        // of its socket.
+        let everywhere = stream == Stream::Data || up.agreed.has(feature::BITS_OF_EQUALS);
+        up.channel(stream).queue(packet, payload, (&agreed, digest), everywhere);
         up.integrity.sent(packet, &mut up.agreed);
     }
 
@@ -572,10 +659,14 @@ impl Link {
             State::Idle => None,
             State::Dancing(dance) => dance.deadline(),
             State::Securing(securing) => Some(securing.deadline()),
-            State::Up(up) => [up.ended.map(|(at, _)| at), up.stalled_at(&self.net, now)]
-                .into_iter()
-                .flatten()
-                .min(),
+            State::Up(up) => {
+                let ended = up.ended.map(|(at, _)| at);
+                let stuck = up.stuck_at(&self.net).map(|(at, _)| at);
+                let joining = up.joining.iter().filter_map(Dance::deadline).min();
+                let missing = self.misses_paths().then_some(now);
+                let all = [ended, up.stalled_at(&self.net, now), stuck, joining, missing];
+                all.into_iter().flatten().min()
+            }
         };
         let closing = self.closing.iter().map(|c| c.until);
         closing.chain(state).min()
@@ -595,12 +686,22 @@ impl Link {
             State::Up(up) => {
                 if up.stalled_at(&self.net, now).is_some_and(|at| at <= now) {
                     log!(Level::Warn, self.label, "the peer takes no data, connection closed");
-                    let path = up.path;
+                    let at = up.sockets().position(|socket| !socket.is_sent());
+                    let path = at.map(|at| up.paths[at % up.paths.len()]);
                     self.drop_now(io);
-                    self.failed = Some(path);
+                    self.failed = path;
                     return Some(Event::Down(LinkLoss::Stalled));
                 }
-                self.report_end(io)
+                if let Some((_, stream)) = up.stuck_at(&self.net).filter(|(at, _)| *at <= now) {
+                    return Some(self.stuck(io, stream));
+                }
+                for dance in &mut up.joining {
+                    if dance.deadline().is_some_and(|at| at <= now) {
+                        dance.timeout(io, &self.net, &self.label);
+                    }
+                }
+                self.join_missing(io);
+                self.joined(io).or_else(|| self.report_end(io))
             }
         }
     }

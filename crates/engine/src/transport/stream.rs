@@ -1,13 +1,12 @@
-//! One of the two sockets of a connection: bytes to packets and back.
+//! A socket of a connection: bytes in and out, encrypted or in clear. What is read from it is cut into packets by
+//! `channel`.
 
 use std::fmt;
 
-use codec::wire::{self, Agreed, Digest, Packet, Stream, WireError};
-use runtime::net::PEEK_MAX;
+use codec::wire::{self, Agreed, ChunkError, Packet, WireError};
 use runtime::{AllocError, Buf, Completed, Conn, Errno, Received, Ring, Token};
 use vocab::{Instant, NodeId};
 
-use super::integrity::Integrity;
 use crate::digest::Algorithm;
 use crate::shard::token::{LinkToken, SocketOp};
 use crate::tls::{FrozenSession, RecordError, Session};
@@ -36,10 +35,6 @@ pub(crate) struct Socket {
     link: LinkId,
     /// `None` where traffic goes in clear.
     tls: Option<Box<Session>>,
-    /// A packet whose data has not arrived completely.
-    partial: Option<Packet>,
-    /// The digest that came with that packet, or with the last one that had data.
-    digest: Digest,
 }
 
 /// Why a stream can not go on.
@@ -53,6 +48,14 @@ pub(crate) enum Broken {
     Damaged(Packet, Algorithm),
     /// The peer's bytes are no TLS records of this connection.
     Records(RecordError),
+    /// What came by a path is no chunk that can belong to the stream.
+    Chunk(ChunkError),
+}
+
+impl From<ChunkError> for Broken {
+    fn from(error: ChunkError) -> Broken {
+        Broken::Chunk(error)
+    }
 }
 
 impl From<RecordError> for Broken {
@@ -100,24 +103,18 @@ impl fmt::Display for Broken {
                 )
             }
             Broken::Records(error) => error.fmt(f),
+            Broken::Chunk(error) => write!(
+                f,
+                "what the peer sent does not fit the load-balance-paths of this connection: {error}; the peer has \
+                 begun anew, or if this comes again check versions of both nodes"
+            ),
         }
     }
 }
 
-/// What reading a socket brought.
-pub(crate) enum Read {
-    /// A packet and its data.
-    Packet(Packet, Option<Buf>),
-    /// Nothing complete; more will come.
-    Wait,
-    /// No memory for data; try again.
-    Starved,
-}
-
 impl Socket {
     pub(crate) fn new(link: LinkId, serial: u32, conn: Conn, accepted: bool) -> Socket {
-        let (ended, tls, partial, digest) = (None, None, None, Digest::NONE);
-        Socket { serial, conn, accepted, ended, link, tls, partial, digest }
+        Socket { serial, conn, accepted, ended: None, link, tls: None }
     }
 
     /// From here on everything is encrypted, in both directions.
@@ -129,29 +126,16 @@ impl Socket {
         self.tls = Some(Box::new(session));
     }
 
-    /// What has arrived and was not handed on, as it came: a packet whose data is incomplete is
-    /// encoded again. If the socket is encrypted, what was opened is in the session.
+    /// What has arrived and was not read, behind `before`, which was read already and is to be read again. If the
+    /// socket is encrypted, what was opened is in the session.
     ///
     /// # Panics
     /// If a receive is in flight.
-    pub(super) fn unread(
-        &self,
-        agreed: &Agreed,
-        integrity: Integrity,
-    ) -> (Vec<u8>, Option<FrozenSession>) {
-        let mut bytes = Vec::new();
-        if let Some(packet) = &self.partial {
-            // As its sender did, whose own digest is the peer's here.
-            let theirs = Agreed { own_digest_len: agreed.peer_digest_len, ..*agreed };
-            wire::encode(packet, &theirs, &mut bytes);
-            if integrity.peer.is_some() {
-                bytes.extend_from_slice(&self.digest);
-            }
-        }
+    pub(super) fn unread(&self, before: Vec<u8>) -> (Vec<u8>, Option<FrozenSession>) {
         let unread = self.conn.rx.unread();
         match &self.tls {
-            Some(tls) => (unread, Some(tls.freeze(&bytes))),
-            None => ([bytes, unread].concat(), None),
+            Some(tls) => (unread, Some(tls.freeze(&before))),
+            None => ([before, unread].concat(), None),
         }
     }
 
@@ -236,91 +220,38 @@ impl Socket {
         }
     }
 
-    /// The next packet. After `Wait`, arm. Data that do not have their digest are dropped here.
-    ///
-    /// # Errors
-    /// Why the stream can not go on.
-    pub(crate) fn read(
-        &mut self,
-        stream: Stream,
-        agreed: &Agreed,
-        integrity: Integrity,
-    ) -> Result<Read, Broken> {
-        if self.conn.rx.is_armed() {
-            return Ok(Read::Wait);
-        }
-        let packet = match self.partial.take() {
-            Some(packet) => packet,
-            None => match self.read_fixed(stream, agreed)? {
-                Some(packet) => packet,
-                None => return Ok(Read::Wait),
-            },
-        };
-        let len = packet.payload_len();
-        if len == 0 {
-            return Ok(Read::Packet(packet, None));
-        }
-        let taken = match &mut self.tls {
-            Some(tls) => tls.take_payload(&mut self.conn.rx, len)?,
-            None => self.conn.rx.take_payload(len),
-        };
-        match taken {
-            Ok(Some(buf)) => match integrity.peer {
-                Some(algorithm) if *algorithm.of(&buf) != *self.digest => {
-                    Err(Broken::Damaged(packet, algorithm))
-                }
-                _ => Ok(Read::Packet(packet, Some(buf))),
-            },
-            Ok(None) => {
-                self.partial = Some(packet);
-                Ok(Read::Wait)
-            }
-            Err(AllocError::Exhausted) => {
-                self.partial = Some(packet);
-                Ok(Read::Starved)
-            }
-            Err(AllocError::TooLarge) => unreachable!("the codec limits data to 1 MiB"),
-        }
-    }
-
-    /// Header and fixed part of the next packet, and the digest of its data.
-    fn read_fixed(&mut self, stream: Stream, agreed: &Agreed) -> Result<Option<Packet>, Broken> {
-        let some = self.fetch(wire::MAX_HEADER)?;
-        let bytes = self.peek(some).expect("that much is available");
-        let Some(header) = wire::decode_header(bytes, stream, agreed)? else { return Ok(None) };
-        let fixed = header.size() + header.fixed_len();
-        let len = fixed + header.digest_len(agreed);
-        assert!(len <= PEEK_MAX, "the codec limits what is not data to some KiB");
-        self.fetch(len)?;
-        let Some(bytes) = self.peek(len) else { return Ok(None) };
-        let packet = wire::decode(header, &bytes[header.size()..fixed], agreed)?;
-        if len > fixed {
-            let digest = Digest::new(&bytes[fixed..]);
-            self.digest = digest.expect("no algorithm gives more bytes than a digest has");
-        }
-        self.consume(len);
-        Ok(Some(packet))
-    }
-
     /// How many of the next `len` bytes can be read.
-    fn fetch(&mut self, len: usize) -> Result<usize, RecordError> {
+    pub(super) fn fetch(&mut self, len: usize) -> Result<usize, RecordError> {
         match &mut self.tls {
             Some(tls) => tls.fetch(&mut self.conn.rx, len),
             None => Ok(self.conn.rx.available().min(len)),
         }
     }
 
-    fn peek(&mut self, len: usize) -> Option<&[u8]> {
+    /// The next `len` bytes, if they were fetched.
+    pub(super) fn peek(&mut self, len: usize) -> Option<&[u8]> {
         match &self.tls {
             Some(tls) => tls.peek(len),
             None => self.conn.rx.peek(len),
         }
     }
 
-    fn consume(&mut self, len: usize) {
+    /// Moves on by bytes that were fetched.
+    pub(super) fn consume(&mut self, len: usize) {
         match &mut self.tls {
             Some(tls) => tls.consume(len),
             None => self.conn.rx.consume(len),
+        }
+    }
+
+    /// The next `len` bytes as a buffer, once they are there; within, that there is no memory for now.
+    pub(super) fn take_payload(
+        &mut self,
+        len: usize,
+    ) -> Result<Result<Option<Buf>, AllocError>, RecordError> {
+        match &mut self.tls {
+            Some(tls) => tls.take_payload(&mut self.conn.rx, len),
+            None => Ok(self.conn.rx.take_payload(len)),
         }
     }
 }

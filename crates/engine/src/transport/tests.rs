@@ -1,10 +1,11 @@
 //! Two links in one thread find each other over loopback, whoever comes first and whatever
 //! crosses, and lose each other again. `encrypted`: the same with TLS. `handover`: one end goes on in
-//! another process. `paths`: there are several ways from one to the other.
+//! another process. `paths`: there are several ways from one to the other. `spread`: and all are used at once.
 
 mod encrypted;
 mod handover;
 mod paths;
+mod spread;
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -133,6 +134,7 @@ impl World {
         let Some(event) = event else { return };
         let streams = match event {
             Event::Readable(stream) => vec![stream],
+            Event::Joined => vec![Stream::Data, Stream::Control],
             _ => {
                 self.ends[end].events.push(event);
                 vec![Stream::Data, Stream::Control]
@@ -313,7 +315,7 @@ fn data_without_their_digest_are_not_handed_on() {
     world.send(0, &block(0), Some(buf));
     let State::Up(up) = &mut world.ends[0].link.state else { panic!("it is up") };
     let agreed = up.agreed;
-    let tx = &mut up.data.conn.tx;
+    let tx = &mut up.data.sockets[0].conn.tx;
     tx.push_with(|out| codec::wire::encode(&block(1), &agreed, out));
     tx.push_bytes(&Algorithm::Crc32c.of(&[1; 4096]));
     tx.push_bytes(&[vec![1; 4095], vec![3]].concat());
@@ -334,7 +336,7 @@ fn a_digest_that_nobody_knows_ends_the_connection() {
     world.send(0, &parameters(Packet::Protocol, ""), None);
     let State::Up(up) = &mut world.ends[0].link.state else { panic!("it is up") };
     let (told, agreed) = (parameters(Packet::ProtocolUpdate, "crc\n64"), up.agreed);
-    up.data.conn.tx.push_with(|out| codec::wire::encode(&told, &agreed, out));
+    up.data.sockets[0].conn.tx.push_with(|out| codec::wire::encode(&told, &agreed, out));
     world.ends[0].link.flush(&mut world.io);
     world.run("it is noticed", |w| w.ends[1].events.len() == 2);
     assert!(world.ends[1].why.contains("`crc\\n64`"), "{}", world.ends[1].why);
@@ -394,7 +396,7 @@ fn bytes_that_are_no_packet_end_the_connection() {
         State::Up(up) => up,
         _ => panic!("it is up"),
     };
-    up.data.conn.tx.push_bytes(b"GET / HTTP/1.1\r\n");
+    up.data.sockets[0].conn.tx.push_bytes(b"GET / HTTP/1.1\r\n");
     world.ends[0].link.flush(&mut world.io);
     world.run("it is noticed", |w| w.ends[1].events.len() == 2);
     assert_eq!(world.ends[1].events[1], Event::Down(LinkLoss::Garbage));

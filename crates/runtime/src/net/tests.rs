@@ -503,3 +503,25 @@ fn a_connection_can_be_given_away() {
     drop(conn);
     assert_eq!(peer.read(&mut got).unwrap(), 0);
 }
+
+/// What is reserved is sent as it was filled in, in its place, also behind what waits already.
+#[test]
+fn what_is_reserved_is_filled_in_before_it_is_sent() {
+    let (mut ring, pool) = (ring(), pool());
+    let (mut conn, mut peer) = pair(&pool);
+    conn.tx.push_bytes(b"a");
+    let count = conn.tx.reserve(2).unwrap();
+    conn.tx.push_bytes(b"bc");
+    conn.tx.push_buf(pool.copy_from(b"defg").unwrap());
+    assert_eq!(conn.tx.behind_reserved(), 6);
+    conn.tx.fill(count, b"06");
+    let count = conn.tx.reserve(2).unwrap();
+    assert_eq!(conn.tx.queued_bytes(), 11);
+    conn.tx.push_bytes(b"h");
+    conn.tx.fill(count, b"01");
+    conn.tx.flush(&mut ring, TX);
+    conn.tx.on_completed(wait_for(&mut ring, TX), ring.now()).unwrap();
+    let mut got = [0; 12];
+    peer.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"a06bcdefg01h");
+}

@@ -22,6 +22,16 @@ pub struct TxQueue {
     /// When the socket last took something, or the queue was last empty.
     progress_at: Instant,
     failed: Option<Errno>,
+    /// Bytes queued behind what is reserved and not filled in yet.
+    behind: Option<usize>,
+}
+
+/// Bytes that were queued before what they say was known, see [`TxQueue::reserve`].
+#[derive(Debug)]
+#[must_use = "what was reserved is filled in before it can be sent"]
+pub struct Reserved {
+    at: usize,
+    len: usize,
 }
 
 impl TxQueue {
@@ -33,6 +43,7 @@ impl TxQueue {
             queued: 0,
             progress_at: Instant::default(),
             failed: None,
+            behind: None,
         }
     }
 
@@ -62,13 +73,50 @@ impl TxQueue {
                 list.segments.push_back(Segment::Bytes { at, len: added as u32 });
             }
         }
-        self.queued += added;
+        self.queued(added);
+    }
+
+    /// Queues `len` bytes that say something of what is queued behind them, and so are filled in later: with
+    /// [`TxQueue::fill`], before the next flush. `None` after a failure.
+    ///
+    /// # Panics
+    /// If others are reserved already.
+    pub fn reserve(&mut self, len: usize) -> Option<Reserved> {
+        assert!(self.behind.is_none(), "one thing is reserved at a time");
+        if self.failed.is_some() {
+            return None;
+        }
+        let at = self.filling.bytes.len();
+        self.push_with(|out| out.resize(at + len, 0));
+        self.behind = Some(0);
+        Some(Reserved { at, len })
+    }
+
+    /// Fills in what was reserved.
+    ///
+    /// # Panics
+    /// If it is of another length, or was reserved in another queue.
+    pub fn fill(&mut self, reserved: Reserved, bytes: &[u8]) {
+        assert!(self.behind.take().is_some(), "it was reserved here");
+        if self.failed.is_none() {
+            self.filling.bytes[reserved.at..][..reserved.len].copy_from_slice(bytes);
+        }
+    }
+
+    /// Bytes queued since [`TxQueue::reserve`]; 0 after a failure.
+    pub fn behind_reserved(&self) -> usize {
+        self.behind.filter(|_| self.failed.is_none()).unwrap_or(0)
+    }
+
+    fn queued(&mut self, len: usize) {
+        self.queued += len;
+        self.behind = self.behind.map(|behind| behind + len);
     }
 
     /// Queues a buffer without copying it. It is held until the socket has taken it.
     pub fn push_buf(&mut self, buf: Buf) {
         if !buf.is_empty() && self.failed.is_none() {
-            self.queued += buf.len();
+            self.queued(buf.len());
             self.filling.push(buf);
         }
     }
@@ -84,7 +132,11 @@ impl TxQueue {
     }
 
     /// Sends what is queued unless that is being done already. After a failure it does nothing.
+    ///
+    /// # Panics
+    /// If something reserved was not filled in.
     pub fn flush(&mut self, ring: &mut Ring, token: Token) {
+        assert!(self.behind.is_none(), "what is sent is filled in");
         if self.queued == 0 || self.failed.is_some() {
             return;
         }

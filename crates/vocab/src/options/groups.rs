@@ -82,7 +82,7 @@ macro_rules! options {
     (@honoured $honoured:expr) => { $honoured };
 }
 
-const NO_RDMA: &str = "the only transport is tcp";
+const NO_RDMA: &str = "the transports are tcp and lb-tcp";
 
 options! {
     /// Options of a resource (`options { }`).
@@ -171,10 +171,10 @@ options! {
 options! {
     /// Options of a connection (`net { }`).
     NetOptions, "net" {
-        /// The transport; empty means tcp.
-        "transport" transport: String = "", TEXT, Honoured::Only(&["", "tcp"], NO_RDMA);
-        /// Spread traffic over all paths.
-        "load-balance-paths" load_balance_paths: bool = "no", YES_NO, Honoured::DefaultOnly("one path is used at a time");
+        /// The transport; empty means tcp. lb-tcp is the same but for load-balance-paths.
+        "transport" transport: String = "", TEXT, Honoured::Only(&["", "tcp", "lb-tcp"], NO_RDMA);
+        /// Spread traffic over all paths; needs the transport lb-tcp.
+        "load-balance-paths" load_balance_paths: bool = "no", YES_NO;
         /// When a write is complete for the application.
         "protocol" protocol: Protocol = "C", Kind::Choice(&["C", "A", "B"]);
         /// A request unanswered for so long counts against ko-count.
@@ -254,7 +254,7 @@ impl NetOptions {
     /// Checks what no single option can: DRBD wants `timeout` below `connect-int` and `ping-int`
     /// (semantics §11), or a healthy but idle connection would count as silent. Authentication takes
     /// a digest and a secret: half of it would authenticate nobody. TLS takes three files, which do
-    /// nothing without it.
+    /// nothing without it. Load is balanced by lb-tcp alone, which does not encrypt (wire §1.3).
     ///
     /// # Errors
     /// [`OptionError::Conflict`] naming both options.
@@ -278,9 +278,24 @@ impl NetOptions {
                 "shared-secret has no effect without cram-hmac-alg; add `cram-hmac-alg sha256`, or \
                  remove shared-secret"
             }
-            _ => return self.check_tls(),
+            _ => return self.check_transport(),
         };
         Err(OptionError::Conflict(text.to_owned()))
+    }
+
+    fn check_transport(&self) -> Result<(), OptionError> {
+        let is_balancing = self.transport == "lb-tcp";
+        if self.load_balance_paths && !is_balancing {
+            let text = "load-balance-paths has no effect without the transport lb-tcp; add \
+                        `transport lb-tcp` on both nodes, or remove load-balance-paths";
+            return Err(OptionError::Conflict(text.to_owned()));
+        }
+        if self.tls && is_balancing {
+            let text = "the transport lb-tcp does not encrypt, whatever `tls` says; remove \
+                        `transport lb-tcp` and load-balance-paths, or set `tls no`";
+            return Err(OptionError::Conflict(text.to_owned()));
+        }
+        self.check_tls()
     }
 
     fn check_tls(&self) -> Result<(), OptionError> {

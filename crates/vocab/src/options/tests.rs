@@ -146,12 +146,11 @@ fn malformed_values_are_refused() {
 fn options_without_effect_are_refused_with_the_reason() {
     let mut net = NetOptions::default();
     assert_eq!(
-        net.set("load-balance-paths", "yes").unwrap_err().to_string(),
-        "option `load-balance-paths` can not be `yes` here: one path is used at a time; remove it or \
-         set `no`"
+        net.set("transport", "rdma").unwrap_err().to_string(),
+        "option `transport` can not be `rdma` here: the transports are tcp and lb-tcp; remove it or \
+         set `\"\"` or `tcp` or `lb-tcp`"
     );
     net.set("transport", "tcp").unwrap();
-    assert!(net.set("transport", "rdma").is_err());
     let mut disk = DiskOptions::default();
     disk.set("resync-after", "3").unwrap();
     assert_eq!(disk.resync_after, Some(Minor(3)));
@@ -214,6 +213,21 @@ fn tls_takes_three_absolute_paths_or_none() {
     net.set("tls-privkey", "/etc/key.pem").unwrap();
     net.set("tls-certificate", "/etc/certificate.pem").unwrap();
     net.check().unwrap();
+}
+
+#[test]
+fn load_is_balanced_by_lb_tcp_alone_and_in_clear() {
+    let mut net = NetOptions::default();
+    net.set("load-balance-paths", "yes").unwrap();
+    let refused = net.check().unwrap_err().to_string();
+    assert!(refused.contains("no effect without the transport lb-tcp"), "{refused}");
+    net.set("transport", "lb-tcp").unwrap();
+    net.check().unwrap();
+    net.set("tls", "yes").unwrap();
+    let refused = net.check().unwrap_err().to_string();
+    assert!(refused.contains("lb-tcp does not encrypt"), "{refused}");
+    net.set("load-balance-paths", "no").unwrap();
+    assert!(net.check().is_err(), "nor without balancing");
 }
 
 #[test]

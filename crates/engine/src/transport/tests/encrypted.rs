@@ -84,8 +84,8 @@ fn digests_are_checked_beneath_encryption_too() {
     world.run("they arrived", |w| w.ends[1].packets.len() == 2);
     // Bytes that are put on the socket past the records end the connection.
     let State::Up(up) = &mut world.ends[0].link.state else { panic!("it is up") };
-    up.data.conn.tx.push_bytes(&[23, 3, 3, 0, 32]);
-    up.data.conn.tx.push_bytes(&[7; 32]);
+    up.data.sockets[0].conn.tx.push_bytes(&[23, 3, 3, 0, 32]);
+    up.data.sockets[0].conn.tx.push_bytes(&[7; 32]);
     world.ends[0].link.flush(&mut world.io);
     world.run("it is noticed", |w| w.ends[1].events.len() == 2);
     assert_eq!(world.ends[1].events[1], Event::Down(LinkLoss::Garbage));

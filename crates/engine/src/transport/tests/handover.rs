@@ -29,7 +29,7 @@ impl World {
     }
 
     /// Turns for a moment: what was sent has most likely arrived.
-    fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         let start = runtime::clock::now();
         self.run("a moment has passed", |_| {
             runtime::clock::now().since(start) > Duration::from_millis(1)
@@ -91,7 +91,7 @@ fn a_packet_of_which_some_has_arrived_is_completed_by_the_heir() {
     for cut in cuts {
         for (part, swapped) in [(&stream[..cut], true), (&stream[cut..], false)] {
             let State::Up(up) = &mut world.ends[0].link.state else { panic!("it is up") };
-            up.data.conn.tx.push_bytes(part);
+            up.data.sockets[0].conn.tx.push_bytes(part);
             world.ends[0].link.flush(&mut world.io);
             if swapped {
                 world.turn();

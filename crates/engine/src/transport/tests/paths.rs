@@ -6,14 +6,14 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::*;
 
 /// A path between both ends, as each has it.
-struct Between([SocketAddr; 2]);
+pub(super) struct Between([SocketAddr; 2]);
 
 impl Between {
-    fn new() -> Between {
+    pub(super) fn new() -> Between {
         Between(addresses())
     }
 
-    fn of(&self, end: usize) -> PathConfig {
+    pub(super) fn of(&self, end: usize) -> PathConfig {
         PathConfig { local: self.0[end], remote: self.0[1 - end] }
     }
 }
@@ -43,19 +43,21 @@ impl Silent {
 }
 
 impl World {
-    fn set_paths(&mut self, end: usize, paths: &[PathConfig]) -> Option<Event> {
+    pub(super) fn set_paths(&mut self, end: usize, paths: &[PathConfig]) -> Option<Event> {
         self.ends[end].link.set_paths(&mut self.io, paths.to_vec())
     }
 
     /// The path in use, which is that of both sockets.
     fn used(&self, end: usize) -> PathConfig {
         let State::Up(up) = &self.ends[end].link.state else { panic!("it is up") };
-        for socket in [&up.data, &up.control] {
+        let [path] = up.paths[..] else { panic!("it has one path") };
+        for channel in [&up.data, &up.control] {
+            let [socket] = &channel.sockets[..] else { panic!("one socket") };
             let ips = (socket.conn.local_addr(), socket.conn.peer_addr());
             let ips = (ips.0.unwrap().ip(), ips.1.unwrap().ip());
-            assert_eq!(ips, (up.path.local.ip(), up.path.remote.ip()), "a socket of another path");
+            assert_eq!(ips, (path.local.ip(), path.remote.ip()), "a socket of another path");
         }
-        up.path
+        path
     }
 
     fn come_up(&mut self) {

@@ -251,13 +251,13 @@ fn wrong_command_lines_end_with_20_and_ask_nothing() {
 
 #[test]
 fn refusals_have_the_form_and_the_status_of_the_original() {
-    let ran = drbdsetup("new-peer r0 3 --_name=c --load-balance-paths=yes", Some(up));
+    let ran = drbdsetup("new-peer r0 3 --_name=c --transport=rdma", Some(up));
     assert_eq!((ran.status, ran.orders.len()), (10, 0));
     assert_eq!(
         ran.err,
         "r0: Failure: (162) The request is invalid\nadditional info from kernel:\noption \
-         `load-balance-paths` can not be `yes` here: one path is used at a time; remove it or set \
-         `no`\n"
+         `transport` can not be `rdma` here: the transports are tcp and lb-tcp; remove it or set \
+         `\"\"` or `tcp` or `lb-tcp`\n"
     );
     let ran = drbdsetup("new-peer r0 3 --_name=c --csums-alg=crc32c", Some(up));
     assert_eq!((ran.status, ran.orders.len()), (10, 0));
