@@ -180,7 +180,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
         if arguments.len() > 1 {
             bail!("--guest stands alone\n{HELP}");
         }
-        return crate::vm::blockdev::bench::main();
+        process::watch_signals()?;
+        return crate::vm::blockdev::bench::main(build(false)?);
     }
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);

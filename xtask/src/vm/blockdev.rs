@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::engine::binary;
 use super::guest::{Guest, Kind};
 use super::image::Images;
 use super::rig::Rig;
@@ -118,7 +119,7 @@ pub fn main() -> Result<()> {
     let modules = ["ublk_drv", "nbd", "dm-crypt", "ext4", "xfs", "loop"];
     let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &modules)?;
     println!("guest: Linux {}", guest.run("uname -r", PATIENCE)?.trim());
-    let mut nodes = Nodes::start(&rig, &guest)?;
+    let mut nodes = Nodes::start(&rig, &guest, binary()?)?;
     let tests: [fn(&mut Nodes<'_>) -> Result<()>; 9] = [
         maps,
         limits,

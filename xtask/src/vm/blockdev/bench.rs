@@ -2,6 +2,7 @@
 //! client and by fio's own, in an emulated guest. The figures compare ways into one engine; a machine
 //! without emulation does some 15 times as much.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -9,7 +10,6 @@ use serde_json::Value;
 
 use super::nodes::Nodes;
 use super::{DISK_MIB, PATIENCE};
-use crate::process;
 use crate::vm::guest::Kind;
 use crate::vm::image::Images;
 use crate::vm::rig::Rig;
@@ -35,13 +35,12 @@ const WAYS: [(&str, &str); 3] = [
     ("fio's NBD", "--ioengine=nbd --uri='nbd+unix:///r0?socket=/tmp/nbd.sock'"),
 ];
 
-/// The command.
-pub fn main() -> Result<()> {
-    process::watch_signals()?;
+/// The command, with the program as it is shipped.
+pub fn main(program: PathBuf) -> Result<()> {
     let images = Images::get(Kind::Emulated)?;
     let rig = Rig::new(&images)?;
     let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &["ublk_drv", "nbd"])?;
-    let mut nodes = Nodes::start(&rig, &guest)?;
+    let mut nodes = Nodes::start(&rig, &guest, program)?;
     let kernel = guest.run("uname -r", PATIENCE)?;
     nodes.map("")?;
     nodes.guest_ashlar(&format!("export r0/0 --listen {SOCKET}"))?;

@@ -11,7 +11,6 @@ use serde_json::Value;
 use super::{DISK_MIB, PATIENCE, install};
 use crate::process::{self, Daemon};
 use crate::torture::nbd::Client;
-use crate::vm::engine::binary;
 use crate::vm::guest::Guest;
 use crate::vm::rig::{Rig, address};
 
@@ -42,9 +41,8 @@ impl Load {
 }
 
 impl<'a> Nodes<'a> {
-    /// Starts both, with UpToDate, connected replicas.
-    pub fn start(rig: &'a Rig<'a>, guest: &'a Guest) -> Result<Nodes<'a>> {
-        let program = binary()?;
+    /// Starts both, of this program, with UpToDate, connected replicas.
+    pub fn start(rig: &'a Rig<'a>, guest: &'a Guest, program: PathBuf) -> Result<Nodes<'a>> {
         let stripped = rig.file("ashlar");
         let mut strip = process::command("strip");
         strip.arg("-o").arg(&stripped).arg(&program);
