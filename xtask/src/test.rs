@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that has to pass, in one command.
 //!
-//! Sections run one after the other, cheapest first, but for those with guests, which leave a
-//! processor free: they run beside those after them. A section that fails does not keep the next from running. The last
+//! Sections run one after the other, cheapest first, but for one that leaves a processor free: it
+//! runs beside those after it, which wait for nobody. A section that fails does not keep the next from running. The last
 //! line adds them up: a check counts as one test, a simulated seed does not.
 
 mod known;
@@ -29,9 +29,9 @@ cargo xtask test [SECTION ...]
     build      the programs and tests, so that what follows does not wait for the compiler
     tests      unit, interoperation and end-to-end tests of the workspace
     interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak; pools of LVM
-    faces      volumes as ublk and nbd devices of a guest, and as the disk of another
     sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
     fuzz       300,000 fixed inputs of each fuzz target
+    faces      only if named: volumes as ublk and nbd devices of a guest, and as the disk of another
     With CI set in the environment, a section that hangs is ended and fails.";
 
 /// What came of a section.
@@ -66,8 +66,8 @@ impl AddAssign for Outcome {
     }
 }
 
-/// Longest time for each part of the sections with guests; they take two to six.
-const GUEST_MINUTES: u64 = 14;
+/// Longest time for each part of the sections with guests; they take two to five.
+const GUEST_MINUTES: u64 = 9;
 
 /// Seeds in the section `sim`.
 const SIM_SEEDS: u64 = 2_000;
@@ -76,13 +76,15 @@ const SIM_SEEDS: u64 = 2_000;
 struct Section {
     name: &'static str,
     run: fn() -> Result<Outcome>,
-    /// Runs while the sections after it do, after others like it.
+    /// Runs while the sections after it do.
     beside: bool,
+    /// Takes more time than there is for every change.
+    only_if_named: bool,
 }
 
 impl Section {
     const fn new(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
-        Section { name, run, beside: false }
+        Section { name, run, beside: false, only_if_named: false }
     }
 
     /// Runs it, and says what came of it.
@@ -105,11 +107,12 @@ const SECTIONS: [Section; 10] = [
     Section::new("tidy", tidy),
     Section::new("clippy", clippy),
     Section::new("build", runners::build),
-    Section { beside: true, ..Section::new("interop", interop) },
-    Section { beside: true, ..Section::new("faces", faces) },
     Section::new("tests", runners::run),
+    // Not beside tests, which wait for each other only so long.
+    Section { beside: true, ..Section::new("interop", interop) },
     Section::new("sim", simulate),
     Section::new("fuzz", fuzz::section),
+    Section { only_if_named: true, ..Section::new("faces", faces) },
 ];
 
 /// The command.
@@ -124,29 +127,27 @@ pub fn main(arguments: &[String]) -> Result<()> {
         }
     }
     let begun = Instant::now();
-    let chosen = SECTIONS.iter().filter(|section| {
-        arguments.is_empty() || arguments.iter().any(|argument| argument == section.name)
+    let chosen = SECTIONS.iter().filter(|section| match arguments {
+        [] => !section.only_if_named,
+        named => named.iter().any(|argument| argument == section.name),
     });
     let mut total = Outcome::default();
     let mut summary = Vec::new();
     std::thread::scope(|scope| {
-        let mut beside = None;
-        for section in chosen.clone() {
-            if !section.beside {
-                println!("\n== {}", section.name);
-                let (outcome, line) = section.outcome();
-                total += outcome;
-                summary.push(line);
-            } else if beside.is_none() {
-                let lane: Vec<&Section> = chosen.clone().filter(|other| other.beside).collect();
-                let names: Vec<&str> = lane.iter().map(|section| section.name).collect();
-                println!("\n== {}, beside the next", names.join(", then "));
-                let outcomes = move || lane.into_iter().map(Section::outcome).collect::<Vec<_>>();
-                beside = Some(scope.spawn(outcomes));
+        let mut beside = Vec::new();
+        for section in chosen {
+            if section.beside {
+                println!("\n== {}, beside the next", section.name);
+                beside.push(scope.spawn(|| section.outcome()));
+                continue;
             }
+            println!("\n== {}", section.name);
+            let (outcome, line) = section.outcome();
+            total += outcome;
+            summary.push(line);
         }
-        let lane = beside.map(|lane| lane.join().expect("a section that fails says so"));
-        for (outcome, line) in lane.into_iter().flatten() {
+        for section in beside {
+            let (outcome, line) = section.join().expect("a section that fails says so");
             total += outcome;
             summary.push(line);
         }

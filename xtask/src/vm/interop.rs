@@ -202,21 +202,29 @@ fn discards(pair: &Pair<'_>) -> Result<()> {
     let used = || -> Result<u64> { Ok(fs::metadata(&host)?.blocks() * 512) };
     let fill = "dd if=/dev/urandom of=/dev/drbd0 bs=1M count=32 oflag=direct 2>/dev/null && ";
     let discard = "blkdiscard -o 8388608 -l 8388608 /dev/drbd0";
-    let full = {
-        pair.kernel(&format!("drbdadm primary r0 && {fill} sync"))?;
-        pair.settle("a Primary kernel fills 32 MiB")?;
-        used()?
-    };
-    pair.kernel(&format!("{discard} && drbdadm secondary r0"))?;
     // By protocol A the kernel is done before Ashlar has all of it.
-    let begun = Instant::now();
-    while used()? + (7 << 20) > full {
-        let left = used()?;
-        let patient = begun.elapsed() < SETTLED;
-        ensure!(patient, "Ashlar kept {left} bytes of {full} after a discard\n{}", pair.logs());
-        process::check_signals()?;
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let wait = |what: &str, holds: &dyn Fn() -> Result<bool>| -> Result<()> {
+        let begun = Instant::now();
+        while !holds()? {
+            let (patient, bytes) = (begun.elapsed() < SETTLED, used()?);
+            ensure!(patient, "Ashlar's disk has {bytes} bytes, and {what}\n{}", pair.logs());
+            process::check_signals()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    };
+    pair.kernel(&format!("drbdadm primary r0 && {fill} sync"))?;
+    pair.settle("a Primary kernel fills 32 MiB")?;
+    let last = "bs=1M skip=31 count=1 2>/dev/null | md5sum";
+    let theirs = pair.kernel(&format!("dd if=/dev/drbd0 iflag=direct {last}"))?;
+    wait("not what was written last", &|| {
+        let mut shell = process::command("sh");
+        shell.args(["-c", &format!("dd if={} {last}", host.display())]);
+        Ok(process::output(shell, PATIENCE)?.trim() == theirs.trim())
+    })?;
+    let full = used()?;
+    pair.kernel(&format!("{discard} && drbdadm secondary r0"))?;
+    wait("has given up too little", &|| Ok(used()? + (7 << 20) <= full))?;
     pair.settle("it discards 8 MiB")?;
     let mut fio = process::command("fio");
     fio.args([
