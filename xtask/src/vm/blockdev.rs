@@ -195,7 +195,11 @@ fn peer_dies(nodes: &mut Nodes<'_>) -> Result<()> {
     nodes.wait("the peer is missed", |status| {
         status[0]["connections"][0]["connection-state"] != "Connected"
     })?;
-    ensure!(fio.runs()?, "the load ended before the peer was lost");
+    ensure!(
+        fio.runs()?,
+        "the load ended before the peer was lost\n{}",
+        nodes.guest.run("tail -n 40 /tmp/log; dmesg | tail -n 5; ashlar status -v", PATIENCE)?
+    );
     std::thread::sleep(Duration::from_secs(3));
     nodes.start_peer()?;
     nodes.wait("the peer is UpToDate again", Nodes::is_in_sync)?;
@@ -265,7 +269,7 @@ fn engine_is_replaced(nodes: &mut Nodes<'_>) -> Result<()> {
     nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
     nodes.on_device("mount -t ext4 $dev /mnt && rm -f /mnt/load*")?;
     let mut fio = nodes.load(
-        "--name=load --directory=/mnt --rw=randrw --bs=4k --size=16m --iodepth=8 --direct=1 \
+        "--name=load --directory=/mnt --rw=randrw --bs=4k --size=48m --iodepth=8 --direct=1 \
          --fsync=64 --rate_iops=200",
     )?;
     for _ in 0..3 {
