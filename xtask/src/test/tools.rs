@@ -19,11 +19,6 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
-    // Guests of the section `faces`, one of which boots from a volume.
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("boot.img", "grub-pc-bin"),
-    ("grub-mkimage", "grub-common"),
-    ("fdisk", "fdisk"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdcopy", "libnbd-bin"),
     ("fio", "fio"),
@@ -119,8 +114,6 @@ fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<_> = std::env::split_paths(&path).collect();
     folders.extend(["/usr/sbin", "/sbin"].map(Into::into));
-    // What GRUB writes on disks is no program of this machine.
-    folders.push("/usr/lib/grub/i386-pc".into());
     // PostgreSQL's are in a folder for each version.
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     folders.extend(versions.map(|version| version.path().join("bin")));
