@@ -59,6 +59,9 @@ const GROWN: Duration = Duration::from_secs(10);
 /// Between two attempts to reach the engine.
 const ENGINE_PAUSE: Duration = Duration::from_millis(500);
 
+/// How often the engine is asked about a resource of which it tells meanwhile; it tells the rest.
+const LOOKS: usize = 8;
+
 /// How often the engine tells of numbers that move, in milliseconds.
 const STATISTICS_MS: u32 = 2_000;
 
@@ -246,14 +249,20 @@ impl Daemon {
                     }
                 }
             }
-            // What was done is in the next report, whatever the engine's events have come to.
-            match self.node.engine().status(name.as_str()) {
-                Ok(Some(status)) => self.view.put(status),
-                Ok(None) => self.view.remove(name.as_str()),
-                Err(_) => {}
-            }
+            self.look(&name);
             self.queue.done(&name);
             self.touch([name], true);
+        }
+    }
+
+    /// What was done is in the next report, whatever the engine's events have come to.
+    fn look(&self, name: &ResourceName) {
+        for _ in 0..LOOKS {
+            self.view.asks(name.as_str());
+            let Ok(status) = self.node.engine().status(name.as_str()) else { return };
+            if self.view.answered(name.as_str(), status) {
+                return;
+            }
         }
     }
 
@@ -317,11 +326,11 @@ impl Daemon {
             let name = match event {
                 Event::Resource(status) => {
                     let name = status.name.clone();
-                    self.view.put(status);
+                    self.view.told(&name, Some(status));
                     name
                 }
                 Event::Gone { resource } => {
-                    self.view.remove(&resource);
+                    self.view.told(&resource, None);
                     resource
                 }
                 // Handlers have an effect on states, and these come as well.

@@ -14,6 +14,9 @@ use vocab::{Bytes, ConnState, DiskState, VolumeNr};
 use crate::engine;
 use crate::record::{Metadata, Record};
 
+#[cfg(test)]
+mod tests;
+
 /// The state of the engine's resources as last heard, by name.
 #[derive(Default)]
 pub struct View {
@@ -25,6 +28,23 @@ struct Inner {
     /// Nothing is known while the engine is not connected.
     statuses: BTreeMap<String, ResourceStatus>,
     in_use: BTreeMap<String, Millis>,
+    /// Resources that the engine is being asked about, and has not told of since.
+    asked: BTreeSet<String>,
+}
+
+impl Inner {
+    fn put(&mut self, status: ResourceStatus) {
+        match engine::is_in_use(&status) {
+            true => _ = self.in_use.entry(status.name.clone()).or_insert_with(now),
+            false => _ = self.in_use.remove(&status.name),
+        }
+        self.statuses.insert(status.name.clone(), status);
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.statuses.remove(name);
+        self.in_use.remove(name);
+    }
 }
 
 impl View {
@@ -32,24 +52,36 @@ impl View {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A resource of the engine, as it is.
-    pub fn put(&self, status: ResourceStatus) {
+    /// The engine has told of a resource: as it is now, or that it is gone.
+    pub fn told(&self, name: &str, status: Option<ResourceStatus>) {
         let mut inner = self.lock();
-        match engine::is_in_use(&status) {
-            true => _ = inner.in_use.entry(status.name.clone()).or_insert_with(now),
-            false => _ = inner.in_use.remove(&status.name),
+        inner.asked.remove(name);
+        match status {
+            Some(status) => inner.put(status),
+            None => inner.remove(name),
         }
-        inner.statuses.insert(status.name.clone(), status);
     }
 
-    /// The engine does not have it any more.
-    pub fn remove(&self, name: &str) {
+    /// The engine is about to be asked for a resource.
+    pub fn asks(&self, name: &str) {
+        self.lock().asked.insert(name.to_owned());
+    }
+
+    /// What it has answered. That is older than what it has told since it was asked, and says
+    /// nothing then: nobody would ever correct it. True if it counts.
+    #[must_use]
+    pub fn answered(&self, name: &str, status: Option<ResourceStatus>) -> bool {
         let mut inner = self.lock();
-        inner.statuses.remove(name);
-        inner.in_use.remove(name);
+        let counts = inner.asked.remove(name);
+        match status {
+            Some(status) if counts => inner.put(status),
+            None if counts => inner.remove(name),
+            _ => {}
+        }
+        counts
     }
 
-    /// The engine is gone: nothing is known.
+    /// The engine is gone: nothing is known, and what it may still answer says nothing.
     pub fn clear(&self) {
         *self.lock() = Inner::default();
     }

@@ -585,7 +585,11 @@ impl Drop for Cluster {
             let steps: Vec<String> =
                 plan.steps.iter().map(|s| format!("{}: {}", s.node, s.action)).collect();
             println!("{}: steps {steps:?} waits {:?}", definition.name, plan.waits);
-            println!("{:#?}", self.observed.resources.get(&definition.name));
+            for (node, replica) in
+                self.observed.resources.get(&definition.name).iter().flat_map(|r| *r)
+            {
+                println!("{node}: {replica:?}");
+            }
         }
         for node in &self.nodes {
             println!("==== {} ====", node.name);
