@@ -66,7 +66,8 @@ const USER_OFFLOAD: u64 = u64::MAX - 1;
 const ENTER_GETEVENTS: u32 = 1;
 const ENTER_EXT_ARG: u32 = 8;
 
-/// How often a transfer interrupted without progress is repeated before its error counts.
+/// How often a transfer that the kernel could not begin, or only interrupted, is repeated before its error
+/// counts.
 const RETRIES_MAX: u8 = 64;
 
 /// How long dropping a ring waits for the kernel to finish what was cancelled.
@@ -705,7 +706,8 @@ fn next_step(op: &mut Op, result: Result<u32, Errno>) -> Next {
         if cancelled { Next::Done(Err(Errno::ECANCELED)) } else { Next::Again }
     };
     match (&mut op.kind, result) {
-        (Kind::Transfer { retries, .. }, Err(Errno::EINTR | Errno::EAGAIN))
+        // Memory that this process lacks says nothing of the disk, which would be given up for it.
+        (Kind::Transfer { retries, .. }, Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOMEM))
             if *retries < RETRIES_MAX =>
         {
             *retries += 1;

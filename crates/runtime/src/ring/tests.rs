@@ -457,3 +457,30 @@ fn every_setup_level_works_or_is_explained() {
     assert!(text.contains("kernel.io_uring_disabled"));
     assert!(RingError::TooOld.to_string().contains("Linux 6.1"));
 }
+
+#[test]
+fn a_transfer_outlives_a_moment_without_memory_and_no_disk_that_fails() {
+    let transfer = || Op {
+        token: Token(1),
+        fd: None,
+        memory: Memory::None,
+        kind: Kind::Transfer {
+            write: true,
+            offset: 0,
+            done: 0,
+            len: 4096,
+            rw_flags: 0,
+            retries: 0,
+        },
+        cancelled: false,
+    };
+    for error in [Errno::EINTR, Errno::EAGAIN, Errno::ENOMEM] {
+        let mut op = transfer();
+        for _ in 0..RETRIES_MAX {
+            assert!(matches!(next_step(&mut op, Err(error)), Next::Again), "{error}");
+        }
+        assert!(matches!(next_step(&mut op, Err(error)), Next::Done(Err(last)) if last == error));
+    }
+    let failed = next_step(&mut transfer(), Err(Errno::EIO));
+    assert!(matches!(failed, Next::Done(Err(Errno::EIO))));
+}
