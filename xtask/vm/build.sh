@@ -2,6 +2,8 @@
 # Builds a kind of the guests of `cargo xtask vm` from Debian packages: a kernel and an initial file system.
 # usage: build.sh DIRECTORY user-mode|emulated
 #
+# ASHLAR_VM_KERNEL=FOLDER has emulated guests with the kernel whose packages are in it, in place of the newest 6.12.
+#
 # DIRECTORY gets: key, and vmlinuz, emulated.gz (a kernel for QEMU), or linux.uml, usermode.gz, xshim.so (user-mode Linux).
 set -euo pipefail
 
@@ -29,18 +31,26 @@ apt-get -o DPkg::Lock::Timeout=600 install -y --no-install-recommends \
     $emulator busybox-static cpio gzip xz-utils kmod drbd-utils dropbear-bin openssh-client fio lvm2 \
     cryptsetup-bin nvme-cli thin-provisioning-tools xfsprogs e2fsprogs nbd-client iproute2 gcc libc6-dev >/dev/null
 
-if [ "$kind" = emulated ]; then
+package=
+if [ "$kind" = emulated ] && [ -n "${ASHLAR_VM_KERNEL:-}" ]; then
+    cp "$ASHLAR_VM_KERNEL"/*.deb "$work"
+elif [ "$kind" = emulated ]; then
     # The newest kernel of that series there is.
     package=$(apt-cache search --names-only '^linux-image-6\.12\.[0-9]+\+deb[0-9]+-amd64$' | cut -d' ' -f1 | sort -V | tail -1)
     [ -n "$package" ] || { echo "there is no package linux-image-6.12.*-amd64; add backports to apt's sources" >&2; exit 1; }
 else
     package=user-mode-linux
 fi
-(cd "$work" && apt-get download "$package" >/dev/null 2>&1) || { echo "$package could not be loaded" >&2; exit 1; }
-dpkg -x "$work"/*.deb "$work/kernel"
+[ -z "$package" ] || (cd "$work" && apt-get download "$package" >/dev/null 2>&1) || { echo "$package could not be loaded" >&2; exit 1; }
+for deb in "$work"/*.deb; do dpkg -x "$deb" "$work/kernel"; done
 if [ "$kind" = emulated ]; then
+    # Debian 13 has them below usr.
+    if [ -d "$work/kernel/usr/lib/modules" ]; then
+        mkdir -p "$work/kernel/lib"
+        mv "$work/kernel/usr/lib/modules" "$work/kernel/lib/"
+    fi
     version=$(ls "$work/kernel/lib/modules")
-    cp "$work/kernel/boot/vmlinuz-$version" vmlinuz
+    cp "$work/kernel/boot/vmlinuz-$version" vmlinuz 2>/dev/null || cp "$work/kernel/lib/modules/$version/vmlinuz" vmlinuz
 else
     cp "$work/kernel/usr/bin/linux.uml" linux.uml
     gcc -O2 -shared -fPIC -o xshim.so "$here/xshim.c" -ldl

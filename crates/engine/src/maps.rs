@@ -3,6 +3,7 @@
 //! - `ublk`: a device of the kernel's ublk driver, from its making to its end.
 //! - `fuse`: the same of a loop device on a file of FUSE, whose process outlives the engine.
 //! - `handover`: devices that another process goes on with. `users`: who has a device open. `links`: its names.
+//!   `size`: devices follow the sizes of their volumes.
 //!
 //! A mapped volume is open for as long as its device exists, because the driver does not tell who
 //! opens and closes it: the node is Primary then (if the device can be written), and no other node can
@@ -11,6 +12,7 @@
 mod fuse;
 mod handover;
 mod links;
+mod size;
 mod ublk;
 mod users;
 
@@ -28,6 +30,7 @@ use crate::restore::text;
 use crate::state::StoredMap;
 use links::Links;
 use logging::{Level, log};
+use size::Watch;
 pub(crate) use ublk::refused;
 
 /// How long a start tries to bring devices back: their volumes need peers, and peers need time. As long as
@@ -46,6 +49,8 @@ struct Mapped {
     /// Holds the volume open.
     key: DeviceKey,
     kind: Kind,
+    /// Hears of the resource, for the size of the volume.
+    watch: Watch,
 }
 
 /// What there is to a device beyond that.

@@ -120,7 +120,7 @@ pub fn main() -> Result<()> {
     let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &modules)?;
     println!("guest: Linux {}", guest.run("uname -r", PATIENCE)?.trim());
     let mut nodes = Nodes::start(&rig, &guest, binary()?)?;
-    let tests: [fn(&mut Nodes<'_>) -> Result<()>; 9] = [
+    let tests: [fn(&mut Nodes<'_>) -> Result<()>; 10] = [
         maps,
         limits,
         peer_dies,
@@ -130,6 +130,7 @@ pub fn main() -> Result<()> {
         written_elsewhere,
         read_only,
         kernel_nbd,
+        grows,
     ];
     for test in tests {
         test(&mut nodes)?;
@@ -337,6 +338,38 @@ fn kernel_nbd(nodes: &mut Nodes<'_>) -> Result<()> {
     )?;
     nodes.guest_ashlar("unexport r0/0")?;
     done("the kernel's NBD client", begun);
+    Ok(())
+}
+
+/// A volume grows while it is mapped: its device does, too, where the driver can announce that.
+fn grows(nodes: &mut Nodes<'_>) -> Result<()> {
+    let begun = Instant::now();
+    nodes.wait("the peer is UpToDate", Nodes::is_in_sync)?;
+    nodes.guest_ashlar("resize r0/0 --size 320M")?;
+    nodes.map("")?;
+    let announces = nodes.guest_ashlar("info")?.contains("update-size");
+    let size = |nodes: &Nodes<'_>| -> Result<u64> {
+        Ok(nodes.on_device("blockdev --getsize64 $dev")?.trim().parse()?)
+    };
+    ensure!(size(nodes)? == 320 << 20, "the device has another size than its volume");
+    nodes.guest_ashlar("resize r0/0")?;
+    let what = match announces {
+        true => "a device grows with its volume",
+        false => "a device keeps its size (this kernel announces none)",
+    };
+    while announces && size(nodes)? < 384 << 20 {
+        ensure!(begun.elapsed() < PATIENCE, "the device does not grow");
+        process::check_signals()?;
+    }
+    if announces {
+        nodes.on_device(
+            "dd if=/dev/urandom of=$dev bs=1M seek=380 count=4 oflag=direct 2>/dev/null && \
+             $blkdiscard -z -o 330M -l 8M $dev",
+        )?;
+    }
+    ensure!(announces || size(nodes)? == 320 << 20, "the device has grown");
+    nodes.guest_ashlar("unmap r0/0")?;
+    done(what, begun);
     Ok(())
 }
 

@@ -86,7 +86,7 @@ impl Guest {
     pub(super) fn boot_from(rig: &Rig<'_>, nr: u8, socket: &Path) -> Result<Guest> {
         let mut command = machine(rig, nr, 2);
         let disk = format!("socket,id=disk,path={},reconnect=1", socket.display());
-        command.args(["-object", "memory-backend-memfd,id=memory,size=512M,share=on"]);
+        command.args(["-object", "memory-backend-memfd,id=memory,size=1024M,share=on"]);
         command.args(["-machine", "memory-backend=memory", "-chardev", &disk]);
         command.args(["-device", "vhost-user-blk-pci,chardev=disk,num-queues=2,bootindex=0"]);
         Guest::start_up(rig, nr, Kind::Emulated, command, &rig.file(&format!("console{nr}")))
@@ -217,7 +217,7 @@ fn user_mode(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
 fn machine(rig: &Rig<'_>, nr: u8, cpus: u8) -> Command {
     let mut command = rig.command(Path::new("qemu-system-x86_64"));
     let cpus = cpus.to_string();
-    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", &cpus, "-m", "512"]);
+    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", &cpus, "-m", "1024"]);
     command.args(["-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio"]);
     let net = format!("tap,id=net,ifname={},script=no,downscript=no", cable(nr));
     let card = format!("virtio-net-pci,netdev=net,mac=52:54:00:00:00:{nr:02x},romfile=");

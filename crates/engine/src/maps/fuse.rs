@@ -21,19 +21,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use codec::admin::{Event, Face, FaceStatus, FailureKind, MapOptions};
+use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
 use frontend::loopdev;
 use frontend::nbd::server::Parting;
 use frontend::ublk::DeviceKey;
-use runtime::{Errno, Target};
+use runtime::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use vocab::{ConnState, Minor, VolumeNr};
 
 use super::links::Links;
+use super::size::Resize;
 use super::ublk::close;
 use super::{Kind, Mapped};
 use crate::engine::{Done, Engine, Entry, Stop, lock};
-use crate::hub::Subscriber;
 use crate::shard::Shard;
 use logging::{Level, log};
 
@@ -58,8 +58,6 @@ const DEVICE: Duration = Duration::from_secs(45);
 const FREED: Duration = Duration::from_secs(5);
 /// How often is looked.
 const TICK: Duration = Duration::from_millis(5);
-/// How long the watch of a size waits at a time.
-const QUIET: Duration = Duration::from_secs(3600);
 
 /// Where the process behind a device is found.
 #[derive(Clone)]
@@ -74,8 +72,6 @@ pub(super) struct Process {
     place: Place,
     /// If this engine has started it.
     child: Mutex<Option<Child>>,
-    /// Hears of the resource, for the size of the volume.
-    watch: Arc<Subscriber>,
 }
 
 impl std::fmt::Debug for Process {
@@ -219,8 +215,10 @@ impl Engine {
         });
         match made {
             Ok(path) => {
-                self.watch_size(entry, nr, &options, &process, &path);
-                Ok(Mapped { path, links, shard, key, kind: Kind::Fuse(process) })
+                let (kind, watch) = (Kind::Fuse(process), self.watch_size(&entry.name));
+                let mapped = Mapped { path, links, shard, key, kind, watch };
+                self.follow_fuse(entry, nr, options, &mapped);
+                Ok(mapped)
             }
             Err(stop) => {
                 if let Some(left) = leftover_at(&process.place.directory) {
@@ -238,7 +236,6 @@ impl Engine {
         Process {
             place: Place { directory: self.face_directory(minor), client },
             child: Mutex::new(None),
-            watch: self.hub.subscribe(Some(entry.name.clone())),
         }
     }
 
@@ -340,12 +337,7 @@ impl Engine {
     }
 
     fn block_size(&self, entry: &Entry, nr: VolumeNr) -> Done<u32> {
-        let id = entry.id;
-        let size = self.on(entry.shard, move |shard| {
-            let target = shard.hosts.get_mut(id)?.target(nr)?;
-            shard.volumes.get_mut(target).map(|volume| volume.info().block_size_min)
-        })?;
-        Ok(size.unwrap_or(512))
+        Ok(self.geometry(entry, nr)?.map_or(512, |target| target.block_size_min))
     }
 
     /// Starts the process. It leaves the engine's group, so that what ends the engine by a key or a
@@ -440,7 +432,6 @@ impl Engine {
 
     /// Ends the process, then closes the volume.
     fn end_process(&self, process: &Process, shard: usize, key: DeviceKey) -> Done {
-        self.hub.unsubscribe(process.watch.id);
         remove_directory(&process.place.directory);
         if let Some(mut child) = lock(&process.child).take() {
             // It may be that it never got to listen.
@@ -467,69 +458,44 @@ impl Engine {
         })
     }
 
-    /// Announces it whenever the volume has another size.
-    pub(super) fn watch_size(
+    /// Has a loop device follow the size of its volume.
+    pub(super) fn follow_fuse(
         self: &Arc<Self>,
         entry: &Entry,
         nr: VolumeNr,
-        options: &MapOptions,
-        process: &Process,
-        path: &str,
+        options: MapOptions,
+        mapped: &Mapped,
     ) {
-        let (engine, resource) = (Arc::downgrade(self), entry.name.clone());
-        let (options, path) = (*options, path.to_owned());
-        let (watch, place) = (process.watch.clone(), process.place.clone());
-        let run = move || {
-            let mut known = None;
-            while let Some(news) = watch.take(QUIET) {
-                let mut sizes = news.iter().filter_map(|event| match event {
-                    Event::Resource(status) => {
-                        status.devices.iter().find(|device| device.volume == nr).map(|d| d.size)
-                    }
-                    _ => None,
-                });
-                let Some(size) = sizes.next_back().filter(|size| known != Some(*size)) else {
-                    continue;
-                };
-                let is_first = known.replace(size).is_none();
-                let Some(engine) = engine.upgrade() else { return };
-                let Ok(entry) = engine.entry(&resource) else { return };
-                if is_first
-                    && file_size(&place.directory).is_some_and(|file| file.div_ceil(1024) == size)
-                {
-                    continue;
-                }
-                if let Err(why) = engine.announce_size(&entry, nr, &options, &place, &path) {
-                    log!(Level::Error, resource, "{path} keeps its size: {why}");
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("map-size".to_owned()).spawn(run);
-        if let Err(e) = thread {
-            log!(Level::Error, entry.name, "volume {nr}: no thread to watch its size: {e}");
-        }
+        let Kind::Fuse(process) = &mapped.kind else { return };
+        let (place, path) = (process.place.clone(), mapped.path.clone());
+        self.follow_size(entry, nr, mapped, LoopSize { nr, options, place, path });
+    }
+}
+
+/// A loop device whose process hears of the volume's size when it is connected anew.
+struct LoopSize {
+    nr: VolumeNr,
+    options: MapOptions,
+    place: Place,
+    path: String,
+}
+
+impl Resize for LoopSize {
+    fn kib(&self) -> Option<u64> {
+        file_size(&self.place.directory).map(|bytes| bytes.div_ceil(1024))
     }
 
-    fn announce_size(
-        &self,
-        entry: &Entry,
-        nr: VolumeNr,
-        options: &MapOptions,
-        place: &Place,
-        path: &str,
-    ) -> Result<(), String> {
-        let before = file_size(&place.directory);
-        self.serve_process(entry, nr, options, place)
+    fn renew(&self, engine: &Engine, entry: &Entry) -> Result<(), String> {
+        let before = file_size(&self.place.directory);
+        engine
+            .serve_process(entry, self.nr, &self.options, &self.place)
             .map_err(|stop| crate::restore::text(&stop))?;
-        if !wait(START, || file_size(&place.directory) != before) {
+        if !wait(START, || file_size(&self.place.directory) != before) {
             return Err("its process does not take it over".to_owned());
         }
-        let device = path.to_owned();
+        let device = self.path.clone();
         match within(DEVICE, move || loopdev::renew_size(&device)) {
-            Some(Ok(())) => {
-                log!(Level::Info, entry.name, "volume {nr}: {path} has its new size");
-                Ok(())
-            }
+            Some(Ok(())) => Ok(()),
             Some(Err(e)) => Err(e.to_string()),
             None => Err("the kernel takes too long".to_owned()),
         }

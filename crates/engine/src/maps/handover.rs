@@ -82,7 +82,8 @@ impl Engine {
                 Some(number) => Kind::Ublk(number),
                 None => Kind::Fuse(self.adopt_process(&entry, nr, minor)),
             };
-            let state = State::Mapped(Arc::new(Mapped { path, links, shard, key, kind }));
+            let watch = self.watch_size(&resource);
+            let state = State::Mapped(Arc::new(Mapped { path, links, shard, key, kind, watch }));
             lock(&self.maps).by_volume.insert((resource, volume), Map { options, state });
         }
         Ok(())
@@ -99,9 +100,7 @@ impl Engine {
             let Some((options, Some(mapped))) = found else { continue };
             let nr = VolumeNr(volume);
             match &mapped.kind {
-                Kind::Fuse(process) => {
-                    self.watch_size(&entry, nr, &options, process, &mapped.path);
-                }
+                Kind::Fuse(_) => self.follow_fuse(&entry, nr, options, &mapped),
                 Kind::Ublk(number) => {
                     if let Err(why) = self.go_on_with_ublk(&entry, nr, &mapped, *number) {
                         self.give_up(&entry, nr, options, &mapped, *number, &why);

@@ -13,14 +13,14 @@ use std::fs::{self, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
 use frontend::ublk::control::ControlError;
 use frontend::ublk::uapi::{
-    ControlOp, DeviceInfo, DeviceState, F_CMD_IOCTL_ENCODE, F_USER_COPY, F_USER_RECOVERY,
-    F_USER_RECOVERY_REISSUE, Params, feature_names,
+    ControlOp, DeviceInfo, DeviceState, F_CMD_IOCTL_ENCODE, F_UPDATE_SIZE, F_USER_COPY,
+    F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, Params, feature_names,
 };
 use frontend::ublk::{Control, DeviceKey};
 use runtime::{Errno, Intent, TargetInfo};
@@ -28,6 +28,7 @@ use sha2::{Digest, Sha256};
 use vocab::{ConfigError, Minor, Refusal, VolumeNr};
 
 use super::links::Links;
+use super::size::Resize;
 use super::{Kind, Mapped};
 use crate::engine::{Done, Engine, Entry, Stop};
 use crate::restore::text;
@@ -98,16 +99,11 @@ impl Leftover {
         }
     }
 
-    /// Something the kernel tells of it, in `/sys/block`.
-    fn attribute(&self, name: &str) -> Result<u64, String> {
-        let path = format!("/sys/block/ublkb{}/{name}", self.info.id);
-        let text = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-        text.trim().parse().map_err(|e| format!("{path}: {e}"))
-    }
-
-    /// Why the volume is too little for it. One that has grown is not: the device keeps its size.
+    /// Why the volume is too little for it. One that has grown is not.
     fn misfit(&self, params: &Params) -> Result<(), String> {
-        let (size, block) = (self.attribute("size")?, self.attribute("queue/logical_block_size")?);
+        let number = self.info.id;
+        let size = attribute(number, "size")?;
+        let block = attribute(number, "queue/logical_block_size")?;
         let TargetInfo { block_size_min, max_transfer, .. } = params.target;
         if size > params.sectors() {
             return Err("the volume is smaller than it was".to_owned());
@@ -116,6 +112,32 @@ impl Leftover {
             return Err("the volume takes no such requests any more".to_owned());
         }
         Ok(())
+    }
+}
+
+/// Something that the kernel tells of a device, in `/sys/block`.
+fn attribute(number: u32, name: &str) -> Result<u64, String> {
+    let path = format!("/sys/block/ublkb{number}/{name}");
+    let text = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    text.trim().parse().map_err(|e| format!("{path}: {e}"))
+}
+
+/// A device of a driver that announces sizes (Linux 6.16).
+struct UblkSize {
+    nr: VolumeNr,
+    number: u32,
+}
+
+impl Resize for UblkSize {
+    fn kib(&self) -> Option<u64> {
+        attribute(self.number, "size").ok().map(|sectors| sectors.div_ceil(2))
+    }
+
+    fn renew(&self, engine: &Engine, entry: &Entry) -> Result<(), String> {
+        let target = engine.geometry(entry, self.nr).map_err(|stop| text(&stop))?;
+        let params = Params { target: target.ok_or("the volume is gone")?, read_only: false };
+        let mut control = Control::open(PATIENCE).map_err(|e| e.to_string())?;
+        control.update_size(self.number, params.sectors()).map_err(|e| e.to_string())
     }
 }
 
@@ -151,7 +173,7 @@ pub(crate) fn refused(what: &str, resource: &str, errno: Errno) -> Stop {
 impl Engine {
     /// Opens the volume and makes its device, or goes on with the one that is there.
     pub(super) fn make_ublk(
-        &self,
+        self: &Arc<Self>,
         entry: &Entry,
         nr: VolumeNr,
         minor: Minor,
@@ -160,7 +182,7 @@ impl Engine {
     ) -> Done<Mapped> {
         let what = format!("{}/{nr}", entry.name);
         let mut control = Control::open(PATIENCE).map_err(|e| failed(&what, e))?;
-        control.features().map_err(|e| failed(&what, e))?;
+        let features = control.features().map_err(|e| failed(&what, e))?;
         let left = self.ublk_leftover(entry, nr);
         if left.is_some() {
             self.wait_for_peers(entry)?;
@@ -173,10 +195,14 @@ impl Engine {
             None => links,
             Some(left) => {
                 let (path, kind) = (left.path.clone(), Kind::Ublk(left.info.id));
-                let mapped = Mapped { path, links, shard, key, kind };
+                let watch = self.watch_size(&entry.name);
+                let mapped = Mapped { path, links, shard, key, kind, watch };
                 let fits = left.misfit(&params).and_then(|()| self.is_unchanged(entry, nr));
                 match fits.and_then(|()| self.go_on_with(&mut control, entry, nr, &left, &mapped)) {
-                    Ok(()) => return Ok(mapped),
+                    Ok(()) => {
+                        self.follow_ublk(entry, nr, &mapped, features);
+                        return Ok(mapped);
+                    }
                     Err(why) => {
                         log!(
                             Level::Error,
@@ -204,9 +230,13 @@ impl Engine {
             }
         };
         let path = format!("/dev/ublkb{}", info.id);
-        let mapped = Mapped { path, links, shard, key, kind: Kind::Ublk(info.id) };
+        let (kind, watch) = (Kind::Ublk(info.id), self.watch_size(&entry.name));
+        let mapped = Mapped { path, links, shard, key, kind, watch };
         match self.bring_up_device(&mut control, &mapped, &info, &params) {
-            Ok(()) => Ok(mapped),
+            Ok(()) => {
+                self.follow_ublk(entry, nr, &mapped, features);
+                Ok(mapped)
+            }
             Err(stop) => {
                 // The first reason counts.
                 match self.stop_ublk(&mapped, info.id) {
@@ -252,9 +282,17 @@ impl Engine {
         }
     }
 
+    /// Has a device follow the size of its volume, where the driver can.
+    fn follow_ublk(self: &Arc<Self>, entry: &Entry, nr: VolumeNr, mapped: &Mapped, features: u64) {
+        let Kind::Ublk(number) = mapped.kind else { return };
+        if features & F_UPDATE_SIZE != 0 {
+            self.follow_size(entry, nr, mapped, UblkSize { nr, number });
+        }
+    }
+
     /// Serves a device whose engine is gone and whose volume has been open all the time.
     pub(super) fn go_on_with_ublk(
-        &self,
+        self: &Arc<Self>,
         entry: &Entry,
         nr: VolumeNr,
         mapped: &Mapped,
@@ -263,7 +301,10 @@ impl Engine {
         let left = self.ublk_leftover(entry, nr).filter(|left| left.info.id == number);
         let left = left.ok_or("it is gone")?;
         let mut control = Control::open(PATIENCE).map_err(|e| e.to_string())?;
-        self.go_on_with(&mut control, entry, nr, &left, mapped)
+        let features = control.features().map_err(|e| e.to_string())?;
+        self.go_on_with(&mut control, entry, nr, &left, mapped)?;
+        self.follow_ublk(entry, nr, mapped, features);
+        Ok(())
     }
 
     /// Serves a device that is there.

@@ -152,6 +152,14 @@ impl Control {
         self.command(ControlOp::EndRecovery, device, pid, Vec::new()).map(drop)
     }
 
+    /// Tells users of the block device another size, in sectors of 512 bytes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` from a driver without [`F_UPDATE_SIZE`](super::uapi::F_UPDATE_SIZE).
+    pub fn update_size(&mut self, device: u32, sectors: u64) -> Result<(), ControlError> {
+        self.command(ControlOp::UpdateSize, device, sectors, Vec::new()).map(drop)
+    }
+
     /// Removes the block device, after what its page cache has yet to write was written. Whoever
     /// has it open gets errors from then on. Its slots come back.
     ///

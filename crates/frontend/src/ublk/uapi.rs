@@ -40,6 +40,8 @@ pub enum ControlOp {
     StartRecovery = 0xc020_7510,
     /// Goes on with the block device, once all slots are fetched anew.
     EndRecovery = 0xc020_7511,
+    /// Tells users of the block device another size (Linux 6.16).
+    UpdateSize = 0xc020_7515,
 }
 
 impl fmt::Display for ControlOp {
@@ -54,6 +56,7 @@ impl fmt::Display for ControlOp {
             ControlOp::GetFeatures => "tell its features",
             ControlOp::StartRecovery => "give the device another server",
             ControlOp::EndRecovery => "go on with the device",
+            ControlOp::UpdateSize => "give the device its new size",
         })
     }
 }
@@ -66,6 +69,8 @@ pub const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
 pub const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 /// `UBLK_F_USER_COPY`: data are copied by reading and writing the character device.
 pub const F_USER_COPY: u64 = 1 << 7;
+/// `UBLK_F_UPDATE_SIZE`: a device can have another size while it is used.
+pub const F_UPDATE_SIZE: u64 = 1 << 10;
 
 /// The driver's features by bit, with the names of the header in lower case.
 const FEATURES: &[(u32, &str)] = &[
