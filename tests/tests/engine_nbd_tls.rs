@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, Setup, pattern, text};
+use engine_support::{Cluster, Node, Setup, binary, other_release, pattern, text};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
@@ -78,9 +78,19 @@ impl Rig {
 
     /// With what `make` has put into a folder.
     fn with(make: impl Fn(&Path) -> String) -> Rig {
+        Rig::of(binary(), make)
+    }
+
+    /// With engines of that program.
+    fn of(program: &Path, make: impl Fn(&Path) -> String) -> Rig {
         let folder = tempfile::tempdir().unwrap();
         let files = make(folder.path());
-        let cluster = Cluster::up(&Setup { nodes: vec!["alpha", "bravo"], ..Setup::default() });
+        let setup = Setup { nodes: vec!["alpha", "bravo"], ..Setup::default() };
+        let mut cluster = Cluster::new(&setup);
+        for node in &mut cluster.nodes {
+            program.clone_into(&mut node.engine);
+        }
+        cluster.bring_up(&setup);
         let rig = Rig { cluster, folder, address: free_address() };
         let uri = rig.node().ok(&[
             "export",
@@ -285,6 +295,47 @@ fn work(mut tls: Tls, number: u64, stop: &AtomicBool, done: &AtomicU64) {
     tls.flush().unwrap();
 }
 
+/// Waits until all have done a good deal more.
+fn wait_for_work(done: &AtomicU64) {
+    let goal = done.load(Ordering::Acquire) + 40;
+    let begun = Instant::now();
+    while done.load(Ordering::Acquire) < goal {
+        assert!(begun.elapsed() < Duration::from_secs(60), "clients go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn clients_go_on_from_the_other_release_to_this_one_and_back() {
+    if std::env::var_os("ASHLAR_OTHER").is_none() {
+        println!("skipped: needs the program of another release (cargo xtask skew)");
+        return;
+    }
+    let mut rig = Rig::of(&other_release(), |folder| certificates(&folder.join("good")));
+    let good = rig.good();
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (stop, done) = (&stop, &done);
+        for number in 0..4 {
+            let tls = rig.connect(&good).unwrap();
+            scope.spawn(move || work(tls, number, stop, done));
+        }
+        wait_for_work(done);
+        let node = &mut rig.cluster.nodes[0];
+        println!("to this one: {}", node.upgrade_to(binary()).unwrap().trim());
+        wait_for_work(done);
+        match node.upgrade_to(&other_release()) {
+            Ok(answer) => println!("to the other release: {}", answer.trim()),
+            Err(why) => assert!(why.contains("not known here"), "{why}"),
+        }
+        wait_for_work(done);
+        stop.store(true, Ordering::Release);
+    });
+    rig.cluster.assert_equal(0, &[0, 1]);
+    let mut tls = rig.connect(&good).unwrap();
+    assert_eq!(ask(&mut tls, GO, &wish("r0/0")).unwrap().0, ACK);
+}
+
 #[test]
 fn clients_go_on_behind_engines_that_are_replaced() {
     const CLIENTS: u64 = 6;
@@ -297,14 +348,7 @@ fn clients_go_on_behind_engines_that_are_replaced() {
             let tls = rig.connect(&good).unwrap();
             scope.spawn(move || work(tls, number, stop, done));
         }
-        let goes_on = || {
-            let goal = done.load(Ordering::Acquire) + 40;
-            let begun = Instant::now();
-            while done.load(Ordering::Acquire) < goal {
-                assert!(begun.elapsed() < Duration::from_secs(60), "clients go on");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        };
+        let goes_on = || wait_for_work(done);
         goes_on();
         for _ in 0..4 {
             println!("{}", rig.cluster.nodes[0].upgrade().trim());

@@ -1,6 +1,7 @@
 //! `cargo xtask skew`: this tree's program and another release's in one cluster.
 //!
-//! What is done with them is in `tests/tests/skew.rs`.
+//! What is done with them is in `tests/tests/skew.rs`, and for clients of an export over TLS in
+//! `tests/tests/engine_nbd_tls.rs`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -48,9 +49,18 @@ pub fn main(arguments: &[String]) -> Result<()> {
     };
     println!("the other release: {}", other.display());
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["test", "-p", "e2e", "--test", "skew", "--"]).args(name);
+    cargo.args([
+        "test",
+        "-p",
+        "e2e",
+        "--no-fail-fast",
+        "--test",
+        "skew",
+        "--test",
+        "engine_nbd_tls",
+    ]);
     // One after the other: each of them keeps this machine busy.
-    cargo.args(["--nocapture", "--test-threads", "1"]);
+    cargo.args(["--", "--nocapture", "--test-threads", "1"]).args(name);
     let status = cargo.env("ASHLAR_OTHER", other).status().context("cargo could not be started")?;
     ensure!(status.success(), "the two releases do not work together");
     Ok(())
