@@ -88,6 +88,8 @@ fn run(targets: Vec<String>, share: Share) -> Result<Outcome> {
     build.args(["--manifest-path", "fuzz/Cargo.toml", "--target", &triple]);
     build.env("CARGO_TARGET_DIR", root.join("fuzz/target"));
     build.env("RUSTFLAGS", COVERAGE.join(" "));
+    // A workspace of its own.
+    build.env_remove("RUSTC_WORKSPACE_WRAPPER").env_remove("CLIPPY_ARGS");
     let mut total = Outcome::default();
     if !test::run(build, 10)? {
         total += Outcome::of(false);

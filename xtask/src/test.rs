@@ -12,6 +12,7 @@ mod tools;
 use std::ops::AddAssign;
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -25,8 +26,7 @@ cargo xtask test [SECTION ...]
     tools      programs that the tests call, from the distribution's packages and PyPI
     format     rustfmt
     tidy       arrows between crates, licences, headers, links
-    clippy     lints, as errors
-    build      the programs and tests, so that what follows does not wait for the compiler
+    build      everything, so that what follows does not wait for the compiler; with clippy's lints as errors
     tests      unit, interoperation and end-to-end tests of the workspace
     interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak; pools of LVM
     sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
@@ -69,6 +69,13 @@ impl AddAssign for Outcome {
 /// Longest time for each part of the sections with guests; they take two to five.
 const GUEST_MINUTES: u64 = 9;
 
+/// True if clippy compiles the workspace. It is rustc with more lints: `cargo clippy` has it stop before
+/// there is code, for which every dependency is gone through twice.
+static LINTS: AtomicBool = AtomicBool::new(false);
+
+/// Lints are errors. The separator is `cargo clippy`'s own.
+const CLIPPY_ARGS: &str = "-Dwarnings__CLIPPY_HACKERY__";
+
 /// Seeds in the section `sim`.
 const SIM_SEEDS: u64 = 2_000;
 
@@ -101,11 +108,10 @@ impl Section {
     }
 }
 
-const SECTIONS: [Section; 10] = [
+const SECTIONS: [Section; 9] = [
     Section::new("tools", tools::run),
     Section::new("format", format),
     Section::new("tidy", tidy),
-    Section::new("clippy", clippy),
     Section::new("build", runners::build),
     Section::new("tests", runners::run),
     // Not beside tests, which wait for each other only so long.
@@ -126,6 +132,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
             bail!("{name} is not a section\n{HELP}");
         }
     }
+    // Not for sections that are named: it would build once more what a developer has built without.
+    LINTS.store(arguments.is_empty() || arguments.iter().any(|a| a == "build"), Ordering::Relaxed);
     let begun = Instant::now();
     let chosen = SECTIONS.iter().filter(|section| match arguments {
         [] => !section.only_if_named,
@@ -177,12 +185,6 @@ fn format() -> Result<Outcome> {
 fn tidy() -> Result<Outcome> {
     let broken = tidy::run()? as u64;
     Ok(Outcome { passed: tidy::rules() as u64 - broken, failed: broken, ..Outcome::default() })
-}
-
-fn clippy() -> Result<Outcome> {
-    let arguments =
-        ["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    Ok(Outcome::of(run(cargo(&arguments), 15)?))
 }
 
 /// Kernels with DRBD, and with LVM.
@@ -274,7 +276,16 @@ pub fn two_at_a_time<T: Send>(
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).current_dir(workspace::root());
+    compiler(&mut command);
     command
+}
+
+/// Has the workspace compiled as this run compiles it, by whatever the command starts: by another compiler
+/// it would be compiled once more.
+pub fn compiler(command: &mut Command) {
+    if LINTS.load(Ordering::Relaxed) {
+        command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver").env("CLIPPY_ARGS", CLIPPY_ARGS);
+    }
 }
 
 /// Runs a command with its output on ours, for at most so many minutes. True if it succeeds.
