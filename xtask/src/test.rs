@@ -132,7 +132,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
             bail!("{name} is not a section\n{HELP}");
         }
     }
-    // Not for sections that are named: it would build once more what a developer has built without.
+    // Not for other sections that are named: it would build once more what a developer has built without.
     LINTS.store(arguments.is_empty() || arguments.iter().any(|a| a == "build"), Ordering::Relaxed);
     let begun = Instant::now();
     let chosen = SECTIONS.iter().filter(|section| match arguments {
@@ -276,16 +276,12 @@ pub fn two_at_a_time<T: Send>(
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).current_dir(workspace::root());
-    compiler(&mut command);
-    command
-}
-
-/// Has the workspace compiled as this run compiles it, by whatever the command starts: by another compiler
-/// it would be compiled once more.
-pub fn compiler(command: &mut Command) {
+    // What it starts has to compile the workspace in the same way: by another compiler it would be compiled
+    // once more.
     if LINTS.load(Ordering::Relaxed) {
         command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver").env("CLIPPY_ARGS", CLIPPY_ARGS);
     }
+    command
 }
 
 /// Runs a command with its output on ours, for at most so many minutes. True if it succeeds.
