@@ -854,6 +854,15 @@ impl Owner {
             self.due.insert((sent.again, name.clone()));
             work.sent.push(sent);
         }
+        // A device that grows is Inconsistent while what is new is copied, and has its old size to those
+        // who have not heard of the new one: the plan waits for that, but who asked has no answer yet.
+        let grows = |sent: &Sent| {
+            matches!(sent.action, Action::GrowDevice { .. })
+                && sent.again > now
+                && state.observed.is_connected(&sent.node)
+                && resizes(&state, name)
+        };
+        work.sent.extend(old.into_iter().filter(grows));
         work.waits = plan.waits.iter().map(|wait| wait.reason.clone()).collect();
         if work.sent.is_empty() && !under_way(&state, name, work) {
             for id in std::mem::take(&mut work.waiting) {
@@ -888,10 +897,14 @@ impl Owner {
 /// True if something is not done though there is nothing to send: a snapshot waits for another's
 /// suspension, or nodes have yet to say that a volume has grown on them.
 fn under_way(state: &State, name: &ResourceName, work: &Work) -> bool {
-    let resizes = |volume: &VolumeDefinition| volume.flags.contains(&VolumeDefinitionFlag::Resize);
-    let definition = state.model.definition(name);
     state.model.snapshots_of(name).any(|snapshot| snapshot.is_pending())
-        || work.waits.is_empty() && definition.is_some_and(|d| d.volumes.values().any(resizes))
+        || work.waits.is_empty() && resizes(state, name)
+}
+
+/// True if a volume is about to get another size.
+fn resizes(state: &State, name: &ResourceName) -> bool {
+    let resizes = |volume: &VolumeDefinition| volume.flags.contains(&VolumeDefinitionFlag::Resize);
+    state.model.definition(name).is_some_and(|d| d.volumes.values().any(resizes))
 }
 
 fn tell_of_promotion(shared: &Shared, state: &State, name: &ResourceName, work: &mut Work) {

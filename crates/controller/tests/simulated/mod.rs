@@ -114,11 +114,16 @@ impl Simulated {
         while let Some((node, order)) = orders.recv().await {
             self.came.fetch_add(1, Ordering::Relaxed);
             drop(self.gate.lock().await);
+            let grows = matches!(&order, Order::Step { action: Action::GrowDevice { .. }, .. });
             let news = self.carry_out(&node, order);
             let controller = self.controller.lock().unwrap().clone();
             let Some(controller) = controller else { continue };
             for heard in news {
                 controller.heard(heard).await;
+                // Each is looked at by itself, as where it comes from another machine.
+                if grows {
+                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                }
             }
         }
     }
@@ -273,7 +278,7 @@ impl Simulated {
                 let after =
                     linked.map(|peer| (peer.clone(), report(&nodes, &having, peer, &resource)));
                 let (own, others): (Vec<_>, Vec<_>) = after.partition(|(peer, _)| peer == name);
-                let all = own.into_iter().chain(before.unwrap_or_default()).chain(others);
+                let all = before.into_iter().flatten().chain(own).chain(others);
                 all.map(|(peer, state)| {
                     let news = Some(News::Replica { resource: resource.clone(), state });
                     Heard { link: nodes[&peer].links, node: peer, news }
