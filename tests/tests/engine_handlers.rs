@@ -156,7 +156,7 @@ fn a_handler_keeps_its_disk_from_a_resync_until_it_agrees() {
     fs::write(at.join("exit-before-resync-target"), "3").unwrap();
     cluster.nodes[1].start();
     cluster.wait("it has given up", |c| c.nodes[1].peer("alpha").0 == "StandAlone");
-    assert!(cluster.nodes[1].log().contains("before-resync-target exited 3"));
+    cluster.wait_logged(1, "before-resync-target exited 3");
     fs::remove_file(at.join("exit-before-resync-target")).unwrap();
     cluster.nodes[1].ok(&["connect", "r0:alpha"]);
     cluster.wait_connected();

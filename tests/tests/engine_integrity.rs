@@ -107,7 +107,7 @@ fn a_node_without_disk_never_reads_a_flipped_bit() {
     relay.damage(1);
     assert_eq!(client.read(3 * BLOCK, BLOCK as usize).unwrap(), marked(3));
     assert_eq!(relay.damaged(), 2);
-    assert!(cluster.nodes[1].log().contains("of this P_DATA_REPLY do not have the crc32c digest"));
+    cluster.wait_logged(1, "of this P_DATA_REPLY do not have the crc32c digest");
     client.close();
 }
 

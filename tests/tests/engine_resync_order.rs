@@ -115,11 +115,7 @@ fn a_cycle_and_a_missing_volume_are_refused_and_a_volume_that_goes_frees_those_t
     expect_rest(&cluster);
     bravo.ok(&["down", "r1"]);
     cluster.wait("r0 is resynced", |_| disk(bravo, "r0") == "UpToDate");
-    assert!(
-        bravo.log().contains("volume 0 is resynced after none: minor 1 is gone"),
-        "{}",
-        bravo.log()
-    );
+    cluster.wait_logged(1, "volume 0 is resynced after none: minor 1 is gone");
     let (_, error) = bravo.fails(&["adjust", "r0"]);
     assert!(
         error.contains("(132)") && error.contains("minor 1, which is not configured"),

@@ -158,7 +158,7 @@ fn a_guest_does_not_go_on_after_others_have_written() {
     let mut client = bed.connect(guest, &mut log, bases);
     assert_eq!(client.guest.request(0, READ, 0, &[], 4096).0, IOERR);
     assert_eq!(client.guest.request(0, WRITE, 0, &[3; 4096], 0).0, IOERR);
-    assert!(bed.log().contains("others have written"), "{}", bed.log());
+    bed.cluster.wait_logged(0, "others have written");
     // It is started anew: it knows nothing, and reads what the other has written.
     drop(client);
     let mut fresh = bed.connect(Guest::new(2), &mut None, [0, 0]);
@@ -244,8 +244,7 @@ fn a_guest_that_is_away_during_an_upgrade_goes_on_unless_others_have_written() {
         let expected = if others_write { IOERR } else { OK };
         assert_eq!(client.guest.request(0, READ, 0, &[], 4096).0, expected, "{}", bed.log());
     }
-    // The guest has its answer before the engine says why.
-    bed.cluster.wait("the engine says why", |c| c.nodes[0].log().contains("others have written"));
+    bed.cluster.wait_logged(0, "others have written");
 }
 
 #[test]

@@ -211,6 +211,11 @@ impl Cluster {
         })
     }
 
+    /// Waits until a node has logged something: it does when it has answered.
+    pub fn wait_logged(&self, node: usize, words: &str) {
+        self.wait(words, |cluster| cluster.nodes[node].log().contains(words));
+    }
+
     /// Waits until something holds, and fails the test with everybody's status otherwise.
     pub fn wait(&self, what: &str, mut condition: impl FnMut(&Cluster) -> bool) {
         let start = Instant::now();
