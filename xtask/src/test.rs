@@ -1,8 +1,8 @@
 //! `cargo xtask test`: everything that has to pass, in one command.
 //!
-//! Sections run one after the other, cheapest first, but for one that leaves a processor free: it
-//! runs beside those after it, which wait for nobody. A section that fails does not keep the next from running. The last
-//! line adds them up: a check counts as one test, a simulated seed does not.
+//! Sections run one after the other, cheapest first, but for those with guests, which leave a processor
+//! free: they run beside those after them, but never beside `tests`. A section that fails does not keep the next from
+//! running. The last line adds them up: a check counts as one test, a simulated seed does not.
 
 mod known;
 mod libtest;
@@ -13,6 +13,7 @@ use std::ops::AddAssign;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -26,12 +27,13 @@ cargo xtask test [SECTION ...]
     tools      programs that the tests call, from the distribution's packages and PyPI
     format     rustfmt
     tidy       arrows between crates, licences, headers, links
-    build      everything, so that what follows does not wait for the compiler; with clippy's lints as errors
-    tests      unit, interoperation and end-to-end tests of the workspace
+    programs   the programs that the others start
     interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak; pools of LVM
+    build      everything, so that what follows does not wait for the compiler; with clippy's lints as errors
     sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
+    tests      unit, interoperation and end-to-end tests of the workspace
+    faces      volumes as ublk and nbd devices of an emulated guest, and as the disk of another
     fuzz       300,000 fixed inputs of each fuzz target
-    faces      only if named: volumes as ublk and nbd devices of a guest, and as the disk of another
     With CI set in the environment, a section that hangs is ended and fails.";
 
 /// What came of a section.
@@ -66,8 +68,8 @@ impl AddAssign for Outcome {
     }
 }
 
-/// Longest time for each part of the sections with guests; they take two to five.
-const GUEST_MINUTES: u64 = 9;
+/// Longest time for each part of the sections with guests; they take two to eight.
+const GUEST_MINUTES: u64 = 12;
 
 /// True if clippy compiles the workspace. It is rustc with more lints: `cargo clippy` has it stop before
 /// there is code, for which every dependency is gone through twice.
@@ -83,15 +85,28 @@ const SIM_SEEDS: u64 = 2_000;
 struct Section {
     name: &'static str,
     run: fn() -> Result<Outcome>,
-    /// Runs while the sections after it do.
-    beside: bool,
-    /// Takes more time than there is for every change.
-    only_if_named: bool,
+    company: Company,
+}
+
+/// What may run at the time of a section.
+#[derive(PartialEq)]
+enum Company {
+    /// The sections before it that may, but not those after it.
+    Earlier,
+    /// Those after it, too.
+    All,
+    /// No other.
+    None,
 }
 
 impl Section {
     const fn new(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
-        Section { name, run, beside: false, only_if_named: false }
+        Section { name, run, company: Company::Earlier }
+    }
+
+    /// One that leaves a processor free.
+    const fn beside(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
+        Section { name, run, company: Company::All }
     }
 
     /// Runs it, and says what came of it.
@@ -108,17 +123,18 @@ impl Section {
     }
 }
 
-const SECTIONS: [Section; 9] = [
+const SECTIONS: [Section; 10] = [
     Section::new("tools", tools::run),
     Section::new("format", format),
     Section::new("tidy", tidy),
+    Section::new("programs", runners::programs),
+    Section::beside("interop", interop),
     Section::new("build", runners::build),
-    Section::new("tests", runners::run),
-    // Not beside tests, which wait for each other only so long.
-    Section { beside: true, ..Section::new("interop", interop) },
     Section::new("sim", simulate),
+    // They wait for each other only so long.
+    Section { company: Company::None, ..Section::new("tests", runners::run) },
+    Section::beside("faces", faces),
     Section::new("fuzz", fuzz::section),
-    Section { only_if_named: true, ..Section::new("faces", faces) },
 ];
 
 /// The command.
@@ -135,30 +151,31 @@ pub fn main(arguments: &[String]) -> Result<()> {
     // Not for other sections that are named: it would build once more what a developer has built without.
     LINTS.store(arguments.is_empty() || arguments.iter().any(|a| a == "build"), Ordering::Relaxed);
     let begun = Instant::now();
-    let chosen = SECTIONS.iter().filter(|section| match arguments {
-        [] => !section.only_if_named,
-        named => named.iter().any(|argument| argument == section.name),
+    let chosen = SECTIONS.iter().filter(|section| {
+        arguments.is_empty() || arguments.iter().any(|argument| argument == section.name)
     });
     let mut total = Outcome::default();
     let mut summary = Vec::new();
     std::thread::scope(|scope| {
-        let mut beside = Vec::new();
+        let mut add = |(outcome, line)| {
+            total += outcome;
+            summary.push(line);
+        };
+        let mut beside: Vec<ScopedJoinHandle<'_, (Outcome, String)>> = Vec::new();
+        let ended = |section: ScopedJoinHandle<'_, _>| section.join().expect("it says if it fails");
         for section in chosen {
-            if section.beside {
+            if section.company == Company::All {
                 println!("\n== {}, beside the next", section.name);
                 beside.push(scope.spawn(|| section.outcome()));
                 continue;
             }
+            if section.company == Company::None {
+                beside.drain(..).map(ended).for_each(&mut add);
+            }
             println!("\n== {}", section.name);
-            let (outcome, line) = section.outcome();
-            total += outcome;
-            summary.push(line);
+            add(section.outcome());
         }
-        for section in beside {
-            let (outcome, line) = section.join().expect("a section that fails says so");
-            total += outcome;
-            summary.push(line);
-        }
+        beside.into_iter().map(ended).for_each(add);
     });
     println!("\n== summary");
     for line in summary {
@@ -210,18 +227,21 @@ fn guests(kind: Kind, parts: &[&[&str]]) -> Result<Outcome> {
         println!("skipped: {why}");
         return Ok(Outcome { skipped: parts.len() as u64, ..Outcome::default() });
     }
-    // Not in the time of a part.
+    // Not in the time of a part, and not by cargo, which would wait for the section beside.
     if !runners::build_programs()? {
         return Ok(Outcome::of(false));
     }
+    let programs = runners::folder_of_programs()?;
     let mut outcome = Outcome::default();
     for part in parts {
         let begun = Instant::now();
-        // By cargo: the file of this program may have been replaced since it began.
-        let command = cargo(&[&["xtask", "vm"], *part].concat());
+        let mut command = Command::new(programs.join("xtask"));
+        command.arg("vm").args(*part).current_dir(workspace::root());
+        command.env("ASHLAR_BINARY", programs.join("ashlar"));
+        with_lints(&mut command);
         let mut command = limited(command, Duration::from_secs(60 * GUEST_MINUTES));
         // In one piece: another section runs beside.
-        let output = command.output().context("cargo could not be started")?;
+        let output = command.output().with_context(|| format!("{command:?}"))?;
         let [said, errors] =
             [output.stdout, output.stderr].map(|o| String::from_utf8_lossy(&o).into_owned());
         let (part, seconds) = (part.join(" "), begun.elapsed().as_secs());
@@ -276,12 +296,16 @@ pub fn two_at_a_time<T: Send>(
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).current_dir(workspace::root());
-    // What it starts has to compile the workspace in the same way: by another compiler it would be compiled
-    // once more.
+    with_lints(&mut command);
+    command
+}
+
+/// What a command starts has to compile the workspace as this does: by another compiler it would be
+/// compiled once more.
+fn with_lints(command: &mut Command) {
     if LINTS.load(Ordering::Relaxed) {
         command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver").env("CLIPPY_ARGS", CLIPPY_ARGS);
     }
-    command
 }
 
 /// Runs a command with its output on ours, for at most so many minutes. True if it succeeds.

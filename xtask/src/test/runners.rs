@@ -36,22 +36,41 @@ struct Runner {
     directory: PathBuf,
 }
 
+/// The section `programs`.
+pub fn programs() -> Result<Outcome> {
+    Ok(Outcome::of(build_programs()?))
+}
+
 /// The section `build`: what the sections after it would do first; and benchmarks and examples, for the lints.
 pub fn build() -> Result<Outcome> {
     let all = ["build", "--quiet", "--locked", "--workspace", "--all-targets"];
-    let good = build_programs()? && super::run(cargo(&all), 20)? && built()?.is_some();
+    let good = super::run(cargo(&all), 20)? && built()?.is_some();
     Ok(Outcome::of(good))
 }
 
-/// Builds the programs that end-to-end tests and guests start. Built with the whole workspace, they share
-/// every dependency with the tests. False if that fails; the compiler has said why.
+/// Builds the programs that end-to-end tests and guests start, once in a run: cargo would have a section wait
+/// for what it builds beside. Built with the whole workspace, they share every dependency with the tests. False if
+/// that fails; the compiler has said why.
 pub fn build_programs() -> Result<bool> {
-    super::run(cargo(&["build", "--quiet", "--locked", "--workspace", "--bins"]), 15)
+    static BUILT: Mutex<bool> = Mutex::new(false);
+    let mut built = BUILT.lock().expect("nothing panics while it builds");
+    if !*built {
+        *built = super::run(cargo(&["build", "--quiet", "--locked", "--workspace", "--bins"]), 15)?;
+    }
+    Ok(*built)
+}
+
+/// Where [`build_programs`] leaves them.
+pub fn folder_of_programs() -> Result<PathBuf> {
+    Ok(target()?.join("debug"))
+}
+
+fn target() -> Result<PathBuf> {
+    Ok(Metadata::of(&workspace::root().join("Cargo.toml"))?.target_directory)
 }
 
 /// The section `tests`.
 pub fn run() -> Result<Outcome> {
-    let target = Metadata::of(&workspace::root().join("Cargo.toml"))?.target_directory;
     if !build_programs()? {
         return Ok(Outcome::of(false));
     }
@@ -59,10 +78,10 @@ pub fn run() -> Result<Outcome> {
         return Ok(Outcome::of(false));
     };
     let known = Known::read()?.tests;
-    let log = target.join("test.log");
+    let log = target()?.join("test.log");
     let file = File::create(&log).with_context(|| log.display().to_string())?;
     let log = Mutex::new(file);
-    let program = target.join("debug").join("ashlar");
+    let program = folder_of_programs()?.join("ashlar");
     // The documentation first: beside it others fill the second processor.
     let work = std::iter::once(None).chain(runners.into_iter().map(Some)).collect();
     two_at_a_time(work, |runner: Option<Runner>| {

@@ -34,6 +34,11 @@ const TOOLS: &[(&str, &str)] = &[
     ("postgres", "postgresql"),
     ("etcd", "etcd-server"),
     ("timeout", "coreutils"),
+    // A guest that boots from a volume.
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("grub-mkimage", "grub-common"),
+    ("sfdisk", "fdisk"),
+    ("/usr/lib/grub/i386-pc/boot.img", "grub-pc-bin"),
     // libFuzzer is C++.
     ("c++", "g++"),
 ];

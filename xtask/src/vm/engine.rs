@@ -42,8 +42,11 @@ impl Drop for Engine<'_> {
     }
 }
 
-/// The binary of this tree, built.
+/// The binary that `ASHLAR_BINARY` names, or else that of this tree, built.
 pub(super) fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("ASHLAR_BINARY") {
+        return Ok(PathBuf::from(path));
+    }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.args(["build", "--quiet", "--workspace", "--bins"]).current_dir(workspace::root());
     ensure!(cargo.status()?.success(), "the binary can not be built");
