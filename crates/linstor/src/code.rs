@@ -71,6 +71,7 @@ impl Kind {
             Key::ResourceConnection(..) => Kind::ResourceConnection,
             Key::Store(_) => Kind::Store,
             Key::File(_) => Kind::File,
+            Key::Remote(_) => Kind::Remote,
         }
     }
 

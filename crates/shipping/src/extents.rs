@@ -178,6 +178,14 @@ pub fn read_into<R: Read>(
     progress(size).map_err(io)
 }
 
+/// Writes zeroes to a range: what it had is gone.
+///
+/// # Errors
+/// If they can not be written, or `progress` says no.
+pub fn zero(file: &File, offset: u64, length: u64, progress: Progress<'_>) -> io::Result<()> {
+    write_zeroes(file, offset, length, progress)
+}
+
 /// Has a range read as zeroes, without taking space where that can be.
 fn make_zero(file: &File, offset: u64, length: u64, progress: Progress<'_>) -> io::Result<()> {
     if file.metadata()?.is_file() {

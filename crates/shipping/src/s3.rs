@@ -180,6 +180,12 @@ impl Client {
         Ok(Client { bucket, credentials, http, patience, stop })
     }
 
+    /// The same, which gives up soon: for what need not be done.
+    #[must_use]
+    pub fn impatient(self) -> Client {
+        Client { patience: CONNECT, ..self }
+    }
+
     /// All objects whose names begin so, with their sizes in bytes.
     ///
     /// # Errors
