@@ -200,6 +200,7 @@ fn actions() -> Vec<Action> {
                 "web_back_20261129_000000".to_owned(),
             ],
             volumes: [(0, (pool(), Provider::FileThin, 1 << 30))].into(),
+            drbd: true,
         })),
         Action::StopShipping { token },
     ]

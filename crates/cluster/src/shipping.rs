@@ -231,6 +231,9 @@ pub struct DownloadOrder {
     pub chain: Vec<String>,
     /// Pool of each volume, and the size of the backing volume in bytes.
     pub volumes: BTreeMap<u16, (PoolName, crate::objects::Provider, u64)>,
+    /// At the ends of the volumes are DRBD's metadata, which know peers that are none here.
+    #[serde(default)]
+    pub drbd: bool,
 }
 
 /// What an agent says of something that it ships, or has.

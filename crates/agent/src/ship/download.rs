@@ -17,8 +17,9 @@ use shipping::s3::{Client, Download};
 use vocab::Bytes;
 
 use super::{Work, of_archive, of_io};
-use crate::carry::Node;
+use crate::carry::{Node, path_of};
 use crate::failed::Failed;
+use crate::metadata;
 use crate::record::Snapshot;
 use crate::storage::Name;
 
@@ -92,6 +93,10 @@ impl Work<'_> {
             let file = file.map_err(|error| of_io(&what, &error))?;
             self.fill(order, &client, *number, *size, (&file, clean), &mut done, total)?;
             file.sync_all().map_err(|error| of_io(&what, &error))?;
+            if order.drbd {
+                // Peers of the replica that it is of are not to be waited for.
+                metadata::alone(&*path_of(&made)?)?;
+            }
         }
         self.phase(Phase::Finishing);
         let part = Name::new(order.snapshot.as_str())?;

@@ -172,6 +172,7 @@ impl Bed {
             bucket: self.bucket.clone(),
             chain: chain.iter().map(|id| (*id).to_owned()).collect(),
             volumes: [(0, (pool(), Provider::FileThin, SIZE))].into(),
+            drbd: false,
         };
         carry(node, &copy(), Action::Download(Box::new(order)), Generation(20))
     }

@@ -3,6 +3,7 @@
 
 use super::step::Action;
 use super::{Ask, Plan};
+use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
 use crate::shipping::{
@@ -133,5 +134,6 @@ fn download_order(
         bucket: bucket(ask, &download.remote)?,
         chain: download.chain.clone(),
         volumes: on_node.pools.iter().map(volume).collect::<Option<_>>()?,
+        drbd: snapshot.layers.contains(&Layer::Drbd),
     })
 }
