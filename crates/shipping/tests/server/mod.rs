@@ -41,7 +41,8 @@ pub struct Kept {
     pub fail_after_parts: Option<u32>,
     /// Each part takes so long.
     pub slow: Duration,
-    parts: u32,
+    /// Parts that were taken.
+    pub parts: u32,
     next: u64,
 }
 
