@@ -217,7 +217,8 @@ impl Work<'_> {
         pool: &PoolName,
         names: &Parts,
     ) -> Result<std::path::PathBuf, Failed> {
-        let copy = Name::new(&format!("{}+ship+{}", names.volume, names.snapshot))?;
+        // What all kinds of pools take as a name, and no resource or snapshot is called.
+        let copy = Name::new(&format!("{}.ship.{}", names.volume, names.snapshot))?;
         self.node.store.update(self.name, |record| {
             record.copies.insert(copy.to_string(), pool.clone());
         })?;

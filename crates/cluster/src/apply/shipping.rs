@@ -10,7 +10,7 @@ use crate::edit::{Edit, unknown};
 use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
-use crate::props::chain;
+use crate::props::{Owner, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 use crate::shipping::*;
 
@@ -422,13 +422,26 @@ fn change(
     });
 }
 
+/// What of properties can be had here: a backup may be of another release, or another cluster.
+fn known(owner: Owner, props: &Props) -> Props {
+    let ours = |(key, value): &(&String, &String)| {
+        let one = [((*key).clone(), (*value).clone())].into();
+        !key.starts_with("Internal/") && check_all(owner, &one).is_ok()
+    };
+    props.iter().filter(ours).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
 pub fn restore(
     edit: &mut Edit<'_>,
     remote: &RemoteName,
-    found: Found,
+    mut found: Found,
     target: Target,
 ) -> Result<(), Refusal> {
     usable(edit, remote)?;
+    found.props = known(Owner::Definition, &found.props);
+    for volume in found.volumes.values_mut() {
+        volume.props = known(Owner::VolumeDefinition, &volume.props);
+    }
     let Target { snapshot, to, group, node, pools, download_only } = target;
     let key = Key::Definition(to.clone());
     let refuse = |code, cause: String, next: &str| {
@@ -459,13 +472,12 @@ pub fn restore(
         placed.insert(*number, pool.clone());
     }
     if edit.model.definition(&to).is_none() {
-        let props = found.props.iter().filter(|(key, _)| !key.starts_with("Internal/"));
         definitions::create(
             edit,
             NewDefinition {
                 name: Some(to.clone()),
                 group,
-                props: props.map(|(key, value)| (key.clone(), value.clone())).collect(),
+                props: found.props.clone(),
                 layers: Some(found.layers.clone()),
                 peer_slots: Some(found.peer_slots),
                 ..NewDefinition::default()

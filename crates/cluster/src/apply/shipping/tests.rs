@@ -236,7 +236,8 @@ fn found() -> Found {
         layers: vec![Layer::Drbd, Layer::Storage],
         node_id: vocab::NodeId::new(0),
         peer_slots: 7,
-        props: [("Aux/a".to_owned(), "1".to_owned())].into(),
+        props: [("Aux/a".to_owned(), "1".to_owned()), ("Newer/b".to_owned(), "2".to_owned())]
+            .into(),
         volumes: [(VolumeNr(0), volume)].into(),
     }
 }
@@ -271,6 +272,8 @@ fn a_restore_makes_a_snapshot_and_a_resource_of_it() {
             (at, order.chain.len(), order.volumes[&0].2),
             (&node(2), 2, (1 << 30) + (1 << 20))
         );
+        let props = &bed.model.definition(&rd("copy")).unwrap().props;
+        assert!(props.contains_key("Aux/a") && !props.contains_key("Newer/b"), "{props:?}");
         let place = Command::Autoplace { name: rd("copy"), filter: Filter::default() };
         assert_eq!(bed.refused(place).code, Code::InUse);
         assert_eq!(bed.refused(restore(false)).code, Code::InUse);
