@@ -31,7 +31,9 @@ use crate::failed::Failed;
 use crate::metadata;
 use crate::pools::{Open, Pools};
 use crate::record::{Record, Store, Volume};
+use crate::ship::Shipments;
 pub use keys::Master;
+pub(crate) use volumes::path_of;
 
 /// How long a step may take. What a pool's own program needs is added where one is run.
 const STEP: Duration = Duration::from_secs(120);
@@ -57,6 +59,8 @@ pub struct Node {
     pub files_below: Vec<PathBuf>,
     /// The cluster's master key, once it was told.
     pub master: Master,
+    /// What it ships.
+    pub shipments: Shipments,
     /// Our own program, for what it tells of the engine.
     pub program: Option<PathBuf>,
 }
@@ -121,6 +125,19 @@ impl Node {
             Action::TakeDown { token, guard } => step.take_down(*token, guard.as_ref()),
             Action::RollBack { token, snapshot } => step.roll_back(*token, snapshot),
             Action::Discard { token } => step.discard(*token),
+            // Threads of their own do it.
+            Action::Upload(order) => {
+                self.shipments.add(name, order.token);
+                Ok(())
+            }
+            Action::Download(order) => {
+                self.shipments.add(name, order.token);
+                Ok(())
+            }
+            Action::StopShipping { token } => {
+                self.shipments.stop(name, *token);
+                Ok(())
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use cluster::layer::Layer;
 use cluster::name::{PoolName, ResourceName};
 use cluster::objects::Generation;
 use cluster::observed::{NodeState, PoolState, ReplicaState};
+use cluster::plan::Action;
 use cluster::question::{Question, Reply};
 use codec::admin::{Event, Request};
 use logging::{Level, log};
@@ -33,6 +34,7 @@ use crate::pools::{self, Pools};
 use crate::questions;
 use crate::record::{Record, Store};
 use crate::report::{self, View};
+use crate::ship::{self, Shipments};
 use crate::work::{Job, Queue};
 
 /// Steps that are carried out side by side.
@@ -160,6 +162,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         files_below: options.files_below.clone(),
         program: options.program.clone(),
         master: Master::default(),
+        shipments: Shipments::default(),
     };
     logging::set_level(options.log_level);
     log!(Level::Info, "agent", "{identity:?}");
@@ -229,7 +232,10 @@ impl Daemon {
                     let result = self.node.carry_out(&name, *generation, action);
                     let took = began.elapsed().as_millis();
                     match result {
-                        Ok(()) => log!(Level::Info, name, "{action} ({took} ms)"),
+                        Ok(()) => {
+                            log!(Level::Info, name, "{action} ({took} ms)");
+                            self.ship(&name, action);
+                        }
                         Err(failed) if failed.stale => log!(Level::Info, name, "{failed}"),
                         Err(failed) => {
                             log!(Level::Error, name, "could not {action}: {failed}");
@@ -252,6 +258,29 @@ impl Daemon {
             self.look(&name);
             self.queue.done(&name);
             self.touch([name], true);
+        }
+    }
+
+    /// Begins what takes its time.
+    fn ship(self: &Arc<Daemon>, name: &ResourceName, action: &Action) {
+        let token = match action {
+            Action::Upload(order) => order.token,
+            Action::Download(order) => order.token,
+            _ => return,
+        };
+        let Some(stop) = self.node.shipments.begin(name, token) else { return };
+        let (daemon, name, action) = (self.clone(), name.clone(), action.clone());
+        let named = name.clone();
+        let run = move || {
+            let told = || daemon.touch([name.clone()], false);
+            match ship::run(&daemon.node, &name, &action, stop, &told) {
+                Ok(()) => log!(Level::Info, name, "{action}: done"),
+                Err(failed) => log!(Level::Error, name, "{action}: {failed}"),
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("ship".to_owned()).spawn(run) {
+            let cause = format!("node {} has no thread to ship with: {error}", self.node.name);
+            self.node.shipments.fail(&named, token, cause);
         }
     }
 
@@ -413,12 +442,16 @@ impl Daemon {
             layers: BTreeSet::from([Layer::Drbd, Layer::Luks, Layer::Storage]),
             providers: pools::kinds(),
             pools: pools.clone(),
+            ships: true,
         };
         let mut outgoing = self.lock();
         // What changes from here on is told after it.
         outgoing.dirty.clear();
         drop(outgoing);
-        let replicas = report::all(&self.view, &self.node.store);
+        let mut replicas = report::all(&self.view, &self.node.store);
+        for (name, state) in &mut replicas {
+            state.shipments = self.node.shipments.states(name);
+        }
         let mut outgoing = self.lock();
         (outgoing.sent, outgoing.sent_pools) = (replicas.clone(), pools);
         outgoing.hello = false;
@@ -426,13 +459,14 @@ impl Daemon {
     }
 
     fn report_one(&self, name: &ResourceName) {
-        let state = match self.node.store.get(name) {
+        let mut state = match self.node.store.get(name) {
             Some(record) => self.view.report(&record),
             None => match self.node.store.removed().get(name) {
                 Some(generation) => report::removed(*generation),
                 None => return,
             },
         };
+        state.shipments = self.node.shipments.states(name);
         let mut outgoing = self.lock();
         if outgoing.hello || outgoing.sent.get(name) == Some(&state) {
             return;

@@ -24,5 +24,6 @@ pub mod pools;
 mod questions;
 pub mod record;
 mod report;
+pub mod ship;
 pub mod storage;
 mod work;

@@ -221,6 +221,21 @@ fn first(
     Ok(())
 }
 
+/// Has the data of a volume be a beginning of their own: no other disk has them, and none that knew the disk
+/// they are from is waited for. Peers get all of them.
+///
+/// # Errors
+/// If there is no metadata, or it can not be written.
+pub fn alone<'a>(at: impl Into<At<'a>>) -> Result<(), Failed> {
+    let device = Device::open(at)?;
+    let mut superblock = device.superblock()?;
+    superblock.current_uuid = new_generation()?;
+    superblock.history = Default::default();
+    superblock.peers = Default::default();
+    superblock.members = Default::default();
+    device.put(&superblock)
+}
+
 /// Nobody else has this one. The lowest bit says Primary, and small values have meanings.
 fn new_generation() -> Result<GenUuid, Failed> {
     loop {

@@ -23,6 +23,9 @@ use serde::{Deserialize, Serialize};
 use crate::failed::Failed;
 use crate::files;
 
+/// The pool of each volume.
+pub type Parts = BTreeMap<u16, (PoolName, Provider)>;
+
 /// What the agent knows of a resource. Fields that older releases have not written have defaults.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -53,6 +56,12 @@ pub struct Record {
     /// It is kept down, and comes up only when it is configured again.
     #[serde(default)]
     pub down: Option<Down>,
+    /// The snapshot that is being made from a backup, and the pools of its volumes.
+    #[serde(default)]
+    pub receiving: Option<(SnapshotName, Parts)>,
+    /// Volumes through which snapshots are read, with their pools.
+    #[serde(default)]
+    pub copies: BTreeMap<String, PoolName>,
 }
 
 /// A backing volume.
@@ -164,7 +173,7 @@ pub struct Snapshot {
     /// All of it is there, and of one point in time.
     pub complete: bool,
     /// The pool of each volume.
-    pub volumes: BTreeMap<u16, (PoolName, Provider)>,
+    pub volumes: Parts,
 }
 
 /// A suspension of I/O.
@@ -195,12 +204,15 @@ impl Record {
             suspension: None,
             reconnect: false,
             down: None,
+            receiving: None,
+            copies: BTreeMap::new(),
         }
     }
 
     /// True if there is nothing of the resource on this node.
     pub fn is_empty(&self) -> bool {
-        self.config.is_none() && self.volumes.is_empty() && self.snapshots.is_empty()
+        let shipped = self.receiving.is_some() || !self.copies.is_empty();
+        self.config.is_none() && self.volumes.is_empty() && self.snapshots.is_empty() && !shipped
     }
 
     /// What controllers know of a resource that is kept down.

@@ -147,6 +147,7 @@ fn report(
         connections: connections.collect(),
         suspension: record.suspension(),
         rollback: record.rollback(),
+        shipments: Vec::new(),
         snapshots: complete
             .map(|(name, snapshot)| (name.clone(), SnapshotState { token: snapshot.token }))
             .collect(),

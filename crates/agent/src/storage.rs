@@ -114,6 +114,15 @@ pub trait Provider {
         None
     }
 
+    /// True if whatever a new volume was not given yet reads as zeroes. Only then can a full backup leave
+    /// out what is zero.
+    ///
+    /// # Errors
+    /// If the pool does not say.
+    fn starts_zeroed(&self, _volume: &Name) -> Result<bool, Error> {
+        Ok(self.kind().starts_zeroed())
+    }
+
     /// What is in it, by name; snapshots, too.
     ///
     /// # Errors

@@ -20,6 +20,9 @@ use cluster::plan::{
     Action, Backing, Begin, ConnectionConfig, Guard, ResourceConfig, VolumeConfig,
 };
 use cluster::question::{Question, ReactorCall, ReactorVerb, Reply};
+use cluster::shipping::{
+    Bucket, Described, DescribedVolume, DownloadOrder, Phase, ShipmentState, UploadOrder,
+};
 use prost::Message;
 use proto::{from_agent, to_agent};
 use serde::de::DeserializeOwned;
@@ -173,7 +176,83 @@ fn actions() -> Vec<Action> {
         Action::TakeDown { token, guard: Some(down) },
         Action::RollBack { token, snapshot },
         Action::Discard { token },
+        Action::Upload(Box::new(upload(Some((
+            SnapshotName::new("sunday").unwrap(),
+            "web_back_20261128_000000".to_owned(),
+        ))))),
+        Action::Upload(Box::new(UploadOrder {
+            described: Described {
+                layers: vec![],
+                node_id: None,
+                peer_slots: 0,
+                props: BTreeMap::new(),
+                volumes: BTreeMap::new(),
+                ..upload(None).described
+            },
+            ..upload(None)
+        })),
+        Action::Download(Box::new(DownloadOrder {
+            token,
+            snapshot: self::snapshot(),
+            bucket: bucket(),
+            chain: vec![
+                "web_back_20261128_000000".to_owned(),
+                "web_back_20261129_000000".to_owned(),
+            ],
+            volumes: [(0, (pool(), Provider::FileThin, 1 << 30))].into(),
+            drbd: true,
+        })),
+        Action::StopShipping { token },
     ]
+}
+
+fn bucket() -> Bucket {
+    Bucket {
+        endpoint: "https://s3.example.com".to_owned(),
+        bucket: "vault".to_owned(),
+        region: "eu-1".to_owned(),
+        path_style: true,
+        access_key: "sealed".to_owned(),
+        secret_key: "sealed too".to_owned(),
+    }
+}
+
+fn upload(base: Option<(SnapshotName, String)>) -> UploadOrder {
+    let volume =
+        DescribedVolume { size: Bytes(1 << 30), gross_size: true, props: texts(), pool: pool() };
+    UploadOrder {
+        token: Generation(6),
+        snapshot: snapshot(),
+        bucket: bucket(),
+        backup: "web_back_20261129_000000".to_owned(),
+        base,
+        described: Described {
+            since: Millis(1_700_000_000_000),
+            cluster: "c".to_owned(),
+            uuid: "u".to_owned(),
+            layers: vec![Layer::Drbd, Layer::Storage],
+            node_id: NodeId::new(0),
+            peer_slots: 7,
+            props: texts(),
+            volumes: [(VolumeNr(0), volume)].into(),
+        },
+    }
+}
+
+fn shipments() -> Vec<ShipmentState> {
+    let states = Phase::ALL.iter().map(|phase| ShipmentState {
+        token: Generation(6),
+        phase: *phase,
+        done_percent: 12,
+        cause: Some("no such bucket".to_owned()),
+    });
+    let bare = ShipmentState {
+        token: Generation(0),
+        phase: Phase::Shipping,
+        done_percent: 0,
+        cause: None,
+    };
+    states.chain([bare]).collect()
 }
 
 fn orders() -> Vec<Order> {
@@ -246,6 +325,7 @@ fn news() -> Vec<News> {
         suspension: Some(Suspension { token: Generation(5), state: SuspensionState::Held }),
         snapshots: [(snapshot(), SnapshotState { token: Generation(5) })].into(),
         rollback: Some(DownForRollback { token: Generation(6), changed: true }),
+        shipments: shipments(),
     };
     let node = NodeState {
         connected: true,
@@ -253,6 +333,7 @@ fn news() -> Vec<News> {
         layers: Layer::ALL.iter().copied().collect(),
         providers: Provider::ALL.iter().copied().collect(),
         pools: [(pool(), pool_state.clone())].into(),
+        ships: true,
     };
     let suspended = |state| {
         let suspension = Some(Suspension { token: Generation(5), state });

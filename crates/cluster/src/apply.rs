@@ -16,6 +16,7 @@ mod pools;
 mod resources;
 mod rollback;
 mod settle;
+mod shipping;
 mod small;
 pub(crate) mod snapshots;
 #[cfg(test)]
@@ -55,6 +56,7 @@ pub fn apply(
 fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
     use Command::*;
     rollback::refuse_while_busy(edit, &command)?;
+    shipping::refuse_while_downloading(edit, &command)?;
     match command {
         ModifyController { props } => small::modify_controller(edit, &props),
         SetMasterKey { wrapped, before } => small::set_master_key(edit, wrapped, before),
@@ -174,6 +176,26 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         }
         CloneDefinition { name, to, props } => clone::begin(edit, &name, to, &props),
         RollBack { name, snapshot } => rollback::begin(edit, &name, &snapshot),
+
+        CreateRemote { name, bucket } => shipping::create_remote(edit, name, bucket),
+        ModifyRemote { name, bucket } => shipping::modify_remote(edit, &name, bucket),
+        DeleteRemote { name } => shipping::delete_remote(edit, &name),
+        CreateBackup { name, remote, snapshot, stamp, node, incremental, present } => {
+            let wish = shipping::Wish { snapshot, stamp, node, incremental, present };
+            shipping::create(edit, &name, &remote, wish)
+        }
+        RestoreBackup { remote, found, snapshot, to, group, node, pools, download_only } => {
+            let target = shipping::Target { snapshot, to, group, node, pools, download_only };
+            shipping::restore(edit, &remote, found, target)
+        }
+        AbortBackups { remote, name, snapshot, uploads, downloads } => {
+            let which = shipping::Which { name, snapshot, uploads, downloads };
+            shipping::abort(edit, &remote, &which)
+        }
+        ForgetBackups { remote, backups } => {
+            shipping::forget(edit, &remote, &backups);
+            Ok(())
+        }
 
         ModifyStore { name, edit: change } => small::modify_store(edit, name, &change),
         DeleteStore { name } => small::delete_store(edit, name),

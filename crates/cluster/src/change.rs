@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::*;
 use crate::objects::*;
+use crate::shipping::Remote;
 
 /// A row of the wanted state.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -24,6 +25,7 @@ pub enum Object {
     Store(StoreName, Props),
     File(ExternalFile),
     JoinToken(JoinToken),
+    Remote(Remote),
 }
 
 /// What identifies a row.
@@ -46,6 +48,7 @@ pub enum Key {
     File(FilePath),
     /// By the digest of its secret.
     JoinToken(String),
+    Remote(RemoteName),
 }
 
 impl Object {
@@ -67,6 +70,7 @@ impl Object {
             Object::Store(name, _) => Key::Store(name.clone()),
             Object::File(file) => Key::File(file.path.clone()),
             Object::JoinToken(token) => Key::JoinToken(token.digest.clone()),
+            Object::Remote(remote) => Key::Remote(remote.name.clone()),
         }
     }
 }
@@ -100,6 +104,7 @@ impl fmt::Display for Key {
             Key::Store(name) => write!(f, "key-value store {name}"),
             Key::File(path) => write!(f, "external file {path}"),
             Key::JoinToken(_) => write!(f, "a token for a node to join"),
+            Key::Remote(remote) => write!(f, "remote {remote}"),
         }
     }
 }

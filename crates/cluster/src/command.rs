@@ -11,6 +11,7 @@ use crate::name::*;
 use crate::objects::{Encryption, Filter, JoinToken, NodeKind, Props, Provider};
 use crate::props::PropsEdit;
 use crate::row;
+use crate::shipping::{Bucket, Found};
 
 /// A network interface as it is wished for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -80,6 +81,23 @@ pub struct NewResource {
     pub port: Option<u16>,
     /// Properties.
     pub props: Props,
+}
+
+/// Changes of a remote: what is not given stays.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct BucketEdit {
+    /// URL of the store.
+    pub endpoint: Option<String>,
+    /// The bucket's name.
+    pub bucket: Option<String>,
+    /// The store's region.
+    pub region: Option<String>,
+    /// The bucket is in the path of addresses.
+    pub path_style: Option<bool>,
+    /// Name of the key, encrypted under the master key.
+    pub access_key: Option<String>,
+    /// The key, encrypted under the master key.
+    pub secret_key: Option<String>,
 }
 
 /// A wish.
@@ -271,6 +289,48 @@ pub enum Command {
     /// of the first. Of what is new only names, group and layers count; its properties are those of
     /// the first, changed by `props`.
     CloneDefinition { name: ResourceName, to: NewDefinition, props: PropsEdit },
+
+    /// A remote, with its keys encrypted under the master key.
+    CreateRemote { name: RemoteName, bucket: Bucket },
+    /// Changes what is given of a remote.
+    ModifyRemote { name: RemoteName, bucket: BucketEdit },
+    /// Removes a remote; what is shipped with it is given up. Backups stay where they are.
+    DeleteRemote { name: RemoteName },
+    /// Takes a snapshot, or takes one that there is, and uploads it.
+    CreateBackup {
+        name: ResourceName,
+        remote: RemoteName,
+        /// `back_` and the stamp if there is none.
+        snapshot: Option<SnapshotName>,
+        /// `yyyyMMdd_HHmmss`.
+        stamp: String,
+        /// The node that is to upload it.
+        node: Option<NodeName>,
+        incremental: bool,
+        /// Backups of the resource definition that are in the bucket, whole.
+        present: Vec<String>,
+    },
+    /// Makes a snapshot from a backup on a node; a resource of it, too, unless only the snapshot is wanted.
+    RestoreBackup {
+        remote: RemoteName,
+        found: Found,
+        snapshot: SnapshotName,
+        to: ResourceName,
+        group: Option<GroupName>,
+        node: NodeName,
+        pools: BTreeMap<PoolName, PoolName>,
+        download_only: bool,
+    },
+    /// Gives up what is being shipped: all with the remote, or what is named.
+    AbortBackups {
+        remote: RemoteName,
+        name: Option<ResourceName>,
+        snapshot: Option<SnapshotName>,
+        uploads: bool,
+        downloads: bool,
+    },
+    /// Takes note that backups were deleted: nothing builds on them any more.
+    ForgetBackups { remote: RemoteName, backups: Vec<String> },
 
     /// Changes an instance of the key-value store; made with its first key, gone with its last.
     ModifyStore { name: StoreName, edit: PropsEdit },

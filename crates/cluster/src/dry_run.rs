@@ -18,10 +18,12 @@ use crate::command::Command;
 use crate::edit::{Applied, Context};
 use crate::model::Model;
 use crate::name::*;
+use crate::objects::Generation;
 use crate::observed::*;
 use crate::plan::{Action, Affected, Begin, Plan, Wait, affected, plan};
 use crate::redundancy;
 use crate::refusal::Refusal;
+use crate::shipping::{Phase, ShipmentState};
 
 /// Rounds of plans after which a prediction ends: a deletion takes seven.
 const ROUNDS: usize = 100;
@@ -303,6 +305,13 @@ impl Future<'_> {
                 replica.rollback = Some(DownForRollback { token: *token, changed: true });
                 replica.volumes.clear();
             }
+            Action::Upload(order) => shipped(replica, order.token, Phase::Success),
+            Action::Download(order) => {
+                let state = SnapshotState { token: order.token };
+                replica.snapshots.insert(order.snapshot.clone(), state);
+                shipped(replica, order.token, Phase::Success);
+            }
+            Action::StopShipping { token } => shipped(replica, *token, Phase::Aborted),
         }
         *replica != before
     }
@@ -360,6 +369,12 @@ impl Future<'_> {
         });
         found.map(|(node, volume, _)| (node.clone(), *volume))
     }
+}
+
+/// Says what has become of something that is shipped.
+fn shipped(replica: &mut ReplicaState, token: Generation, phase: Phase) {
+    replica.shipments.retain(|shipment| shipment.token != token);
+    replica.shipments.push(ShipmentState { token, phase, done_percent: 100, cause: None });
 }
 
 /// The state of a volume, made if it is not there.

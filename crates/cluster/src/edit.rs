@@ -385,5 +385,6 @@ pub fn get(model: &Model, key: &Key) -> Option<Object> {
         Key::Store(name) => model.store(name).cloned().map(|m| Object::Store(name.clone(), m)),
         Key::File(path) => model.file(path).cloned().map(Object::File),
         Key::JoinToken(digest) => model.join_token(digest).cloned().map(Object::JoinToken),
+        Key::Remote(name) => model.remote(name).cloned().map(Object::Remote),
     }
 }

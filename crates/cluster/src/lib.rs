@@ -22,4 +22,5 @@ pub mod question;
 pub mod redundancy;
 pub mod refusal;
 mod row;
+pub mod shipping;
 pub mod size;

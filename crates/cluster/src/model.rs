@@ -12,6 +12,7 @@ use crate::change::{Change, Key, Object};
 use crate::name::*;
 use crate::objects::*;
 use crate::props::SHIPPED;
+use crate::shipping::Remote;
 
 /// How much of a pool is promised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,6 +41,7 @@ pub struct Model {
     stores: BTreeMap<StoreName, Props>,
     files: BTreeMap<FilePath, ExternalFile>,
     join_tokens: BTreeMap<String, JoinToken>,
+    remotes: BTreeMap<RemoteName, Remote>,
 
     // Indexes, which follow from the above.
     on_node: BTreeMap<NodeName, BTreeSet<ResourceName>>,
@@ -115,6 +117,7 @@ impl Model {
             .chain(self.stores.iter().map(|(name, map)| Object::Store(name.clone(), map.clone())))
             .chain(self.files.values().cloned().map(Object::File))
             .chain(self.join_tokens.values().cloned().map(Object::JoinToken))
+            .chain(self.remotes.values().cloned().map(Object::Remote))
     }
 
     /// Carries out a change, as a store does that follows another controller's.
@@ -181,6 +184,7 @@ impl Model {
             Object::JoinToken(token) => {
                 drop(self.join_tokens.insert(token.digest.clone(), token));
             }
+            Object::Remote(remote) => drop(self.remotes.insert(remote.name.clone(), remote)),
         }
         old
     }
@@ -244,6 +248,7 @@ impl Model {
             }
             Key::File(path) => self.files.remove(path).map(Object::File),
             Key::JoinToken(digest) => self.join_tokens.remove(digest).map(Object::JoinToken),
+            Key::Remote(name) => self.remotes.remove(name).map(Object::Remote),
         }
     }
 
@@ -504,6 +509,16 @@ impl Model {
     /// All tokens for nodes to join.
     pub fn join_tokens(&self) -> impl Iterator<Item = &JoinToken> {
         self.join_tokens.values()
+    }
+
+    /// A remote.
+    pub fn remote(&self, name: &RemoteName) -> Option<&Remote> {
+        self.remotes.get(name)
+    }
+
+    /// All remotes.
+    pub fn remotes(&self) -> impl Iterator<Item = &Remote> {
+        self.remotes.values()
     }
 
     /// True if a DRBD device has this minor.

@@ -126,6 +126,10 @@ name! {
     StoreName, "key-value store instance", InvalidStoreName, |text| id(text, 2, 48)
 }
 name! {
+    /// A remote, which backups go to: as a host name, 2 to 255 bytes.
+    RemoteName, "remote", InvalidRemoteName, host
+}
+name! {
     /// A space that pools of several nodes share, 1 to 48 bytes.
     SharedSpaceName, "shared space", InvalidFreeSpaceManager, shared_space
 }

@@ -15,6 +15,7 @@ use vocab::{Bytes, GenUuid, Minor, NodeId, VolumeNr};
 use crate::layer::Layer;
 use crate::name::*;
 use crate::row;
+use crate::shipping::{Download, Upload};
 
 /// Properties of an object: LINSTOR's keys, paths with `/`, and their values.
 pub type Props = BTreeMap<String, String>;
@@ -650,12 +651,28 @@ pub struct SnapshotDefinition {
     /// The passphrases of volumes whose passphrases were changed since, as they were then.
     #[serde(default, with = "row::by_volume", skip_serializing_if = "BTreeMap::is_empty")]
     pub passphrases: BTreeMap<VolumeNr, String>,
+    /// Its backups, by where they go.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub uploads: BTreeMap<RemoteName, Upload>,
+    /// The backup that it is made from, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub download: Option<Download>,
 }
 
 impl SnapshotDefinition {
-    /// True while it is being made.
+    /// True while it is being made from what replicas have.
     pub fn is_pending(&self) -> bool {
-        self.flags.is_empty()
+        self.flags.is_empty() && self.download.is_none()
+    }
+
+    /// True while it is being made from a backup.
+    pub fn is_downloading(&self) -> bool {
+        self.download.as_ref().is_some_and(|download| download.phase.is_active())
+    }
+
+    /// True while a backup of it is being made.
+    pub fn is_uploading(&self) -> bool {
+        self.uploads.values().any(|upload| upload.phase.is_active())
     }
 
     /// True if it can be used.

@@ -13,6 +13,7 @@ use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::{Generation, Millis, Provider};
 use crate::row;
+use crate::shipping::ShipmentState;
 
 /// Everything that was reported.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -38,6 +39,9 @@ pub struct NodeState {
     pub providers: BTreeSet<Provider>,
     /// Its pools.
     pub pools: BTreeMap<PoolName, PoolState>,
+    /// Its agent can ship snapshots: those of older releases can not.
+    #[serde(default)]
+    pub ships: bool,
 }
 
 /// A pool.
@@ -111,6 +115,9 @@ pub struct ReplicaState {
     /// It is down for a rollback, or because it was deactivated.
     #[serde(default)]
     pub rollback: Option<DownForRollback>,
+    /// What it ships, or has shipped since its agent was started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shipments: Vec<ShipmentState>,
 }
 
 impl ReplicaState {
@@ -210,6 +217,16 @@ impl Observed {
     /// A pool of a node.
     pub fn pool(&self, node: &NodeName, pool: &PoolName) -> Option<&PoolState> {
         self.nodes.get(node)?.pools.get(pool)
+    }
+
+    /// What a node says of a shipment.
+    pub fn shipment(
+        &self,
+        name: &ResourceName,
+        node: &NodeName,
+        token: Generation,
+    ) -> Option<&ShipmentState> {
+        self.replica(name, node)?.shipments.iter().find(|shipment| shipment.token == token)
     }
 
     /// Where the suspension of a token has got to on a node.

@@ -9,6 +9,7 @@
 mod config;
 mod replica;
 mod rollback;
+mod shipping;
 mod snapshot;
 mod step;
 #[cfg(test)]
@@ -87,6 +88,7 @@ pub fn plan(model: &Model, observed: &Observed, name: &ResourceName) -> Plan {
             None => replica::plan(&ask, &mut plan),
         }
         snapshot::plan(&ask, &mut plan);
+        shipping::plan(&ask, &mut plan);
     }
     leftovers(model, observed, name, &mut plan);
     plan

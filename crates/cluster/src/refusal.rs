@@ -60,6 +60,8 @@ codes! {
         InvalidRequest = 234, "invalid request";
         InvalidFileName = 235, "invalid external file name";
         InvalidGroupName = 237, "invalid resource group name";
+        InvalidBackup = 238, "invalid configuration of a backup";
+        InvalidRemoteName = 239, "invalid remote name, or no such remote";
         InvalidResourceState = 243, "the resource is in a state that does not allow it";
         UnknownNode = 300, "no such node";
         UnknownDefinition = 301, "no such resource definition";
@@ -76,6 +78,8 @@ codes! {
         UnknownGroup = 317, "no such resource group";
         UnknownVolumeGroup = 318, "no such volume group";
         UnknownFile = 320, "no such external file";
+        UnknownRemote = 321, "no such remote";
+        UnknownBackup = 322, "no such backup";
         NodeExists = 500, "the node exists";
         DefinitionExists = 501, "the resource definition exists, or something depends on it";
         ResourceExists = 502, "the resource exists";
@@ -89,6 +93,8 @@ codes! {
         ExternalNameExists = 517, "the external name exists";
         GroupExists = 522, "the resource group exists";
         VolumeGroupExists = 523, "the volume group exists";
+        ShippingExists = 525, "it is being shipped already";
+        RemoteExists = 527, "the remote exists";
         WrongPassphrase = 600, "the passphrase is not the right one";
         MissingNetInterface = 603, "the node needs a network interface";
         VolumeNumbersExhausted = 800, "no volume number is left";
@@ -99,6 +105,8 @@ codes! {
         PoolMixing = 972, "these kinds of storage pools do not mix";
         NotUpToDate = 974, "not everything is UpToDate";
         Evacuating = 975, "the node is being evacuated";
+        DependentBackup = 977, "another backup depends on it";
+        BackupVersion = 978, "the backup is of a format that is not understood";
         SnapshotSourceNotUpToDate = 979, "the replicas are not UpToDate";
         NotEnoughFreeSpace = 980, "not enough free space";
         SharedSpaceActive = 981, "another resource of the shared space is active";
@@ -129,6 +137,7 @@ codes! {
         NoNodeForTieBreaker = 1013, "no node can be the tie-breaker";
         Evicted = 1017, "the node is evicted";
         Deactivated = 1018, "the resource is inactive";
+        DownloadOnly = 1019, "nothing is made of the snapshot";
         NotEvacuating = 1020, "this stays where it is";
         SameSize = 1023, "the volume has that size";
         NotFound = 3000, "there is no such object";

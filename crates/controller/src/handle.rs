@@ -15,11 +15,13 @@ use cluster::edit::Context;
 use cluster::name::NodeName;
 use cluster::objects::Millis;
 use cluster::question::{Question, Reply};
+use cluster::shipping::Bucket;
 use linstor::access::{self, Record, RecordFilter, UnderWay};
 use linstor::controller::{
     Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, Settings,
     State, Unanswered,
 };
+use shipping::s3::Client;
 use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -279,6 +281,10 @@ impl Controller for Handle {
 
     fn seal(&self, passphrases: &[Secret]) -> Result<Vec<String>, Failure> {
         keys::seal(self.state().observed.master.as_ref(), passphrases)
+    }
+
+    fn open_bucket(&self, bucket: &Bucket) -> Result<Client, Failure> {
+        keys::open(self.state().observed.master.as_ref(), bucket)
     }
 
     fn foretell(&self, commands: Vec<Command>) -> Later<'_, Result<Prediction, Failure>> {

@@ -1,9 +1,14 @@
 //! The master passphrase: what is kept of it, and what is sealed with the key that it protects.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use cluster::command::Command;
 use cluster::refusal::{Code, Refusal};
+use cluster::shipping::Bucket;
 use crypt::seal::{Error, MasterKey};
 use linstor::controller::{Failure, MasterPassphrase};
+use shipping::s3::{Client, Place};
 use vocab::options::Secret;
 
 /// The master key that follows from a passphrase and from what is kept, and the command that keeps it anew, if that
@@ -60,6 +65,41 @@ pub fn seal(master: Option<&MasterKey>, passphrases: &[Secret]) -> Result<Vec<St
         };
     };
     with_chance(|random| passphrases.iter().map(|one| master.seal(one, random)).collect())
+}
+
+/// How long a store that does not answer is asked again: somebody waits.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A client of a bucket, whose keys are opened for it.
+///
+/// # Errors
+/// If the master key is not known or another one, or the bucket can not be meant.
+pub fn open(master: Option<&MasterKey>, bucket: &Bucket) -> Result<Client, Failure> {
+    let refuse = |code, cause: String, next: &str| {
+        Failure::from(
+            Refusal::new(code, "the remote can not be used").cause(cause).correction(next),
+        )
+    };
+    let Some(master) = master else {
+        let cause = "its keys are encrypted, and the master passphrase was not entered".to_owned();
+        return Err(refuse(Code::NoMasterKey, cause, "enter it (`ashlar encryption unlock`)"));
+    };
+    let open = |sealed: &str| {
+        master.unseal(sealed).map_err(|error| {
+            let next = "give the remote its keys again (`ashlar remote modify`)";
+            refuse(Code::InvalidBackup, format!("its keys are not had: {error}"), next)
+        })
+    };
+    let place = Place {
+        endpoint: bucket.endpoint.clone(),
+        bucket: bucket.bucket.clone(),
+        region: bucket.region.clone(),
+        path_style: bucket.path_style,
+        access_key: open(&bucket.access_key)?,
+        secret_key: open(&bucket.secret_key)?,
+    };
+    Client::new(&place, PATIENCE, Arc::default())
+        .map_err(|error| refuse(Code::InvalidBackup, error.to_string(), error.correction()))
 }
 
 /// Does something with the kernel's random bytes.

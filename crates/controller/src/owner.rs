@@ -23,7 +23,8 @@ use cluster::edit::{Applied, Context};
 use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
 use cluster::objects::{
-    Generation, Millis, NodeFlag, Provider, Uuid, VolumeDefinition, VolumeDefinitionFlag,
+    Generation, Millis, NodeFlag, Provider, SnapshotDefinition, Uuid, VolumeDefinition,
+    VolumeDefinitionFlag,
 };
 use cluster::observed::{NodeState, ReplicaState};
 use cluster::plan::{Action, Affected, affected, plan, together};
@@ -556,7 +557,10 @@ impl Owner {
         let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
         state.observed.master = Some(key);
         let all = state.model.definitions().filter(|definition| is_encrypted(definition));
-        let names: Vec<ResourceName> = all.map(|definition| definition.name.clone()).collect();
+        let shipped = state.model.snapshots().filter(|snapshot| is_shipped(snapshot));
+        let shipped = shipped.map(|snapshot| snapshot.resource.clone());
+        let all = all.map(|definition| definition.name.clone());
+        let names: BTreeSet<ResourceName> = all.chain(shipped).collect();
         for name in names {
             state.shown.forget(&name);
             // What has failed for want of the key is not to wait any longer.
@@ -571,16 +575,21 @@ impl Owner {
     /// Tells the master key to the nodes of a resource definition that need it.
     fn tell_master(&mut self, state: &State, name: &ResourceName) {
         let Some(master) = &state.observed.master else { return };
-        if !state.model.definition(name).is_some_and(is_encrypted) {
-            return;
-        }
-        for resource in state.model.resources_of(name).filter(|resource| resource.is_diskful()) {
-            let node = &resource.node;
+        let encrypted = state.model.definition(name).is_some_and(is_encrypted);
+        let resources = state.model.resources_of(name).filter(|resource| resource.is_diskful());
+        let nodes = resources.map(|resource| &resource.node).filter(|_| encrypted);
+        // Those that ship open the keys of a remote with it.
+        let shipped = state.model.snapshots_of(name).filter(|snapshot| is_shipped(snapshot));
+        for node in nodes.chain(shipped.flat_map(|snapshot| snapshot.nodes.keys())) {
             if state.observed.is_connected(node) && self.told.insert(node.clone()) {
                 self.agents.send(node, Order::Master { key: master.to_secret() });
             }
         }
     }
+}
+
+fn is_shipped(snapshot: &SnapshotDefinition) -> bool {
+    snapshot.is_uploading() || snapshot.is_downloading()
 }
 
 fn is_encrypted(definition: &cluster::objects::Definition) -> bool {

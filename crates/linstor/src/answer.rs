@@ -112,6 +112,7 @@ impl Entry {
 fn refer(entry: Entry, key: &Key) -> Entry {
     match key {
         Key::Controller | Key::File(_) | Key::JoinToken(_) => entry,
+        Key::Remote(name) => entry.about("Remote", name.as_str()),
         Key::Node(node) => entry.about("Node", node),
         Key::PoolDefinition(pool) => entry.about("StorPoolDfn", pool),
         Key::Pool(node, pool) => entry.about("Node", node).about("StorPool", pool),

@@ -35,6 +35,7 @@ pub enum Operation {
 pub enum Kind {
     None = 0,
     Remote = 0x04_0000,
+    Backup = 0x08_0000,
     Snapshot = 0x0c_0000,
     Controller = 0x10_0000,
     Pool = 0x14_0000,
@@ -71,6 +72,7 @@ impl Kind {
             Key::ResourceConnection(..) => Kind::ResourceConnection,
             Key::Store(_) => Kind::Store,
             Key::File(_) => Kind::File,
+            Key::Remote(_) => Kind::Remote,
         }
     }
 
@@ -79,6 +81,7 @@ impl Kind {
         match self {
             Kind::None => "object",
             Kind::Remote => "remote",
+            Kind::Backup => "backup",
             Kind::Snapshot => "snapshot",
             Kind::Controller => "controller",
             Kind::Pool => "storage pool",
@@ -130,8 +133,6 @@ pub mod number {
     pub const DATABASE: u16 = 100;
     /// There is no such volume.
     pub const NO_VOLUME: u16 = 304;
-    /// There is no remote of that name.
-    pub const NO_REMOTE: u16 = 239;
     /// A copy of the database could not be made.
     pub const NOT_BACKED_UP: u16 = 242;
     /// There is no such error report, schedule or the like.

@@ -65,6 +65,15 @@ pub trait Controller: Send + Sync + 'static {
     /// If the master passphrase was not entered.
     fn seal(&self, passphrases: &[Secret]) -> Result<Vec<String>, Failure>;
 
+    /// A client of a remote's bucket, with its keys opened.
+    ///
+    /// # Errors
+    /// If the master passphrase was not entered, or the bucket can not be meant.
+    fn open_bucket(
+        &self,
+        bucket: &cluster::shipping::Bucket,
+    ) -> Result<shipping::s3::Client, Failure>;
+
     /// What commands would lead to, one after the other. Nothing is changed.
     ///
     /// # Errors

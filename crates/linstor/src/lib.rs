@@ -17,6 +17,7 @@ mod agents;
 mod answer;
 mod ashlar;
 mod ask;
+mod backups;
 mod clone;
 mod code;
 mod control;
@@ -35,6 +36,7 @@ mod placement;
 mod pools;
 mod properties;
 mod refused;
+mod remotes;
 mod resources;
 mod routes;
 pub mod shown;
@@ -100,6 +102,8 @@ fn routes() -> Routes {
         .merge(snapshots::routes())
         .merge(clone::routes())
         .merge(small::routes())
+        .merge(remotes::routes())
+        .merge(backups::routes())
         .merge(events::routes())
         .merge(metrics::routes())
         .merge(openapi::routes())

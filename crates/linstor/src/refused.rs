@@ -14,15 +14,18 @@ use crate::code::{self, Kind, number};
 const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/resource-definitions/{r}/drbd-proxy", Kind::Definition, "DRBD Proxy", PROXY),
     ("/v1/resource-definitions/{r}/drbd-proxy/{*p}", Kind::Definition, "DRBD Proxy", PROXY),
-    ("/v1/remotes/s3/{n}", Kind::Remote, "remotes", SHIPPING),
-    ("/v1/remotes/linstor/{n}", Kind::Remote, "remotes", SHIPPING),
-    ("/v1/remotes/ebs/{n}", Kind::Remote, "remotes", SHIPPING),
-    ("/v1/schedules/{n}", Kind::Schedule, "schedules", SHIPPING),
-    ("/v1/view/schedules-by-resource/{n}", Kind::Schedule, "schedules", SHIPPING),
+    ("/v1/remotes/linstor/{n}", Kind::Remote, "remotes in other clusters", CLUSTERS),
+    ("/v1/remotes/ebs/{n}", Kind::Remote, "EBS remotes", EBS),
+    ("/v1/remotes/{n}/backups/ship", Kind::Backup, "backups in other clusters", CLUSTERS),
+    ("/v1/remotes/{n}/backups/schedule/{s}/{c}", Kind::Schedule, "schedules", SCHEDULES),
+    ("/v1/schedules/{n}", Kind::Schedule, "schedules", SCHEDULES),
+    ("/v1/view/schedules-by-resource/{n}", Kind::Schedule, "schedules", SCHEDULES),
 ];
 
 const PROXY: &str = "there is no DRBD proxy";
-const SHIPPING: &str = "snapshots are not shipped";
+const CLUSTERS: &str = "snapshots are shipped to stores that speak S3, not from cluster to cluster";
+const EBS: &str = "there is no EBS";
+const SCHEDULES: &str = "backups are not made by schedule yet";
 
 pub fn routes() -> Router<App> {
     let mut router = Router::new();
@@ -30,27 +33,19 @@ pub fn routes() -> Router<App> {
         router = router.route(path, any(move || async move { refuse(kind, what, why) }));
     }
     // Lists of what nobody can make are empty; making it is refused.
-    for (path, kind, what) in [
-        ("/v1/remotes/s3", Kind::Remote, "remotes"),
-        ("/v1/remotes/linstor", Kind::Remote, "remotes"),
-        ("/v1/remotes/ebs", Kind::Remote, "remotes"),
+    for (path, what, why) in [
+        ("/v1/remotes/linstor", "remotes in other clusters", CLUSTERS),
+        ("/v1/remotes/ebs", "EBS remotes", EBS),
     ] {
         let none = get(async || Found(json!([])));
-        router =
-            router.route(path, none.fallback(move || async move { refuse(kind, what, SHIPPING) }));
+        router = router
+            .route(path, none.fallback(move || async move { refuse(Kind::Remote, what, why) }));
     }
-    let remotes = json!({ "s3_remotes": [], "linstor_remotes": [], "ebs_remotes": [] });
-    let none = get(move || async move { Found(remotes) });
-    let refuse_remote = || async { refuse(Kind::Remote, "remotes", SHIPPING) };
     let none_scheduled = get(async || Found(json!({ "data": [] })));
-    let refuse_schedule = || async { refuse(Kind::Schedule, "schedules", SHIPPING) };
+    let refuse_schedule = || async { refuse(Kind::Schedule, "schedules", SCHEDULES) };
     router
-        .route("/v1/remotes", none.fallback(refuse_remote))
-        .route("/v1/remotes/{remote}/backups", any(no_remote))
-        .route("/v1/remotes/{remote}/backups/{*call}", any(no_remote))
         .route("/v1/schedules", none_scheduled.fallback(refuse_schedule))
         .route("/v1/view/schedules-by-resource", get(async || Found(json!({ "data": [] }))))
-        .route("/v1/view/backup/queue", get(async || Found(json!({}))))
 }
 
 fn refuse(kind: Kind, what: &str, why: &str) -> Response {
@@ -58,18 +53,6 @@ fn refuse(kind: Kind, what: &str, why: &str) -> Response {
     let next = "do without; COMPAT.md of this program lists what there is";
     let answer = Answer::refused(kind, number::UNSUPPORTED, &text, why, next);
     answer_json(StatusCode::NOT_IMPLEMENTED, &answer.entries)
-}
-
-/// Clients take 239, an invalid name of a remote, for a remote that is not there.
-async fn no_remote() -> Answer {
-    let text = "there is no such remote";
-    Answer::refused(
-        Kind::Remote,
-        number::NO_REMOTE,
-        text,
-        SHIPPING,
-        "use snapshots inside of this cluster",
-    )
 }
 
 /// A path that nobody knows.

@@ -43,6 +43,27 @@ impl Master {
         Ok(other)
     }
 
+    /// Opens something that is kept under it; `what` names that.
+    ///
+    /// # Errors
+    /// If the key is not known, or is another one.
+    pub fn unseal(&self, sealed: &str, what: &str) -> Result<Secret, Failed> {
+        let Some(master) = self.get() else {
+            let text =
+                format!("{what} is encrypted, and the cluster's master key is not known here");
+            return Err(Failed::new(
+                text,
+                "enter the master passphrase (`ashlar encryption unlock`)",
+            ));
+        };
+        master.unseal(sealed).map_err(|error| {
+            Failed::new(
+                format!("{what} is not had: {error}"),
+                "enter it anew (`ashlar remote modify`)",
+            )
+        })
+    }
+
     fn get(&self) -> Option<MasterKey> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -247,6 +247,10 @@ impl Node {
         if let Some(held) = record.suspension.filter(|held| !held.over) {
             self.expire(name, held.token)?;
         }
+        if !self.shipments.is_busy(name) {
+            self.forget_receiving(name)?;
+            self.remove_copies(name)?;
+        }
         let step = self.step(name);
         step.recover_growth()?;
         step.attach_encrypted()

@@ -297,6 +297,7 @@ impl Bed {
             store: Store::open(&self.path("agent")).unwrap(),
             pools: Pools::open(&self.path("agent")).unwrap(),
             suspend_for: Duration::from_secs(10),
+            shipments: Default::default(),
             files_below: Vec::new(),
             master: Master::default(),
             program: None,

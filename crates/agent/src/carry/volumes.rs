@@ -315,7 +315,7 @@ impl Step<'_> {
     }
 }
 
-pub(super) fn path_of(volume: &storage::Volume) -> Result<String, Failed> {
+pub(crate) fn path_of(volume: &storage::Volume) -> Result<String, Failed> {
     volume.path.to_str().map(str::to_owned).ok_or_else(|| {
         let text = format!("{} can not be told to the engine", volume.path.display());
         Failed::new(text, "use a pool whose path is UTF-8")

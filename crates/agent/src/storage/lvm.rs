@@ -79,6 +79,11 @@ impl Row {
         self.lv_attr.as_bytes().get(5) == Some(&b'o')
     }
 
+    /// The eighth letter is `z` where blocks are zeroed before they are used.
+    fn is_zeroed(&self) -> bool {
+        self.lv_attr.as_bytes().get(7) == Some(&b'z')
+    }
+
     fn is_thin_pool(&self) -> bool {
         self.lv_attr.starts_with('t')
     }
@@ -318,6 +323,12 @@ impl<R: Runner> Provider for Group<R> {
         Ok(Space { total: Bytes(row.lv_size), free, metadata_used })
     }
 
+    /// A thin pool that does not zero its blocks gives whoever writes a part of one what somebody else had
+    /// in the rest.
+    fn starts_zeroed(&self, volume: &Name) -> Result<bool, Error> {
+        Ok(self.thin_pool.is_some() && self.existing(volume)?.is_zeroed())
+    }
+
     fn volumes(&self) -> Result<Vec<Volume>, Error> {
         // Names in brackets are LVM's own parts of other volumes.
         let hidden = |row: &Row| row.lv_name.starts_with('[');
@@ -505,6 +516,8 @@ mod tests {
         assert!(row("Vri---tz-k", "").is_read_only());
         assert!(row("Vwi-aotz--", "").is_open());
         assert!(!row("Vwi-a-tz--", "").is_open());
+        assert!(row("Vwi-a-tz--", "").is_zeroed());
+        assert!(!row("Vwi-a-t---", "").is_zeroed(), "of a thin pool made with --zero n");
         assert!(row("twi-aotz--", "").is_thin_pool());
         assert!(!row("", "").is_read_only());
     }

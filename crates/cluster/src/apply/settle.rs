@@ -17,7 +17,9 @@ use crate::redundancy;
 use crate::refusal::Refusal;
 use crate::size;
 
-use super::{clone, definitions, helpers, nodes, resources, rollback, snapshots, trouble};
+use super::{
+    clone, definitions, helpers, nodes, resources, rollback, shipping, snapshots, trouble,
+};
 
 /// How long a snapshot may be in the making, in milliseconds. Agents end suspensions long before.
 const MAKE_WITHIN: u64 = 120_000;
@@ -56,6 +58,7 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
         edit.model.snapshots_of(name).map(|snapshot| snapshot.name.clone()).collect();
     for snapshot in &names {
         snapshot_done(edit, name, snapshot);
+        shipping::settle(edit, name, snapshot)?;
     }
     if busy {
         // It may have waited for one of them.

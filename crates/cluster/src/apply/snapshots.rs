@@ -152,6 +152,8 @@ fn put(
         nodes,
         clone_to: None,
         passphrases: BTreeMap::new(),
+        uploads: BTreeMap::new(),
+        download: None,
     }));
 }
 
@@ -238,6 +240,7 @@ pub fn delete(
             .correction("wait until that is done")
             .about(key));
     }
+    super::shipping::not_shipped(edit, name, snapshot)?;
     let mut found = edit.snapshot(name, snapshot)?.clone();
     if found.is_pending() {
         found.flags.insert(SnapshotFlag::FailedDeployment);

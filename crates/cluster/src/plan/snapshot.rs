@@ -20,7 +20,7 @@ pub(super) fn plan(ask: &Ask<'_>, plan: &mut Plan) {
     for snapshot in ask.model.snapshots_of(name) {
         if snapshot.is_pending() {
             make(ask, snapshot, plan);
-        } else {
+        } else if !snapshot.is_downloading() {
             delete(ask, snapshot, plan);
         }
     }

@@ -11,6 +11,7 @@ use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::{Generation, Provider};
 use crate::row;
+use crate::shipping::{DownloadOrder, UploadOrder};
 
 /// A step of a plan, by its place in it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -178,6 +179,16 @@ pub enum Action {
         /// What it is down for.
         token: Generation,
     },
+    /// Begins to upload a snapshot. The agent goes on by itself, and says how far it is; after its
+    /// restart nothing is known of it, and it is begun again.
+    Upload(Box<UploadOrder>),
+    /// Begins to make a snapshot from a backup, likewise.
+    Download(Box<DownloadOrder>),
+    /// Ends what is shipped, and what was left of it.
+    StopShipping {
+        /// What it is known by.
+        token: Generation,
+    },
 }
 
 /// What an agent itself looks at before it takes data away. What was planned is as old as the last
@@ -254,6 +265,14 @@ impl fmt::Display for Action {
             Action::TakeDown { guard: Some(_), .. } => write!(f, "take it down"),
             Action::RollBack { snapshot, .. } => write!(f, "roll back to snapshot {snapshot}"),
             Action::Discard { .. } => write!(f, "discard the data that were not rolled back"),
+            Action::Upload(order) => {
+                write!(f, "upload snapshot {} as backup {}", order.snapshot, order.backup)
+            }
+            Action::Download(order) => {
+                let backup = order.chain.last().map_or("", String::as_str);
+                write!(f, "make snapshot {} from backup {backup}", order.snapshot)
+            }
+            Action::StopShipping { .. } => write!(f, "stop what is being shipped"),
         }
     }
 }

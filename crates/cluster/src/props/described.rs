@@ -56,6 +56,8 @@ fn of_value(key: &str, value: Value) -> Described {
         Value::Threshold => ("string", String::new(), "a percentage like 5%, or a size like 50GB"),
         Value::Pool => ("string", String::new(), "the name of a storage pool"),
         Value::NetIf => ("string", String::new(), "the name of a network interface"),
+        Value::Limit => ("long", "-1 or more".to_owned(), "a whole number, or -1 for any number"),
+        Value::Suffix(_) => ("string", String::new(), "letters, digits, `.`, `_` and `-`"),
     };
     let (key, help) = (key.to_owned(), help.to_owned());
     Described { key, help, kind, values, default: "", unit: "" }

@@ -9,6 +9,7 @@ use super::range;
 use crate::name::{NetIfName, PoolName};
 use crate::place::space::parse_threshold;
 use crate::refusal::{Code, Refusal};
+use crate::shipping::{KEY_SUFFIX, MAX_CONCURRENT};
 
 /// What has properties.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +53,10 @@ pub(super) enum Value {
     Pool,
     /// The name of a network interface.
     NetIf,
+    /// A whole number from 0 on, or -1 for any number.
+    Limit,
+    /// Letters, digits, `.`, `_` and `-`, at most so many.
+    Suffix(usize),
 }
 
 /// A key, or all keys of a namespace if it ends in `/`; what it may be, and where.
@@ -145,6 +150,9 @@ pub(super) const TABLE: &[Spec] = &[
     Spec("CurStltConnName", Value::NetIf, &[Node]),
     Spec("Paths/", Value::NetIf, &[NodeConnection, ResourceConnection]),
     Spec("StorDriver/", Value::Text, DRIVER),
+    // Backups.
+    Spec(MAX_CONCURRENT, Value::Limit, &[Controller, Node]),
+    Spec(KEY_SUFFIX, Value::Suffix(48), DEFINITIONS),
     Spec("FileSystem/Type", Value::Word(&["ext4", "xfs"]), FILE_SYSTEM),
     Spec("FileSystem/MkfsParams", Value::Text, FILE_SYSTEM),
     Spec("FileSystem/User", Value::Text, FILE_SYSTEM),
@@ -162,7 +170,8 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("BCache/", "there is no layer BCACHE"),
     ("NVMe/", "there is no layer NVME"),
     ("DrbdProxy/", "there is no DRBD proxy"),
-    ("BackupShipping/", "snapshots are not shipped"),
+    ("BackupShipping/AllowForceRestore", "backups are restored to new resource definitions only"),
+    ("BackupShipping/L2L", "snapshots are not shipped to other clusters"),
     ("AutoSnapshot/", "snapshots are not made by schedule"),
     ("DrbdOptions/Handlers/", "handlers are not run"),
     ("StorPoolNameDrbdMeta", "metadata are always internal"),
@@ -291,6 +300,15 @@ impl Value {
             }
             Value::Pool => {
                 return PoolName::new(value).map(drop).map_err(|refusal| refusal.cause.into());
+            }
+            Value::Limit => {
+                let valid = value == "-1" || value.parse::<u32>().is_ok();
+                (valid, "it is a whole number, or -1 for any number".to_owned())
+            }
+            Value::Suffix(most) => {
+                let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+                let valid = value.len() <= most && value.chars().all(good);
+                (valid, format!("it has at most {most} letters, digits, `.`, `_` and `-`"))
             }
             Value::NetIf => {
                 return NetIfName::new(value).map(drop).map_err(|refusal| refusal.cause.into());

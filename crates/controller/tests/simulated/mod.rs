@@ -455,6 +455,9 @@ fn step(
             record.disks = record.snapshots[&snapshot].1.clone();
             record.down = Some(DownForRollback { token, changed: true });
         }
+        Action::Upload(_) | Action::Download(_) | Action::StopShipping { .. } => {
+            panic!("agents without a disk ship nothing")
+        }
         Action::Discard { token } => {
             record.disks.clear();
             record.down = Some(DownForRollback { token, changed: true });
@@ -544,5 +547,6 @@ fn report(
         snapshots: snapshots
             .map(|(snapshot, (token, _))| (snapshot.clone(), SnapshotState { token: *token }))
             .collect(),
+        shipments: Vec::new(),
     }
 }

@@ -13,10 +13,12 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
 const ELSEWHERE: &[&str] = &[
     "/v1/resource-definitions/{}/drbd-proxy",
-    "/v1/remotes",
+    "/v1/remotes/linstor",
+    "/v1/remotes/ebs",
+    "/v1/remotes/{}/backups/ship",
+    "/v1/remotes/{}/backups/schedule",
     "/v1/schedules",
     "/v1/view/schedules-by-resource",
-    "/v1/view/backup/queue",
 ];
 
 /// Names of queries that need no line: what they ask for is always so.

@@ -119,6 +119,7 @@ impl Record {
             connections: connections.map(|p| (p.clone(), peers.contains(p))).collect(),
             suspension: self.suspension.map(|(token, state)| Suspension { token, state }),
             rollback: self.down,
+            shipments: Vec::new(),
             snapshots: snapshots
                 .map(|(name, (token, _))| (name.clone(), SnapshotState { token: *token }))
                 .collect(),
@@ -268,6 +269,10 @@ impl Record {
                     disk.size = sizes.and_then(|s| s.get(number)).copied().unwrap_or(disk.size);
                 }
                 self.down = Some(DownForRollback { token: *token, changed: true });
+            }
+            // Nothing is backed up here: that is no matter of replicas.
+            Action::Upload(_) | Action::Download(_) | Action::StopShipping { .. } => {
+                return Err(Refused::Not);
             }
             Action::Discard { token } => {
                 if !self.is_changed(*token)? {

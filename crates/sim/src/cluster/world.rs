@@ -349,6 +349,7 @@ impl<'t> World<'t> {
             layers: Layer::ALL.iter().copied().collect(),
             providers: Provider::ALL.iter().copied().collect(),
             pools: [(pool(), state)].into(),
+            ships: false,
         };
         self.observed.nodes.insert(node(index), state);
         for replicas in self.observed.resources.values_mut() {

@@ -3,12 +3,13 @@
 //! - `args`: the command line. `http`: who is asked; `answer`: what answers to changes come to.
 //! - `view`: what the controller says of its objects. `wait`: following what takes long; `table`:
 //!   listings.
-//! - `nodes`, `pools`, `physical`, `groups`, `volumes`, `snapshots`, `encryption`, `properties`: the commands
+//! - `nodes`, `pools`, `physical`, `groups`, `volumes`, `snapshots`, `remotes`, `backups`, `encryption`, `properties`: the commands
 //!   themselves.
 //!   `why`: what a volume waits for.
 
 mod answer;
 mod args;
+mod backups;
 mod encryption;
 mod groups;
 mod http;
@@ -16,6 +17,7 @@ mod nodes;
 mod physical;
 mod pools;
 mod properties;
+mod remotes;
 mod snapshots;
 mod table;
 #[cfg(test)]
@@ -69,6 +71,8 @@ pub fn run(
         | Command::ResourceGroup { at, .. }
         | Command::Volume { at, .. }
         | Command::Snapshot { at, .. }
+        | Command::Remote { at, .. }
+        | Command::Backup { at, .. }
         | Command::Encryption { at, .. }
         | Command::Property { at, .. }
         | Command::ErrorReport { at, .. } => at,
@@ -149,6 +153,8 @@ impl<'a> Session<'a> {
             Command::ResourceGroup { command, .. } => groups::run(self, command),
             Command::Volume { command, .. } => volumes::run(self, command),
             Command::Snapshot { command, .. } => snapshots::run(self, command),
+            Command::Remote { command, .. } => remotes::run(self, command),
+            Command::Backup { command, .. } => backups::run(self, command),
             Command::Encryption { command, .. } => encryption::run(self, command),
             Command::Property { command, .. } => properties::run(self, command),
             Command::ErrorReport { command, .. } => properties::reports(self, command),

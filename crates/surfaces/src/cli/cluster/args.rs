@@ -1,5 +1,6 @@
 //! The command line of the control plane as data. `values`: what its words stand for.
 
+mod shipping;
 mod values;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use super::super::args::DryRun;
 use super::physical::DiskCommand;
 use values::{key_value, owner, url, volume_name};
 
+pub use shipping::{BackupCommand, RemoteCommand, RestoreTo};
 pub use values::{NewNode, Owner, ProviderName, VolumeName, new_node, size};
 
 /// Where a controller is unless something else is said.
@@ -150,6 +152,20 @@ pub enum Command {
         at: Controllers,
         #[command(subcommand)]
         command: SnapshotCommand,
+    },
+    /// Where backups of a control plane's volumes are kept: buckets in stores that speak S3
+    Remote {
+        #[command(flatten)]
+        at: Controllers,
+        #[command(subcommand)]
+        command: RemoteCommand,
+    },
+    /// Backups of a control plane's volumes in remotes
+    Backup {
+        #[command(flatten)]
+        at: Controllers,
+        #[command(subcommand)]
+        command: BackupCommand,
     },
     /// The master passphrase of a control plane: with it, the passphrases of encrypted volumes are kept
     Encryption {
@@ -694,6 +710,8 @@ impl Command {
                 VolumeCommand::List { .. } | VolumeCommand::Info { .. } | VolumeCommand::Why { .. }
             ),
             Command::Snapshot { command, .. } => matches!(command, SnapshotCommand::List { .. }),
+            Command::Remote { command, .. } => matches!(command, RemoteCommand::List),
+            Command::Backup { command, .. } => command.lists(),
             Command::Encryption { command, .. } => matches!(command, EncryptionCommand::Status),
             Command::Property { command, .. } => matches!(command, PropertyCommand::List { .. }),
             Command::ErrorReport { command, .. } => matches!(command, ReportCommand::List { .. }),
@@ -709,6 +727,8 @@ impl Command {
             Command::Snapshot { command, .. } => command.is_dry_run(),
             Command::StoragePool { .. }
             | Command::PhysicalStorage { .. }
+            | Command::Remote { .. }
+            | Command::Backup { .. }
             | Command::Encryption { .. }
             | Command::Property { .. }
             | Command::ErrorReport { .. } => false,

@@ -188,6 +188,7 @@ pub struct Snapshot {
     pub resource_name: String,
     pub nodes: Vec<String>,
     pub flags: Vec<String>,
+    pub props: BTreeMap<String, String>,
     pub volume_definitions: Vec<VolumeDefinition>,
     pub snapshots: Vec<NodeSnapshot>,
 }

@@ -1,0 +1,736 @@
+//! Remotes, and what is shipped with them (control plane §8.4).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vocab::VolumeNr;
+
+use crate::change::{Key, Object};
+use crate::command::{BucketEdit, Command, NewDefinition, NewVolumeDefinition};
+use crate::edit::{Edit, unknown};
+use crate::layer::Layer;
+use crate::name::*;
+use crate::objects::*;
+use crate::props::{Owner, chain, check_all};
+use crate::refusal::{Code, NoteCode, Refusal};
+use crate::shipping::*;
+
+use super::{definitions, nodes, small, snapshots};
+
+#[cfg(test)]
+mod tests;
+
+/// A backup as it is wished for.
+pub struct Wish {
+    pub snapshot: Option<SnapshotName>,
+    pub stamp: String,
+    pub node: Option<NodeName>,
+    pub incremental: bool,
+    pub present: Vec<String>,
+}
+
+/// What is made of a backup.
+pub struct Target {
+    pub snapshot: SnapshotName,
+    pub to: ResourceName,
+    pub group: Option<GroupName>,
+    pub node: NodeName,
+    pub pools: BTreeMap<PoolName, PoolName>,
+    pub download_only: bool,
+}
+
+/// What is given up.
+pub struct Which {
+    pub name: Option<ResourceName>,
+    pub snapshot: Option<SnapshotName>,
+    pub uploads: bool,
+    pub downloads: bool,
+}
+
+// Remotes.
+
+pub fn create_remote(edit: &mut Edit<'_>, name: RemoteName, bucket: Bucket) -> Result<(), Refusal> {
+    let key = Key::Remote(name.clone());
+    if edit.model.remote(&name).is_some() {
+        return Err(Refusal::new(Code::RemoteExists, format!("{key} exists"))
+            .cause("names of remotes are unique, without regard to case")
+            .correction("choose another name, or delete that one first")
+            .about(key));
+    }
+    check(&key, &bucket)?;
+    let uuid = edit.uuid();
+    edit.put(Object::Remote(Remote { name, uuid, bucket, deleting: false }));
+    Ok(())
+}
+
+pub fn modify_remote(
+    edit: &mut Edit<'_>,
+    name: &RemoteName,
+    new: BucketEdit,
+) -> Result<(), Refusal> {
+    let key = Key::Remote(name.clone());
+    let Some(mut remote) = edit.model.remote(name).cloned() else {
+        return Err(unknown(Code::UnknownRemote, key));
+    };
+    let bucket = &mut remote.bucket;
+    let texts = [
+        (&mut bucket.endpoint, new.endpoint),
+        (&mut bucket.bucket, new.bucket),
+        (&mut bucket.region, new.region),
+        (&mut bucket.access_key, new.access_key),
+        (&mut bucket.secret_key, new.secret_key),
+    ];
+    for (old, new) in texts {
+        if let Some(new) = new {
+            *old = new;
+        }
+    }
+    bucket.path_style = new.path_style.unwrap_or(bucket.path_style);
+    check(&key, bucket)?;
+    edit.put(Object::Remote(remote));
+    Ok(())
+}
+
+fn check(key: &Key, bucket: &Bucket) -> Result<(), Refusal> {
+    let refuse = |cause: &str| {
+        Err(Refusal::new(Code::InvalidBackup, format!("{key} can not be so"))
+            .cause(cause)
+            .correction(
+                "give the store's address, the bucket's name and the region as the store has them",
+            )
+            .about(key.clone()))
+    };
+    let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
+    if !plain(&bucket.endpoint) {
+        return refuse("the endpoint is a URL such as https://s3.example.com");
+    }
+    if bucket
+        .endpoint
+        .split_once("://")
+        .is_some_and(|(scheme, _)| scheme != "http" && scheme != "https")
+    {
+        return refuse("endpoints are called by https or http");
+    }
+    if !plain(&bucket.bucket) || bucket.bucket.contains('/') {
+        return refuse("the bucket's name is one word");
+    }
+    if !plain(&bucket.region) {
+        return refuse("the region is one word; stores without any take any");
+    }
+    Ok(())
+}
+
+pub fn delete_remote(edit: &mut Edit<'_>, name: &RemoteName) -> Result<(), Refusal> {
+    let key = Key::Remote(name.clone());
+    if small::absent(edit, &key) {
+        return Ok(());
+    }
+    let all = Which { name: None, snapshot: None, uploads: true, downloads: true };
+    abort(edit, name, &all)?;
+    if let Some(mut remote) = edit.model.remote(name).cloned() {
+        remote.deleting = true;
+        edit.put(Object::Remote(remote));
+    }
+    drop_if_unused(edit, name);
+    Ok(())
+}
+
+/// Removes a remote that is to go, once nothing is shipped with it.
+fn drop_if_unused(edit: &mut Edit<'_>, name: &RemoteName) {
+    let deleting = edit.model.remote(name).is_some_and(|remote| remote.deleting);
+    let used = || {
+        edit.model.snapshots().any(|snapshot| {
+            snapshot.uploads.get(name).is_some_and(|upload| upload.phase.is_active())
+                || snapshot
+                    .download
+                    .as_ref()
+                    .is_some_and(|d| d.remote == *name && d.phase.is_active())
+        })
+    };
+    if deleting && !used() {
+        edit.remove(Key::Remote(name.clone()));
+    }
+}
+
+/// A remote that backups can be made with. That it is not there is told as clients expect it.
+fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refusal> {
+    let key = Key::Remote(name.clone());
+    let Some(remote) = edit.model.remote(name) else {
+        return Err(Refusal::new(Code::InvalidRemoteName, format!("{key} does not exist"))
+            .cause("no remote has this name")
+            .correction("see `ashlar remote list`, or create it first")
+            .about(key));
+    };
+    if remote.deleting {
+        return Err(Refusal::new(Code::InUse, format!("{key} can not be used"))
+            .cause("it is being deleted")
+            .correction("use another one")
+            .about(key));
+    }
+    if edit.observed().master.is_none() {
+        return Err(Refusal::new(Code::NoMasterKey, format!("{key} can not be used"))
+            .cause("its keys are encrypted, and the master passphrase was not entered")
+            .correction("enter it (`ashlar encryption unlock`)")
+            .about(key));
+    }
+    Ok(remote)
+}
+
+/// Refuses a node that can not ship.
+fn ships(edit: &Edit<'_>, node: &NodeName) -> Result<(), Refusal> {
+    let key = Key::Node(node.clone());
+    edit.node(node)?;
+    let state = edit.observed().nodes.get(node).filter(|state| state.connected);
+    let (code, cause, next) = match state {
+        None => {
+            (Code::NotConnected, "it is not connected", "wait until it is, or name another node")
+        }
+        Some(state) if !state.ships => (
+            Code::ProviderUnsupported,
+            "its agent is too old",
+            "update it to the controller's release, or name another node",
+        ),
+        Some(_) => return Ok(()),
+    };
+    Err(Refusal::new(code, format!("{key} can not ship snapshots"))
+        .cause(format!("node {node}: {cause}"))
+        .correction(next)
+        .about(key))
+}
+
+/// Refuses what would change a resource definition that a backup is restored to.
+pub fn refuse_while_downloading(edit: &Edit<'_>, command: &Command) -> Result<(), Refusal> {
+    use Command::*;
+    let name = match command {
+        CreateVolumeDefinition { name, .. }
+        | DeleteVolumeDefinition { name, .. }
+        | ModifyVolumeDefinition { name, size: Some(_), .. }
+        | CreateResource { name, .. }
+        | Autoplace { name, .. }
+        | MakeAvailable { name, .. }
+        | ToggleDisk { name, .. }
+        | DeleteDefinition { name }
+        | RestoreVolumeDefinitions { to: name, .. }
+        | RestoreResources { to: name, .. }
+        | RestoreBackup { to: name, .. } => name,
+        _ => return Ok(()),
+    };
+    let Some(busy) = edit.model.snapshots_of(name).find(|snapshot| snapshot.is_downloading())
+    else {
+        return Ok(());
+    };
+    let key = Key::Definition(name.clone());
+    Err(Refusal::new(Code::InUse, format!("{key} can not be changed"))
+        .cause(format!("a backup is being restored to it, as snapshot {}", busy.name))
+        .correction("wait until that is done, or abort it (`ashlar backup abort`)")
+        .about(key))
+}
+
+/// Refuses to delete a snapshot that is shipped, or that another is compared with.
+pub fn not_shipped(
+    edit: &Edit<'_>,
+    name: &ResourceName,
+    snapshot: &SnapshotName,
+) -> Result<(), Refusal> {
+    let found = edit.snapshot(name, snapshot)?;
+    let base = edit.model.snapshots_of(name).any(|other| {
+        let on = |upload: &Upload| upload.base.as_ref().is_some_and(|(base, _)| base == snapshot);
+        other.uploads.values().any(|upload| upload.phase.is_active() && on(upload))
+    });
+    let cause = match found {
+        found if found.is_downloading() => "it is being made from a backup",
+        found if found.is_uploading() => "it is being shipped, or waits for its turn",
+        _ if base => "a backup is being made of what has changed since it",
+        _ => return Ok(()),
+    };
+    let key = Key::Snapshot(name.clone(), snapshot.clone());
+    Err(Refusal::new(Code::InUse, format!("{key} can not be deleted"))
+        .cause(cause)
+        .correction("wait until that is done, or abort it (`ashlar backup abort`)")
+        .about(key))
+}
+
+// Backups.
+
+pub fn create(
+    edit: &mut Edit<'_>,
+    name: &ResourceName,
+    remote: &RemoteName,
+    wish: Wish,
+) -> Result<(), Refusal> {
+    usable(edit, remote)?;
+    let definition = edit.definition(name)?.clone();
+    let default = SnapshotName::new(&format!("back_{}", wish.stamp))?;
+    let snapshot = wish.snapshot.unwrap_or_else(|| default.clone());
+    let key = Key::Snapshot(name.clone(), snapshot.clone());
+    let refuse = |code, cause: String, next: &str| {
+        Err(Refusal::new(code, format!("no backup can be made of {key}"))
+            .cause(cause)
+            .correction(next)
+            .about(key.clone()))
+    };
+    if definition.layers.contains(&Layer::Luks) {
+        let next = "back its data up from where they are used";
+        return refuse(
+            Code::LayerUnsupported,
+            "encrypted volumes are not shipped yet".to_owned(),
+            next,
+        );
+    }
+    let chosen: Vec<NodeName> = wish.node.iter().cloned().collect();
+    chosen.iter().try_for_each(|node| ships(edit, node))?;
+    match edit.model.snapshot(name, &snapshot) {
+        None => {
+            let new = vec![(name.clone(), snapshot.clone(), Vec::new())];
+            snapshots::create(edit, new, &Props::new())?;
+        }
+        Some(found) if !found.is_successful() && !found.is_pending() => {
+            let cause = "the snapshot is not complete".to_owned();
+            return refuse(Code::InvalidResourceState, cause, "use one with the flag SUCCESSFUL");
+        }
+        Some(found) if found.uploads.get(remote).is_some_and(|u| u.phase.is_active()) => {
+            let cause = format!("it is being shipped to remote {remote} already");
+            return refuse(Code::ShippingExists, cause, "wait until that is done");
+        }
+        Some(found) if found.uploads.get(remote).is_some_and(|u| u.phase == Phase::Success) => {
+            let cause = format!("remote {remote} has it already");
+            return refuse(Code::ShippingExists, cause, "make another snapshot");
+        }
+        Some(_) => {}
+    }
+    let found = edit.snapshot(name, &snapshot)?;
+    let able: Vec<&NodeName> =
+        found.nodes.keys().filter(|node| ships(edit, node).is_ok()).collect();
+    if let Some(node) = chosen.iter().find(|node| !found.nodes.contains_key(node)) {
+        let cause = format!("node {node} has no such snapshot");
+        return refuse(Code::UnknownSnapshot, cause, "name a node with a replica, or none");
+    }
+    if able.is_empty() {
+        let nodes: Vec<String> = found.nodes.keys().map(|node| format!("node {node}")).collect();
+        let cause = format!("its agent is too old, or away: {}", nodes.join(", "));
+        return refuse(Code::NotConnected, cause, "update the agents to the controller's release");
+    }
+    let suffix = chain::definition(edit.model, &definition).get(KEY_SUFFIX).unwrap_or_default();
+    let mut backup = format!("{name}_back_{}{suffix}", wish.stamp);
+    if snapshot != default {
+        backup = format!("{backup}^{snapshot}");
+    }
+    let base =
+        wish.incremental.then(|| newest(edit, name, remote, &snapshot, &wish.present)).flatten();
+    let upload = Upload {
+        token: Generation(edit.model.generation().0 + 1),
+        backup,
+        since: edit.context.now,
+        node: wish.node,
+        base,
+        phase: Phase::Waiting,
+        cause: None,
+    };
+    edit.modify_snapshot(name, &snapshot, |found| {
+        found.uploads.insert(remote.clone(), upload);
+    });
+    start(edit);
+    Ok(())
+}
+
+/// The newest snapshot that is in the remote and still here, with its backup.
+fn newest(
+    edit: &Edit<'_>,
+    name: &ResourceName,
+    remote: &RemoteName,
+    not: &SnapshotName,
+    present: &[String],
+) -> Option<(SnapshotName, String)> {
+    let numbers = |snapshot: &SnapshotDefinition| -> Vec<VolumeNr> {
+        snapshot.sizes.keys().copied().collect()
+    };
+    let wanted = edit.model.snapshot(name, not).map(numbers)?;
+    let others = edit.model.snapshots_of(name).filter(|other| other.name != *not);
+    let others = others.filter(|other| other.is_successful() && numbers(other) == wanted);
+    let shipped = others.filter_map(|other| {
+        let upload = other.uploads.get(remote).filter(|upload| upload.phase == Phase::Success)?;
+        Some((upload.since, other.name.clone(), upload.backup.clone()))
+    });
+    let there = shipped.filter(|(_, _, backup)| present.contains(backup));
+    let newest = there.max_by_key(|(since, _, _)| *since)?;
+    Some((newest.1, newest.2))
+}
+
+/// Begins what waits and may begin: of each node, the oldest first.
+fn start(edit: &mut Edit<'_>) {
+    let mut waiting = Vec::new();
+    let mut running: BTreeMap<NodeName, u32> = BTreeMap::new();
+    for snapshot in edit.model.snapshots() {
+        for (remote, upload) in &snapshot.uploads {
+            if upload.phase == Phase::Waiting && snapshot.is_successful() {
+                let key = (snapshot.resource.clone(), snapshot.name.clone(), remote.clone());
+                waiting.push((upload.token, key));
+            }
+            if let Some(node) = upload.node.as_ref().filter(|_| upload.phase.is_running()) {
+                *running.entry(node.clone()).or_default() += 1;
+            }
+        }
+    }
+    waiting.sort();
+    for (_, (name, snapshot, remote)) in waiting {
+        let Some(found) = edit.model.snapshot(&name, &snapshot) else { continue };
+        let Some(upload) = found.uploads.get(&remote) else { continue };
+        let free = |node: &&NodeName| {
+            let count = running.get(*node).copied().unwrap_or_default();
+            ships(edit, node).is_ok() && most(edit, node).is_none_or(|most| count < most)
+        };
+        let wished = |node: &&NodeName| upload.node.as_ref().is_none_or(|wished| wished == *node);
+        let has_base = |node: &&NodeName| {
+            let (base, _) = upload.base.as_ref()?;
+            let base = edit.model.snapshot(&name, base).filter(|base| base.is_successful())?;
+            base.nodes.get(*node).filter(|on_node| !on_node.deleting).map(drop)
+        };
+        let holders = found.nodes.iter().filter(|(_, on_node)| !on_node.deleting);
+        let able: Vec<&NodeName> = holders.map(|(node, _)| node).filter(wished).collect();
+        // Who has both is waited for; who is the only one left makes a full one.
+        let both: Vec<&NodeName> =
+            able.iter().copied().filter(|node| has_base(node).is_some()).collect();
+        let full = both.is_empty();
+        let candidates = if full { able } else { both };
+        let Some(node) = candidates.into_iter().find(free).cloned() else { continue };
+        *running.entry(node.clone()).or_default() += 1;
+        change(edit, &name, &snapshot, &remote, |upload| {
+            (upload.phase, upload.node) = (Phase::Shipping, Some(node));
+            if full {
+                upload.base = None;
+            }
+        });
+    }
+}
+
+/// How many backups a node makes at the same time, if there is a limit.
+fn most(edit: &Edit<'_>, node: &NodeName) -> Option<u32> {
+    let node = edit.model.node(node)?;
+    chain::node(edit.model, node).get(MAX_CONCURRENT)?.parse().ok()
+}
+
+fn change(
+    edit: &mut Edit<'_>,
+    name: &ResourceName,
+    snapshot: &SnapshotName,
+    remote: &RemoteName,
+    change: impl FnOnce(&mut Upload),
+) {
+    edit.modify_snapshot(name, snapshot, |snapshot| {
+        if let Some(upload) = snapshot.uploads.get_mut(remote) {
+            change(upload);
+        }
+    });
+}
+
+/// What of properties can be had here: a backup may be of another release, or another cluster.
+fn known(owner: Owner, props: &Props) -> Props {
+    let ours = |(key, value): &(&String, &String)| {
+        let one = [((*key).clone(), (*value).clone())].into();
+        !key.starts_with("Internal/") && check_all(owner, &one).is_ok()
+    };
+    props.iter().filter(ours).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+pub fn restore(
+    edit: &mut Edit<'_>,
+    remote: &RemoteName,
+    mut found: Found,
+    target: Target,
+) -> Result<(), Refusal> {
+    usable(edit, remote)?;
+    found.props = known(Owner::Definition, &found.props);
+    for volume in found.volumes.values_mut() {
+        volume.props = known(Owner::VolumeDefinition, &volume.props);
+    }
+    let Target { snapshot, to, group, node, pools, download_only } = target;
+    let key = Key::Definition(to.clone());
+    let refuse = |code, cause: String, next: &str| {
+        Err(Refusal::new(code, format!("no backup can be restored to {key}"))
+            .cause(cause)
+            .correction(next)
+            .about(key.clone()))
+    };
+    ships(edit, &node)?;
+    nodes::accepting(edit, &node)?;
+    if found.layers.contains(&Layer::Luks) {
+        let cause = "encrypted volumes are not shipped yet".to_owned();
+        return refuse(Code::LayerUnsupported, cause, "restore another backup");
+    }
+    let mut placed = BTreeMap::new();
+    for (number, volume) in &found.volumes {
+        let pool = pools.get(&volume.pool).unwrap_or(&volume.pool);
+        let Some(there) = edit.model.pool(&node, pool) else {
+            let cause = format!("node {node} has no pool {pool}");
+            return refuse(Code::UnknownPool, cause, "create it, or name another one in its place");
+        };
+        let why = edit.observed().pool(&node, pool).and_then(|state| state.no_snapshots.clone());
+        if !there.provider.has_snapshots() || why.is_some() {
+            let why = why.unwrap_or_else(|| format!("pools of kind {} can not", there.provider));
+            let cause = format!("pool {pool} of node {node} can not make snapshots: {why}");
+            return refuse(Code::SnapshotsUnsupported, cause, "name a pool that can in its place");
+        }
+        placed.insert(*number, pool.clone());
+    }
+    if edit.model.definition(&to).is_none() {
+        definitions::create(
+            edit,
+            NewDefinition {
+                name: Some(to.clone()),
+                group,
+                props: found.props.clone(),
+                layers: Some(found.layers.clone()),
+                peer_slots: Some(found.peer_slots),
+                ..NewDefinition::default()
+            },
+        )?;
+    }
+    let definition = edit.definition(&to)?;
+    if edit.model.resources_of(&to).next().is_some() && !download_only {
+        let cause = "it has resources".to_owned();
+        return refuse(Code::ResourceExists, cause, "restore to a new resource definition");
+    }
+    let busy = |resource: &Resource| resource.node == node;
+    if edit.model.resources_of(&to).any(busy) {
+        let cause = format!("node {node} has a resource of it");
+        return refuse(
+            Code::ResourceExists,
+            cause,
+            "name another node, or a new resource definition",
+        );
+    }
+    if edit.model.snapshot(&to, &snapshot).is_some() {
+        let cause = format!("it has a snapshot {snapshot}");
+        return refuse(Code::SnapshotExists, cause, "delete it, or name the new one otherwise");
+    }
+    if definition.layers != found.layers {
+        let cause = "its layers are not those of the backup".to_owned();
+        return refuse(Code::InvalidLayerStack, cause, "restore to a new resource definition");
+    }
+    let layers = found.layers.clone();
+    if definition.volumes.is_empty() {
+        for (number, volume) in &found.volumes {
+            let new = NewVolumeDefinition {
+                number: Some(number.0),
+                size: volume.size,
+                gross_size: volume.gross_size,
+                props: volume.props.clone(),
+                ..NewVolumeDefinition::default()
+            };
+            definitions::create_volume(edit, &to, new)?;
+        }
+    }
+    let sizes: BTreeMap<_, _> = found.volumes.iter().map(|(nr, v)| (*nr, v.size)).collect();
+    let there = edit.definition(&to)?.volumes.iter().map(|(nr, volume)| (*nr, volume.size));
+    if !there.eq(sizes.clone()) {
+        let cause = "its volumes have not the backup's numbers and sizes".to_owned();
+        return refuse(Code::InvalidVolumeSize, cause, "restore to a new resource definition");
+    }
+    let token = Generation(edit.model.generation().0 + 1);
+    let now = edit.context.now;
+    let on_node = Snapshot {
+        uuid: edit.uuid(),
+        created: now,
+        deleting: false,
+        node_id: found.node_id,
+        pools: placed,
+    };
+    let download = Download {
+        token,
+        remote: remote.clone(),
+        chain: found.chain,
+        since: now,
+        node: node.clone(),
+        sizes: found.volumes.iter().map(|(number, volume)| (*number, volume.device)).collect(),
+        download_only,
+        phase: Phase::Shipping,
+        cause: None,
+    };
+    let uuid = edit.uuid();
+    edit.put(Object::Snapshot(SnapshotDefinition {
+        resource: to.clone(),
+        name: snapshot.clone(),
+        uuid,
+        props: Props::new(),
+        flags: BTreeSet::new(),
+        layers,
+        sizes,
+        frozen_props: found.props,
+        token,
+        nodes: [(node, on_node)].into(),
+        clone_to: None,
+        passphrases: BTreeMap::new(),
+        uploads: BTreeMap::new(),
+        download: Some(download),
+    }));
+    if download_only {
+        let text = format!("nothing but snapshot {snapshot} of {to} is made of the backup");
+        edit.note(NoteCode::DownloadOnly, Key::Snapshot(to, snapshot), text);
+    }
+    Ok(())
+}
+
+pub fn abort(edit: &mut Edit<'_>, remote: &RemoteName, which: &Which) -> Result<(), Refusal> {
+    if edit.model.remote(remote).is_none() {
+        return usable(edit, remote).map(drop);
+    }
+    let named = |snapshot: &&SnapshotDefinition| {
+        which.name.as_ref().is_none_or(|name| *name == snapshot.resource)
+            && which.snapshot.as_ref().is_none_or(|name| *name == snapshot.name)
+    };
+    let all: Vec<SnapshotDefinition> = edit.model.snapshots().filter(named).cloned().collect();
+    let mut any = false;
+    for mut snapshot in all {
+        let before = snapshot.clone();
+        let upload =
+            snapshot.uploads.get_mut(remote).filter(|u| which.uploads && u.phase.is_active());
+        if let Some(upload) = upload {
+            upload.phase = given_up(upload.phase);
+        }
+        let download = snapshot.download.as_mut().filter(|download| {
+            which.downloads && download.remote == *remote && download.phase.is_active()
+        });
+        if let Some(download) = download {
+            download.phase = given_up(download.phase);
+        }
+        if snapshot != before {
+            any = true;
+            edit.put(Object::Snapshot(snapshot));
+        }
+    }
+    if !any {
+        let text = format!("nothing of that is being shipped with remote {remote}");
+        edit.note(NoteCode::NothingToDo, Key::Remote(remote.clone()), text);
+    }
+    start(edit);
+    Ok(())
+}
+
+/// What waits has not begun anywhere.
+const fn given_up(phase: Phase) -> Phase {
+    if matches!(phase, Phase::Waiting) { Phase::Aborted } else { Phase::Aborting }
+}
+
+/// Takes note that backups are no more.
+pub fn forget(edit: &mut Edit<'_>, remote: &RemoteName, backups: &[String]) {
+    let gone = |snapshot: &&SnapshotDefinition| {
+        snapshot
+            .uploads
+            .get(remote)
+            .is_some_and(|upload| !upload.phase.is_active() && backups.contains(&upload.backup))
+    };
+    let all: Vec<SnapshotDefinition> = edit.model.snapshots().filter(gone).cloned().collect();
+    for mut snapshot in all {
+        snapshot.uploads.remove(remote);
+        edit.put(Object::Snapshot(snapshot));
+    }
+}
+
+// What has become of it.
+
+/// Takes note of what nodes say of what is shipped of a snapshot.
+pub fn settle(
+    edit: &mut Edit<'_>,
+    name: &ResourceName,
+    snapshot: &SnapshotName,
+) -> Result<(), Refusal> {
+    let Some(found) = edit.model.snapshot(name, snapshot).cloned() else { return Ok(()) };
+    let mut used = BTreeSet::new();
+    for (remote, upload) in found.uploads.iter().filter(|(_, upload)| upload.phase.is_active()) {
+        used.insert(remote.clone());
+        let (phase, cause) = match &upload.node {
+            _ if upload.phase == Phase::Waiting => {
+                match found.flags.is_empty() || found.is_successful() {
+                    true => continue,
+                    false => (Phase::Failed, Some("the snapshot could not be made".to_owned())),
+                }
+            }
+            Some(node) => {
+                let there = found.nodes.get(node).is_some_and(|on_node| !on_node.deleting);
+                now_at(edit, name, node, upload.token, upload.phase, there)
+            }
+            None => (Phase::Failed, Some("no node was chosen".to_owned())),
+        };
+        change(edit, name, snapshot, remote, |upload| {
+            upload.phase = phase;
+            upload.cause = cause.or(upload.cause.take());
+        });
+    }
+    if found.uploads.values().any(|upload| upload.phase.is_active()) {
+        // Another may have its turn.
+        start(edit);
+    }
+    if let Some(download) = found.download.as_ref().filter(|download| download.phase.is_active()) {
+        used.insert(download.remote.clone());
+        downloaded(edit, &found, download)?;
+    }
+    used.iter().for_each(|remote| drop_if_unused(edit, remote));
+    Ok(())
+}
+
+/// Where something is by what its node says; `there` if the node still has what it is about.
+fn now_at(
+    edit: &Edit<'_>,
+    name: &ResourceName,
+    node: &NodeName,
+    token: Generation,
+    phase: Phase,
+    there: bool,
+) -> (Phase, Option<String>) {
+    let says = edit.observed().shipment(name, node, token);
+    let connected = edit.observed().is_connected(node);
+    match says {
+        _ if edit.model.node(node).is_none() || !there => {
+            (Phase::Failed, Some(format!("node {node} was lost, or has lost the snapshot")))
+        }
+        Some(says) if !says.phase.is_active() => (says.phase, says.cause.clone()),
+        // It had not begun, or was started again since.
+        None if connected && phase == Phase::Aborting => (Phase::Aborted, None),
+        Some(says) if phase != Phase::Aborting => (says.phase, None),
+        _ => (phase, None),
+    }
+}
+
+fn downloaded(
+    edit: &mut Edit<'_>,
+    found: &SnapshotDefinition,
+    download: &Download,
+) -> Result<(), Refusal> {
+    let (name, snapshot) = (&found.resource, &found.name);
+    let there = found.nodes.contains_key(&download.node);
+    let (mut phase, cause) =
+        now_at(edit, name, &download.node, download.token, download.phase, there);
+    let replica = edit.observed().replica(name, &download.node);
+    let has = replica.and_then(|replica| replica.snapshots.get(snapshot));
+    let has = has.is_some_and(|has| has.token == download.token);
+    if has && edit.observed().is_connected(&download.node) {
+        // Its agent may have been started again since.
+        phase = Phase::Success;
+    } else if phase == Phase::Success {
+        // It is in the same report.
+        phase = Phase::Finishing;
+    }
+    edit.modify_snapshot(name, snapshot, |snapshot| {
+        if let Some(download) = &mut snapshot.download {
+            (download.phase, download.cause) = (phase, cause);
+        }
+        match phase {
+            Phase::Success => drop(snapshot.flags.insert(SnapshotFlag::Successful)),
+            Phase::Failed | Phase::Aborted => {
+                snapshot.flags.insert(SnapshotFlag::FailedDeployment);
+            }
+            _ => {}
+        }
+    });
+    if phase == Phase::Success && !download.download_only {
+        let (nodes, pools) = ([download.node.clone()], BTreeMap::new());
+        let restored = snapshots::restore_resources(edit, name, snapshot, name, &nodes, &pools);
+        if let Err(refusal) = restored {
+            edit.modify_snapshot(name, snapshot, |snapshot| {
+                if let Some(download) = &mut snapshot.download {
+                    download.cause = Some(refusal.to_string());
+                }
+            });
+        }
+    }
+    Ok(())
+}

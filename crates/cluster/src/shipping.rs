@@ -1,0 +1,252 @@
+//! Backups of snapshots in stores of objects: where they go, and how far each is (control plane §8.4).
+//!
+//! What is shipped belongs to its snapshot definition: an upload by the remote that it goes to, a download
+//! for a snapshot that is made from a backup. Agents do it by themselves; what they report ends it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use vocab::{Bytes, NodeId, VolumeNr};
+
+use crate::layer::Layer;
+use crate::name::*;
+use crate::objects::{Generation, Millis, Props, Uuid, words};
+use crate::row;
+
+/// Key by which an operator says how many backups a node makes at the same time; -1 or none: any number.
+pub const MAX_CONCURRENT: &str = "BackupShipping/MaxConcurrentBackupsPerNode";
+/// Key of what the names of a backup's objects end with.
+pub const KEY_SUFFIX: &str = "BackupShipping/S3KeySuffix";
+
+/// A bucket in a store that speaks S3. Keys are encrypted under the master key.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Bucket {
+    /// URL of the store.
+    pub endpoint: String,
+    /// The bucket's name.
+    pub bucket: String,
+    /// The store's region.
+    pub region: String,
+    /// The bucket is in the path of addresses, and not in the host's name.
+    pub path_style: bool,
+    /// Name of the key that is used, sealed.
+    pub access_key: String,
+    /// The key, sealed.
+    pub secret_key: String,
+}
+
+/// Where backups are kept.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Remote {
+    /// Its name.
+    pub name: RemoteName,
+    /// Unique id.
+    pub uuid: Uuid,
+    /// The bucket.
+    pub bucket: Bucket,
+    /// Goes when nothing is shipped with it any more.
+    #[serde(default)]
+    pub deleting: bool,
+}
+
+words! {
+    /// How far a shipment is, in LINSTOR's words.
+    Phase {
+        /// It waits for its snapshot, or for its turn.
+        Waiting = "Prepare Shipping",
+        /// Data are on their way.
+        Shipping = "Shipping",
+        /// Data are there, and their description is on its way.
+        Finishing = "Uploading Metadata",
+        /// It is done.
+        Success = "Success",
+        /// It could not be done.
+        Failed = "Failed",
+        /// It is being given up.
+        Aborting = "Aborting",
+        /// It was given up.
+        Aborted = "Aborted",
+    }
+}
+
+impl Phase {
+    /// True until nothing more happens.
+    pub const fn is_active(self) -> bool {
+        !matches!(self, Phase::Success | Phase::Failed | Phase::Aborted)
+    }
+
+    /// True while an agent works on it, as far as is known.
+    pub const fn is_running(self) -> bool {
+        matches!(self, Phase::Shipping | Phase::Finishing | Phase::Aborting)
+    }
+}
+
+/// A backup of a snapshot that is made, or was.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Upload {
+    /// The generation in which it was asked for: by which an agent knows it.
+    pub token: Generation,
+    /// The id of the backup.
+    pub backup: String,
+    /// When it was asked for.
+    pub since: Millis,
+    /// The node that ships it, or is to.
+    pub node: Option<NodeName>,
+    /// The snapshot that it is compared with, and the backup of that; none for a full one.
+    pub base: Option<(SnapshotName, String)>,
+    /// How far it is.
+    pub phase: Phase,
+    /// Why it could not be done.
+    #[serde(default)]
+    pub cause: Option<String>,
+}
+
+/// A snapshot that is made from a backup, or was.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Download {
+    /// The generation in which it was asked for.
+    pub token: Generation,
+    /// Where the backup is.
+    pub remote: RemoteName,
+    /// The backups that lead to it, the full one first, itself last.
+    pub chain: Vec<String>,
+    /// When it was asked for.
+    pub since: Millis,
+    /// The node that gets it.
+    pub node: NodeName,
+    /// Size of each backing volume in bytes.
+    #[serde(with = "row::sizes")]
+    pub sizes: BTreeMap<VolumeNr, Bytes>,
+    /// Nothing is made of the snapshot.
+    pub download_only: bool,
+    /// How far it is.
+    pub phase: Phase,
+    /// Why it could not be done.
+    #[serde(default)]
+    pub cause: Option<String>,
+}
+
+/// A backup as it was found in its bucket: what is made of it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Found {
+    /// The backups that lead to it, the full one first, itself last.
+    pub chain: Vec<String>,
+    /// Layers from top to bottom.
+    pub layers: Vec<Layer>,
+    /// DRBD node id of the replica that it is of.
+    #[serde(with = "row::node_id")]
+    pub node_id: Option<NodeId>,
+    /// Peers for which its metadata have bitmaps.
+    pub peer_slots: u8,
+    /// Properties of the resource definition.
+    pub props: Props,
+    /// Its volumes.
+    #[serde(with = "row::by_volume")]
+    pub volumes: BTreeMap<VolumeNr, FoundVolume>,
+}
+
+/// A volume of a backup.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct FoundVolume {
+    /// Size in bytes, as users see it.
+    #[serde(with = "row::bytes")]
+    pub size: Bytes,
+    /// That includes DRBD's metadata.
+    pub gross_size: bool,
+    /// Properties of the volume definition.
+    pub props: Props,
+    /// The pool that it was in.
+    pub pool: PoolName,
+    /// Size of the backing volume in bytes.
+    #[serde(with = "row::bytes")]
+    pub device: Bytes,
+}
+
+/// What an agent is to upload.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct UploadOrder {
+    /// What it is known by.
+    pub token: Generation,
+    /// The snapshot.
+    pub snapshot: SnapshotName,
+    /// Where to.
+    pub bucket: Bucket,
+    /// The id of the backup.
+    pub backup: String,
+    /// The snapshot that it is compared with, and the backup of that; none for a full one.
+    #[serde(default)]
+    pub base: Option<(SnapshotName, String)>,
+    /// What is written into the backup's description.
+    pub described: Described,
+}
+
+/// What the description of a backup has beside its data.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Described {
+    /// When it was asked for.
+    pub since: Millis,
+    /// The cluster's id.
+    pub cluster: String,
+    /// Unique id of the snapshot definition.
+    pub uuid: String,
+    /// Layers from top to bottom.
+    pub layers: Vec<Layer>,
+    /// DRBD node id of the replica.
+    #[serde(with = "row::node_id")]
+    pub node_id: Option<NodeId>,
+    /// Peers for which its metadata have bitmaps.
+    pub peer_slots: u8,
+    /// Properties of the resource definition.
+    pub props: Props,
+    /// Its volumes.
+    #[serde(with = "row::by_volume")]
+    pub volumes: BTreeMap<VolumeNr, DescribedVolume>,
+}
+
+/// A volume in a description.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DescribedVolume {
+    /// Size in bytes, as users see it.
+    #[serde(with = "row::bytes")]
+    pub size: Bytes,
+    /// That includes DRBD's metadata.
+    pub gross_size: bool,
+    /// Properties of the volume definition.
+    pub props: Props,
+    /// Its pool.
+    pub pool: PoolName,
+}
+
+/// What an agent is to download. It makes a snapshot of it, of a volume that it makes for that alone.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DownloadOrder {
+    /// What it, and the snapshot, are known by.
+    pub token: Generation,
+    /// The snapshot.
+    pub snapshot: SnapshotName,
+    /// Where from.
+    pub bucket: Bucket,
+    /// The backups that lead to it, the full one first, itself last.
+    pub chain: Vec<String>,
+    /// Pool of each volume, and the size of the backing volume in bytes.
+    pub volumes: BTreeMap<u16, (PoolName, crate::objects::Provider, u64)>,
+    /// At the ends of the volumes are DRBD's metadata, which know peers that are none here.
+    #[serde(default)]
+    pub drbd: bool,
+}
+
+/// What an agent says of something that it ships, or has.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ShipmentState {
+    /// What it was asked for by.
+    pub token: Generation,
+    /// How far it is; none of those in which no agent works on it.
+    pub phase: Phase,
+    /// How much of the volumes was read or written, in percent.
+    #[serde(default)]
+    pub done_percent: u8,
+    /// Why it could not be done, and what to do about it.
+    #[serde(default)]
+    pub cause: Option<String>,
+}

@@ -1,0 +1,270 @@
+//! Backups as their users meet them: a real controller, agents and engines, pools of kind FILE_THIN, and a
+//! small store of objects that checks signatures. What was written comes back from full and incremental
+//! backups; what is cut short, by whomever, is no backup, and says why.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
+
+mod control_support;
+mod engine_support;
+#[path = "../../crates/shipping/tests/server/mod.rs"]
+mod server;
+
+use std::time::{Duration, Instant};
+
+use control_support::bare::{Bare, Controller, NODES};
+use control_support::{MIB, Node, Pools};
+use engine_support::nbd::Client;
+use engine_support::pattern;
+use serde_json::Value;
+use server::{ACCESS, BUCKET, REGION, SECRET, Server};
+
+/// Bytes of the volume.
+const SIZE: u64 = 48 * MIB;
+
+/// A cluster with a volume on two of three nodes, and a store.
+struct Bed {
+    // Ended in this order: the pools last.
+    nodes: Vec<Node>,
+    bare: Bare,
+    server: Server,
+    _pools: Pools,
+}
+
+impl Bed {
+    /// `None`, with the reason printed, where no file system shares blocks.
+    fn new() -> Option<Bed> {
+        let pools = Pools::new();
+        if !pools.has_snapshots {
+            println!("skipped: no file system with shared blocks for snapshots");
+            return None;
+        }
+        let bare = Bare::new();
+        let nodes = bare.join();
+        let server = Server::start();
+        let bed = Bed { nodes, bare, server, _pools: pools };
+        let controller = bed.controller();
+        controller.wait("all nodes are online", || {
+            let all = controller.json("node list");
+            all.as_array().unwrap().iter().all(|node| node["state"] == "online")
+        });
+        for name in NODES {
+            let folder = bed._pools.of(name);
+            std::fs::create_dir(&folder).unwrap();
+            let folder = folder.display();
+            controller.ok(&format!("storage-pool create thin file-thin {folder} --on {name}"));
+        }
+        assert_eq!(controller.typing("encryption create", "secret\n").0, Some(0));
+        bed.remote("vault", SECRET);
+        controller.ok("resource-group create db --place 2 --pool thin");
+        controller.ok(&format!("resource-group spawn db web {}M", SIZE / MIB));
+        Some(bed)
+    }
+
+    fn controller(&self) -> &Controller {
+        &self.bare.controller
+    }
+
+    fn remote(&self, name: &str, secret: &str) {
+        let line = format!(
+            "remote create {name} --endpoint {} --bucket {BUCKET} --region {REGION} \
+             --access-key {ACCESS} --path-style",
+            self.server.endpoint()
+        );
+        let (status, said) = self.controller().typing(&line, &format!("{secret}\n"));
+        assert_eq!(status, Some(0), "{said}");
+    }
+
+    fn node(&self, name: &str) -> &Node {
+        self.nodes.iter().find(|node| node.name == name).unwrap()
+    }
+
+    /// A client of a volume, on a node with a replica.
+    fn open(&self, volume: &str) -> Client {
+        self.open_on(volume, &self.controller().replicas(volume)[0])
+    }
+
+    fn open_on(&self, volume: &str, on: &str) -> Client {
+        let socket = self.node(on).export(volume);
+        Client::open(&socket, &format!("{volume}/0")).unwrap()
+    }
+
+    fn content(&self, volume: &str, on: &str) -> Vec<u8> {
+        let mut client = self.open_on(volume, on);
+        let content = read(&mut client);
+        client.close();
+        content
+    }
+
+    fn backups(&self) -> Vec<Value> {
+        let listed = self.controller().json("backup list vault");
+        listed.as_array().unwrap().clone()
+    }
+
+    fn objects(&self) -> Vec<String> {
+        self.server.kept().objects.keys().cloned().collect()
+    }
+
+    /// What the store says of how far a shipment of a snapshot is.
+    fn state(&self, snapshot: &str) -> String {
+        let all = self.controller().json(&format!("property list snapshot/web/{snapshot}"));
+        all["BackupShipping/Source/vault/ShippingStatus"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+fn read(client: &mut Client) -> Vec<u8> {
+    let mut content = Vec::new();
+    for offset in (0..SIZE).step_by(4 << 20) {
+        content.extend(client.read(offset, 4 << 20).unwrap());
+    }
+    content
+}
+
+#[test]
+fn full_and_incremental_backups_come_back_as_new_volumes() {
+    let Some(bed) = Bed::new() else { return };
+    let controller = bed.controller();
+    let mut client = bed.open("web");
+    client.write(0, &pattern(1, 1 << 20)).unwrap();
+    client.write(20 * MIB, &pattern(2, 12 << 20)).unwrap();
+    client.flush().unwrap();
+    let first = read(&mut client);
+    controller.ok("backup create vault web --snapshot first");
+    client.write(21 * MIB, &pattern(3, 2 << 20)).unwrap();
+    client.zero(26 * MIB, 1 << 20).unwrap();
+    client.write(SIZE - 8192, &pattern(4, 8192)).unwrap();
+    client.flush().unwrap();
+    let second = read(&mut client);
+    assert!(first != second);
+    controller.ok("backup create vault web --snapshot second");
+    client.close();
+    assert_eq!(bed.state("second"), "Success");
+
+    let backups = bed.backups();
+    let id = |snapshot: &str| {
+        let found = backups.iter().find(|backup| backup["snapshot"] == snapshot).unwrap();
+        assert_eq!(found["state"], "complete", "{found}");
+        (found["id"].as_str().unwrap().to_owned(), found["based_on"].clone())
+    };
+    let ((full, none), (incremental, base)) = (id("first"), id("second"));
+    assert!(none.is_null() && base == full.as_str(), "{backups:?}");
+    let bytes = |id: &str| {
+        let kept = bed.server.kept();
+        kept.objects
+            .iter()
+            .filter(|(name, _)| name.contains(&id[4..]))
+            .map(|(_, o)| o.len())
+            .sum::<usize>()
+    };
+    assert!(bytes(&incremental) < bytes(&full) / 2, "only what has changed is carried");
+    let info = controller.json(&format!("backup info vault {incremental}"));
+    assert_eq!((&info["count"], &info["full"]), (&2.into(), &full.as_str().into()), "{info}");
+
+    controller.ok(&format!("backup restore vault {full} one --on n3 --group db"));
+    controller.ok(&format!("backup restore vault {incremental} two --on n2"));
+    assert!(bed.content("one", "n3") == first, "the first backup has what was there then");
+    assert!(bed.content("two", "n2") == second, "the second has what was there later");
+    // Other replicas get theirs from there.
+    controller.ok("volume place one --more 1");
+    let two = controller.replicas("one");
+    assert_eq!(two.len(), 2);
+    let other = two.iter().find(|node| *node != "n3").unwrap();
+    controller.wait("the other replica is UpToDate", || {
+        controller.json("volume list one")[0]["state"] == "UpToDate"
+    });
+    assert!(bed.content("one", other) == first);
+    controller.ok(&format!("backup restore vault {full} three --on n1 --snapshot-only"));
+    let snapshots = controller.json("snapshot list three");
+    assert_eq!(
+        (&snapshots[0]["snapshot"], &snapshots[0]["state"]),
+        (&"first".into(), &"complete".into())
+    );
+
+    let said = controller.fails(&format!("backup delete vault {full}"), 10);
+    assert!(said.contains("build on it"), "{said}");
+    controller.ok(&format!("backup delete vault {full} --cascading"));
+    assert_eq!(bed.objects(), Vec::<String>::new());
+    // Nothing builds on what is not there any more.
+    controller.ok("backup create vault web");
+    let backups = bed.backups();
+    assert!(backups.len() == 1 && backups[0]["based_on"].is_null(), "{backups:?}");
+}
+
+#[test]
+fn what_is_cut_short_is_no_backup() {
+    let Some(mut bed) = Bed::new() else { return };
+    let mut client = bed.open("web");
+    for part in 0..10 {
+        client.write(part * 4 * MIB, &pattern(part + 1, 4 << 20)).unwrap();
+    }
+    client.flush().unwrap();
+    client.close();
+
+    // The wrong secret is told at once, and nothing is begun.
+    bed.remote("wrong", "wrong");
+    let said = bed.controller().fails("backup create wrong web", 10);
+    assert!(said.contains("SignatureDoesNotMatch") && said.contains("next:"), "{said}");
+    let said = bed.controller().fails("backup list nothing", 10);
+    assert!(said.contains("remote nothing does not exist"), "{said}");
+    assert_eq!(bed.controller().json("snapshot list web"), Value::Array(Vec::new()));
+
+    // Given up while it is on its way.
+    bed.server.kept().slow = Duration::from_secs(2);
+    bed.controller().ok("backup create vault web --snapshot given-up --no-wait");
+    bed.controller().wait("it is on its way", || bed.state("given-up") == "Shipping");
+    let said = bed.controller().fails("snapshot delete web given-up", 10);
+    assert!(said.contains("being shipped"), "{said}");
+    bed.controller().ok("backup abort vault web");
+    bed.controller().wait("it is given up", || bed.state("given-up") == "Aborted");
+    bed.server.kept().slow = Duration::ZERO;
+    assert!(bed.objects().is_empty() && bed.server.kept().uploads.is_empty(), "nothing is left");
+    bed.controller().ok("snapshot delete web given-up");
+
+    // An agent that is killed is no end of it.
+    bed.server.kept().slow = Duration::from_secs(1);
+    let on = bed.controller().replicas("web")[0].clone();
+    bed.controller().ok(&format!("backup create vault web --snapshot killed --on {on} --no-wait"));
+    bed.controller().wait("parts are there", || !bed.server.kept().uploads.is_empty());
+    let index = bed.nodes.iter().position(|node| node.name == on).unwrap();
+    bed.nodes[index].kill_agent();
+    assert!(bed.objects().is_empty(), "what is not described is no backup");
+    bed.server.kept().slow = Duration::ZERO;
+    bed.nodes[index].start_agent();
+    bed.controller().wait("it is made anew", || bed.state("killed") == "Success");
+    let killed = bed.backups()[0]["id"].as_str().unwrap().to_owned();
+
+    // Neither is it of other programs' making.
+    let foreign = "web_back_20200101_000000.meta".to_owned();
+    let content = br#"{"rscName":"web","nodeName":"x","backups":{}}"#.to_vec();
+    bed.server.kept().objects.insert(foreign, content);
+    let line = "backup restore vault web_back_20200101_000000 copy --on n1";
+    let said = bed.controller().fails(line, 10);
+    assert!(said.contains("not made by Ashlar"), "{said}");
+    let listed = bed.backups();
+    let found = listed.iter().find(|backup| backup["id"] == "web_back_20200101_000000").unwrap();
+    assert_eq!(found["state"], "foreign", "{found}");
+
+    // A damaged archive leaves nothing where it was restored to.
+    let archive = bed.objects().into_iter().find(|name| name.contains("_00000_back")).unwrap();
+    bed.server.kept().objects.get_mut(&archive).unwrap()[5000] ^= 1;
+    let said = bed.controller().fails(&format!("backup restore vault {killed} copy --on n3"), 10);
+    assert!(said.contains("it is damaged"), "{said}");
+    assert_eq!(bed._pools.files("n3").iter().filter(|file| file.starts_with("copy")).count(), 0);
+    bed.controller().ok("snapshot delete copy killed");
+
+    // The store goes away in the middle, for longer than anybody waits for it.
+    let parts = bed.server.kept().parts;
+    bed.server.kept().fail_after_parts = Some(parts + 1);
+    bed.controller().ok("backup create vault web --snapshot lost --full --no-wait");
+    let begun = Instant::now();
+    while bed.state("lost") != "Failed" {
+        assert!(begun.elapsed() < Duration::from_secs(200), "{}", bed.state("lost"));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    bed.server.kept().fail_after_parts = None;
+    let listed = bed.backups();
+    let complete = |backup: &&Value| backup["snapshot"] == "lost" && backup["state"] == "complete";
+    assert_eq!(listed.iter().filter(complete).count(), 0, "{listed:?}");
+    // What was not deleted then is there to be seen, and to be deleted by an operator.
+    bed.controller().ok("backup create vault web --snapshot again --full");
+    assert_eq!(bed.state("again"), "Success");
+}
