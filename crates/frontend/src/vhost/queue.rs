@@ -129,7 +129,7 @@ pub(super) struct Vring {
     err: Option<Fd>,
     /// Eight bytes that say 1.
     one: Buf,
-    /// The guest was not considered for a call since something was put.
+    /// The guest was not considered for a call since something was put, here or by who served it before.
     due: bool,
     /// A call is on its way; another one is wanted.
     calling: bool,
@@ -185,7 +185,7 @@ impl Vring {
             call: call.map(Fd::new),
             err: err.map(Fd::new),
             one,
-            due: false,
+            due: true,
             calling: false,
             call_again: false,
             scheduled: false,

@@ -335,6 +335,7 @@ impl Devices {
         let mut cx = context(ring, &self.pool, guest, &device.terms, bits, index);
         cx.paused = self.paused;
         *place = Some(Vring::start(&mut cx, setup)?);
+        self.touched.push(key.0);
         Ok(())
     }
 

@@ -122,7 +122,8 @@ impl Split {
             load(memory, last - 2)?;
         }
         self.next_used = load(memory, self.used + 2)?;
-        self.told = self.next_used;
+        // Whoever served it before may have put these and not have called.
+        self.told = self.next_used.wrapping_sub(self.size);
         self.next_avail = base;
         Ok(())
     }

@@ -507,6 +507,30 @@ fn what_was_in_flight_is_repeated_by_the_next_device() {
     assert_eq!(client.stop(0), 5);
 }
 
+/// A device goes, or is killed, when it has put an answer and has not called yet: the guest waits for that call,
+/// and with it for the one request that it has.
+#[test]
+fn a_guest_is_called_for_what_the_device_before_has_answered() {
+    let bed = Bed::memory();
+    let (mut client, session) = bed.guest(1);
+    assert_eq!(client.guest.request(0, WRITE, 0, &[1; 512], 0).0, OK);
+    let head = client.guest.describe(0, 0, FLUSH, 0, &[], 0);
+    client.guest.offer(0, head);
+    client.guest.kick(0);
+    assert!(client.guest.is_called(0));
+    assert_eq!(client.guest.used_index(0), 2);
+    let Client { stream, guest, log } = client;
+    drop(stream);
+    assert!(matches!(session.join().unwrap(), End::Closed));
+    let (mut client, _session, _) = bed.connect(guest, false);
+    client.log = log;
+    client.begin();
+    client.start(0, 2);
+    assert!(client.guest.is_called(0), "what it has not looked at may have had no call");
+    assert_eq!(client.guest.used(0), Some((u32::from(head), 1)));
+    assert_eq!(client.guest.request(0, READ, 0, &[], 512), (OK, vec![1; 512]));
+}
+
 #[test]
 fn a_guest_that_may_not_go_on_gets_errors_and_a_new_one_none() {
     let bed = Bed::memory();
