@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use control_support::bare::{Bare, Controller, NODES};
 use control_support::{MIB, Node, Pools};
 use engine_support::nbd::Client;
-use engine_support::pattern;
+use engine_support::{binary, pattern};
 use serde_json::Value;
 use server::{ACCESS, BUCKET, REGION, SECRET, Server};
 
@@ -231,8 +231,18 @@ fn what_is_cut_short_is_no_backup() {
     bed.nodes[index].start_agent();
     bed.controller().wait("it is made anew", || bed.state("killed") == "Success");
     let killed = bed.backups()[0]["id"].as_str().unwrap().to_owned();
+    assert!(killed.ends_with("^killed"), "{killed}");
 
-    // Neither is it of other programs' making.
+    // Nor is a controller that is started again while it is on its way: the node goes on without it.
+    bed.server.kept().slow = Duration::from_secs(1);
+    bed.controller().ok("backup create vault web --snapshot restarted --full --no-wait");
+    bed.controller().wait("parts are there", || !bed.server.kept().uploads.is_empty());
+    bed.bare.controller.replace(binary());
+    assert_eq!(bed.controller().typing("encryption unlock", "secret\n").0, Some(0));
+    bed.server.kept().slow = Duration::ZERO;
+    bed.controller().wait("it is made all the same", || bed.state("restarted") == "Success");
+
+    // What other programs have made is none, either.
     let foreign = "web_back_20200101_000000.meta".to_owned();
     let content = br#"{"rscName":"web","nodeName":"x","backups":{}}"#.to_vec();
     bed.server.kept().objects.insert(foreign, content);
@@ -244,7 +254,8 @@ fn what_is_cut_short_is_no_backup() {
     assert_eq!(found["state"], "foreign", "{found}");
 
     // A damaged archive leaves nothing where it was restored to.
-    let archive = bed.objects().into_iter().find(|name| name.contains("_00000_back")).unwrap();
+    let of_it = |name: &String| name.contains("_00000_back") && name.ends_with("^killed");
+    let archive = bed.objects().into_iter().find(of_it).unwrap();
     bed.server.kept().objects.get_mut(&archive).unwrap()[5000] ^= 1;
     let said = bed.controller().fails(&format!("backup restore vault {killed} copy --on n3"), 10);
     assert!(said.contains("it is damaged"), "{said}");

@@ -238,7 +238,7 @@ impl Node {
     }
 
     /// What is left from before the agent or the engine was started: suspensions end, and metadata of
-    /// volumes that have grown go to their ends.
+    /// volumes that have grown go to their ends. What was left of shipments goes.
     ///
     /// # Errors
     /// What could not be done; it is tried again.
@@ -247,13 +247,15 @@ impl Node {
         if let Some(held) = record.suspension.filter(|held| !held.over) {
             self.expire(name, held.token)?;
         }
-        if !self.shipments.is_busy(name) {
-            self.forget_receiving(name)?;
-            self.remove_copies(name)?;
-        }
+        // What was being shipped must not keep the rest from going on.
+        let cleared = match self.shipments.is_busy(name) {
+            true => Ok(()),
+            false => self.forget_receiving(name).and_then(|()| self.remove_copies(name)),
+        };
         let step = self.step(name);
         step.recover_growth()?;
-        step.attach_encrypted()
+        step.attach_encrypted()?;
+        cleared
     }
 
     /// Connects what peers have given up, for as long as something is not connected.
