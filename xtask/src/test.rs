@@ -32,8 +32,9 @@ cargo xtask test [SECTION ...]
     build      everything, so that what follows does not wait for the compiler; with clippy's lints as errors
     sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
     tests      unit, interoperation and end-to-end tests of the workspace
-    faces      volumes as ublk and nbd devices of an emulated guest, and as the disk of another
+    vhost      a volume as the disk that an emulated guest boots from
     fuzz       300,000 fixed inputs of each fuzz target
+    blockdev   only if named: volumes as ublk and nbd devices of an emulated guest
     With CI set in the environment, a section that hangs is ended and fails.";
 
 /// What came of a section.
@@ -86,6 +87,8 @@ struct Section {
     name: &'static str,
     run: fn() -> Result<Outcome>,
     company: Company,
+    /// Takes more time than there is for every change.
+    only_if_named: bool,
 }
 
 /// What may run at the time of a section.
@@ -101,12 +104,12 @@ enum Company {
 
 impl Section {
     const fn new(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
-        Section { name, run, company: Company::Earlier }
+        Section { name, run, company: Company::Earlier, only_if_named: false }
     }
 
     /// One that leaves a processor free.
     const fn beside(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
-        Section { name, run, company: Company::All }
+        Section { name, run, company: Company::All, only_if_named: false }
     }
 
     /// Runs it, and says what came of it.
@@ -123,7 +126,7 @@ impl Section {
     }
 }
 
-const SECTIONS: [Section; 10] = [
+const SECTIONS: [Section; 11] = [
     Section::new("tools", tools::run),
     Section::new("format", format),
     Section::new("tidy", tidy),
@@ -133,8 +136,9 @@ const SECTIONS: [Section; 10] = [
     Section::new("sim", simulate),
     // They wait for each other only so long.
     Section { company: Company::None, ..Section::new("tests", runners::run) },
-    Section::beside("faces", faces),
+    Section::beside("vhost", vhost),
     Section::new("fuzz", fuzz::section),
+    Section { only_if_named: true, ..Section::new("blockdev", blockdev) },
 ];
 
 /// The command.
@@ -151,8 +155,9 @@ pub fn main(arguments: &[String]) -> Result<()> {
     // Not for other sections that are named: it would build once more what a developer has built without.
     LINTS.store(arguments.is_empty() || arguments.iter().any(|a| a == "build"), Ordering::Relaxed);
     let begun = Instant::now();
-    let chosen = SECTIONS.iter().filter(|section| {
-        arguments.is_empty() || arguments.iter().any(|argument| argument == section.name)
+    let chosen = SECTIONS.iter().filter(|section| match arguments {
+        [] => !section.only_if_named,
+        named => named.iter().any(|argument| argument == section.name),
     });
     let mut total = Outcome::default();
     let mut summary = Vec::new();
@@ -215,9 +220,12 @@ fn interop() -> Result<Outcome> {
     guests(Kind::UserMode, &parts)
 }
 
-/// Block devices of kernels.
-fn faces() -> Result<Outcome> {
-    guests(Kind::Emulated, &[&["blockdev"], &["vhost"]])
+fn vhost() -> Result<Outcome> {
+    guests(Kind::Emulated, &[&["vhost"]])
+}
+
+fn blockdev() -> Result<Outcome> {
+    guests(Kind::Emulated, &[&["blockdev"]])
 }
 
 /// Parts of `cargo xtask vm`, in a process of its own each, which removes its network and guests when
