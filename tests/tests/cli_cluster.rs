@@ -1,18 +1,13 @@
 //! The operator's commands against a real controller with real nodes: from three bare nodes to a
 //! volume in five commands, and what can be done with it until nothing is left.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod control_support;
-mod engine_support;
-
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use control_support::bare::{Bare, NODES};
+use crate::control_support::bare::{Bare, NODES};
 use serde_json::Value;
 use vocab::options::Secret;
 

@@ -1,16 +1,12 @@
 //! The demo of the control plane, as a newcomer starts it: it tells its story, ends well, and leaves
 //! nothing behind; and it stays for as long as it is asked to.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use engine_support::{binary, text};
+use crate::engine_support::{binary, text};
 use serde_json::Value;
 
 fn demo(folder: &Path) -> Command {

@@ -1,15 +1,13 @@
 //! Volumes from their creation to their end, on real nodes over the real link: agents and the
 //! controller come and go in between.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod control_support;
-mod engine_support;
-
 use std::process::Command as Process;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use crate::control_support::{Cluster, MIB, PATIENCE, node, pool, rd};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::pattern;
 use api::link::Order;
 use cluster::change::Object;
 use cluster::command::{Command, NewDefinition};
@@ -18,9 +16,6 @@ use cluster::objects::{Millis, Props, Provider, RollbackPhase};
 use cluster::observed::SuspensionState;
 use cluster::plan::Action;
 use cluster::props::PropsEdit;
-use control_support::{Cluster, MIB, PATIENCE, node, pool, rd};
-use engine_support::nbd::Client;
-use engine_support::pattern;
 use vocab::Bytes;
 
 const NODES: [&str; 3] = ["alpha", "bravo", "charlie"];

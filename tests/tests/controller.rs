@@ -1,13 +1,6 @@
 //! The whole control plane as its users meet it: `ashlar controller`, three nodes with engines and
 //! agents that have joined by tokens, and python-linstor, unmodified from PyPI, on top.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-#[path = "../../crates/controller/tests/client/mod.rs"]
-mod client;
-mod control_support;
-mod engine_support;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -18,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use control_support::{Node, PATIENCE, Pools, network};
-use engine_support::nbd::Client;
-use engine_support::{binary, text};
+use crate::client;
+use crate::control_support::{Node, PATIENCE, Pools, network};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{binary, text};
 
 const SCRIPT: &str = "../crates/controller/tests/python.py";
 

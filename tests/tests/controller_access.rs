@@ -1,15 +1,11 @@
 //! The REST API of `ashlar controller` as an operator secures it: HTTPS with a certificate of its own,
 //! tokens made by the command line, and the log of who did what. All of it real processes.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use engine_support::{binary, text};
+use crate::engine_support::{binary, text};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 

@@ -2,13 +2,6 @@
 //! an operator who calls by HTTPS with a token: the one that leads is killed, twice, while a volume is
 //! written to. Skipped, with the reason, where there is no PostgreSQL.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod control_support;
-mod engine_support;
-#[path = "../../crates/controller/tests/servers/mod.rs"]
-mod servers;
-
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control_support::{Node, PATIENCE, Pools, network};
-use engine_support::nbd::Client;
-use engine_support::{binary, pattern, text};
+use crate::control_support::{Node, PATIENCE, Pools, network};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{binary, pattern, text};
+use crate::servers;
 
 struct Controller {
     process: Option<Child>,

@@ -1,13 +1,9 @@
 //! The demo, as a newcomer starts it: it tells its story, ends well and leaves nothing behind.
 
-#![allow(clippy::unwrap_used, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use engine_support::binary;
+use crate::engine_support::binary;
 use serde_json::Value;
 
 fn demo(arguments: &[&str], folder: &Path) -> Output {

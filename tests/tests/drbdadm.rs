@@ -3,10 +3,6 @@
 //!
 //! Without the tools, loop devices, or root, tests that need them print why and pass.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,8 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, PATIENCE, Setup, binary, list, pattern, text};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Node, PATIENCE, Setup, binary, list, pattern, text};
 use serde_json::Value;
 
 /// A folder with our binary as `drbdsetup`, beside links to the original tools.

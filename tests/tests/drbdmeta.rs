@@ -5,8 +5,6 @@
 //! our activity log to the bits we expect. All on sparse files, which the tool takes with
 //! `--force`; one test repeats the essentials on a loop device. Without the tool, or without
 //! loop devices, a test prints why and passes.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test, helpers included")]
-
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

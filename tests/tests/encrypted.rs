@@ -1,23 +1,18 @@
 //! Encrypted volumes on real nodes: what is on their disks, who can read it, and what happens where keys are not known.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod control_support;
-mod engine_support;
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::control_support::{Cluster, MIB, node, rd};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::pattern;
 use api::link::Order;
 use cluster::command::{Command, NewDefinition, NewVolumeDefinition};
 use cluster::layer::Layer;
 use cluster::props::PropsEdit;
-use control_support::{Cluster, MIB, node, rd};
 use crypt::luks;
 use crypt::seal::MasterKey;
-use engine_support::nbd::Client;
-use engine_support::pattern;
 use vocab::options::Secret;
 use vocab::{Bytes, VolumeNr};
 

@@ -1,11 +1,7 @@
 //! More extents under write than the activity log holds.
 
-#![allow(clippy::unwrap_used, reason = "this whole file is a test")]
-
-mod engine_support;
-
-use engine_support::nbd::Client;
-use engine_support::{Cluster, PATIENCE, Setup};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, PATIENCE, Setup};
 
 const EXTENT: u64 = 4 << 20;
 /// Writes at once: nearly twice the extents of the log.

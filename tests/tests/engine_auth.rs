@@ -1,14 +1,10 @@
 //! Engines that have to prove to each other that they know a secret (`cram-hmac-alg`).
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Setup, pattern};
 
 const SECRET: &str = "s3cret-s3cret";
 

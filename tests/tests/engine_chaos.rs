@@ -4,18 +4,14 @@
 //! `ASHLAR_CHAOS_SECONDS` and `ASHLAR_CHAOS_SEED` choose how long and which run; the seed decides
 //! what is done, not how threads interleave.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, elapsed, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Setup, elapsed, pattern};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 2048;

@@ -1,16 +1,12 @@
 //! Other people's NBD clients against a volume of two engines: each once, and then the disks are
 //! compared. What clients do in detail is tried in `nbd_clients.rs`, against memory.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use engine_support::{Cluster, PATIENCE, Setup, pattern};
+use crate::engine_support::{Cluster, PATIENCE, Setup, pattern};
 
 const MIB: usize = 1 << 20;
 

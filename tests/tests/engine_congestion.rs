@@ -1,14 +1,10 @@
 //! A peer that can not keep up is left behind, and resynced when it can: two engines, protocol A.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, Setup, list, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Node, Setup, list, pattern};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;

@@ -1,9 +1,5 @@
 //! What operators ask of an engine, and how it refuses.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,9 +7,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, PATIENCE, Setup, binary, list, pattern};
 use codec::admin::{Call, Request, VERSION, encode_line};
-use engine_support::nbd::Client;
-use engine_support::{Cluster, PATIENCE, Setup, binary, list, pattern};
 use runtime::{DiskFile, DiskOptions};
 
 /// Holds a disk as an engine does, once nobody else holds it any more.

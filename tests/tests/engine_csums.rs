@@ -1,11 +1,7 @@
 //! Resync by checksum between two engines: what both have alike is not sent again.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, Setup, list, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Node, Setup, list, pattern};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;

@@ -1,10 +1,6 @@
 //! `ashlar doctor` with real engines: it names the part that was made slow, writes nowhere it must
 //! not, and leaves nothing behind.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs;
 use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
@@ -15,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, DISK, Node, PATIENCE, Setup, list, pattern};
+use crate::engine_support;
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, DISK, Node, PATIENCE, Setup, list, pattern};
 use serde_json::Value;
 
 fn two() -> Setup {

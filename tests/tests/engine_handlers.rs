@@ -1,17 +1,13 @@
 //! Handlers of real engines: programs that are called when something happens, what they are told,
 //! and what their exit codes do (`fencing`, `before-resync-target`).
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Setup, pattern};
 
 /// A handler that writes down what it is told, waits while there is a file `hold-EVENT`, and exits
 /// with what the file `exit-EVENT` says.

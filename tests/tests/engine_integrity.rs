@@ -1,12 +1,8 @@
 //! A bit flips between two engines: written by the peer without `data-integrity-alg`, never with.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
-use engine_support::nbd::Client;
-use engine_support::relay::{MARK, Relay};
-use engine_support::{Cluster, Setup};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::relay::{MARK, Relay};
+use crate::engine_support::{Cluster, Setup};
 
 const BLOCK: u64 = 4096;
 

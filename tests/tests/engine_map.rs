@@ -1,12 +1,8 @@
 //! Block devices where the kernel has no driver for them. With one: `cargo xtask vm blockdev`.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::path::Path;
 
-use engine_support::{Cluster, Setup};
+use crate::engine_support::{Cluster, Setup};
 
 #[test]
 fn a_kernel_without_ublk_is_said_to_be_so_and_nothing_changes() {

@@ -3,10 +3,6 @@
 //!
 //! Needs root, /dev/fuse and loop devices; says so and does nothing where they are missing.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -16,8 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, PATIENCE, Setup, pattern, text};
+use crate::engine_support;
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Node, PATIENCE, Setup, pattern, text};
 use frontend::loopdev;
 use frontend::nbd::proto::TransmissionFlags;
 use frontend::nbd::proto::option::oldstyle_greeting;

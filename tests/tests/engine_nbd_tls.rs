@@ -1,10 +1,6 @@
 //! NBD over TLS (`ashlar export --tls`): libnbd's and QEMU's clients, a client of our own, and those who
 //! have no business there.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, Setup, binary, other_release, pattern, text};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Node, Setup, binary, other_release, pattern, text};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;

@@ -2,18 +2,14 @@
 //! load, writes go on over the other. With `load-balance-paths` they go over both, as soon as both are there.
 //! Where only one node has that, both say so.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use engine_support::nbd::Client;
-use engine_support::writers::watched;
-use engine_support::{Cluster, Node, Setup, list, pattern, text};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::writers::watched;
+use crate::engine_support::{Cluster, Node, Setup, list, pattern, text};
 
 /// Two network namespaces with two links between them.
 struct Links {

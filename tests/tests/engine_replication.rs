@@ -1,13 +1,9 @@
 //! Three real engines replicate, lose members, and get them back.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::time::{Duration, Instant};
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Setup, pattern};
 
 const KIB: usize = 1024;
 

@@ -1,14 +1,10 @@
 //! Volumes that change their size under real engines: files that are given more room, `ashlar resize`,
 //! what users see of it, and engines killed meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs::OpenOptions;
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Setup, pattern};
 
 const MIB: u64 = 1 << 20;
 

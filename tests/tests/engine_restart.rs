@@ -1,13 +1,9 @@
 //! What an engine was told survives its end, in peace or not.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::time::Duration;
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Setup, list, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Setup, list, pattern};
 
 #[test]
 fn a_crashed_engine_comes_back_as_it_was() {

@@ -1,13 +1,9 @@
 //! `resync-after` between two resources, which two threads of each engine have.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs::File;
 use std::time::Duration;
 
-use engine_support::{Cluster, DISK, Node, Setup, list};
+use crate::engine_support::{Cluster, DISK, Node, Setup, list};
 use serde_json::Value;
 
 /// Beside `r0`, whose volume has minor 0.

@@ -1,15 +1,11 @@
 //! Volumes that are large, and resources that are many.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs::{self, File};
 use std::process::Command;
 use std::time::Duration;
 
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, Setup, list, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Node, Setup, list, pattern};
 use serde_json::Value;
 
 /// The largest file of ext4 is a little smaller than 16 TiB.

@@ -1,10 +1,6 @@
 //! Where the time of requests goes, as real engines tell it: over the control socket, by `ashlar top`
 //! and to Prometheus.
 
-#![allow(clippy::unwrap_used, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -12,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{Cluster, Node, Setup, list};
 use codec::admin::{
     Answer, Call, Line, Lines, MAX_LINE, Outcome, Request, ResourceStatistics, VERSION, Waterfall,
     encode_line,
 };
-use engine_support::nbd::Client;
-use engine_support::{Cluster, Node, Setup, list};
 use serde_json::Value;
 
 /// Longer than whatever engines wait before they time the next request in any case.

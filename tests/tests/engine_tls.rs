@@ -1,15 +1,11 @@
 //! Engines that encrypt what they replicate (`tls yes`), and nodes that are not who they say.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::fs;
 use std::path::Path;
 
-use engine_support::nbd::Client;
-use engine_support::relay::MARK;
-use engine_support::{Cluster, Setup, list, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::relay::MARK;
+use crate::engine_support::{Cluster, Setup, list, pattern};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 

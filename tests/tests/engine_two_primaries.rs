@@ -1,14 +1,10 @@
 //! Two Primaries: clients of two engines write to one volume, a guest moves, an engine is replaced.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::thread;
 
-use engine_support::nbd::Client;
-use engine_support::writers::Writing;
-use engine_support::{Cluster, Node, Setup, list, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::writers::Writing;
+use crate::engine_support::{Cluster, Node, Setup, list, pattern};
 
 const BLOCK: usize = 4096;
 /// Where clients of one engine write that has a bulk of its own.

@@ -1,15 +1,11 @@
 //! Another engine takes over while clients write and peers replicate, and nobody is disconnected.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod engine_support;
-
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use engine_support::nbd::Client;
-use engine_support::writers::{Writing, watched};
-use engine_support::{Cluster, Setup, pattern};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::writers::{Writing, watched};
+use crate::engine_support::{Cluster, Setup, pattern};
 
 /// Clients that each have one request under way.
 const WRITERS: u64 = 32;

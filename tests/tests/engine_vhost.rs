@@ -2,20 +2,15 @@
 //! engine is killed, and what becomes of a guest after others have written. `cargo xtask vm vhost` does the same
 //! with QEMU.
 
-#![allow(clippy::unwrap_used, reason = "this whole file is a test")]
-
-mod engine_support;
-#[path = "../../crates/frontend/src/vhost/tests/client.rs"]
-mod vhost_client;
-
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use engine_support::nbd;
-use engine_support::{Cluster, PATIENCE, Setup};
-use vhost_client::{Client, Guest};
+use crate::engine_support::nbd;
+use crate::engine_support::{Cluster, PATIENCE, Setup};
+use crate::vhost_client;
+use crate::vhost_client::{Client, Guest};
 
 const READ: u32 = 0;
 const WRITE: u32 = 1;

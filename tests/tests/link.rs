@@ -1,11 +1,6 @@
 //! The link between controller and agents: who may join, who is let in, and what happens to
 //! certificates before they end.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-#[path = "control_support/joins.rs"]
-mod joins;
-
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -19,6 +14,8 @@ use cluster::objects::Generation;
 use cluster::observed::NodeState;
 use controller::link::authority::{self, Authority};
 use controller::link::{Link, Options};
+
+use crate::control_support::joins;
 
 const PATIENCE: Duration = Duration::from_secs(40);
 

@@ -1,7 +1,5 @@
 //! LUKS2 headers and sectors against `cryptsetup`, in both directions. Skipped where it is not installed.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;

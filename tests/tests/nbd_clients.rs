@@ -2,18 +2,14 @@
 //!
 //! Each test names the tools it needs and is skipped, saying so, where they are not installed
 //! (Debian: libnbd-bin python3-libnbd qemu-utils fio).
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod nbd_support;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::nbd_support::*;
 use frontend::nbd::server::{CloseReason, Config, Event, Export, Parting, Place, TargetKey};
-use nbd_support::*;
 use runtime::{Errno, FaultPlan, Op, TargetInfo};
 use vocab::Bytes;
 

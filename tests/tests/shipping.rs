@@ -2,21 +2,14 @@
 //! small store of objects that checks signatures. What was written comes back from full and incremental
 //! backups; what is cut short, by whomever, is no backup, and says why.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod control_support;
-mod engine_support;
-#[path = "../../crates/shipping/tests/server/mod.rs"]
-mod server;
-
 use std::time::{Duration, Instant};
 
-use control_support::bare::{Bare, Controller, NODES};
-use control_support::{MIB, Node, Pools};
-use engine_support::nbd::Client;
-use engine_support::{binary, pattern};
+use crate::control_support::bare::{Bare, Controller, NODES};
+use crate::control_support::{MIB, Node, Pools};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::{binary, pattern};
+use crate::server::{ACCESS, BUCKET, REGION, SECRET, Server};
 use serde_json::Value;
-use server::{ACCESS, BUCKET, REGION, SECRET, Server};
 
 /// Bytes of the volume.
 const SIZE: u64 = 48 * MIB;

@@ -1,17 +1,12 @@
 //! Another release beside the one under test: `cargo xtask skew` builds it and runs these.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod control_support;
-mod engine_support;
-
 use std::process::Child;
 
-use control_support::Node;
-use control_support::bare::{Bare, NODES};
-use engine_support::nbd::Client;
-use engine_support::writers::{Writing, watched};
-use engine_support::{Cluster, Setup, binary, other_release, pattern};
+use crate::control_support::Node;
+use crate::control_support::bare::{Bare, NODES};
+use crate::engine_support::nbd::Client;
+use crate::engine_support::writers::{Writing, watched};
+use crate::engine_support::{Cluster, Setup, binary, other_release, pattern};
 
 const WRITERS: u64 = 16;
 const BLOCK: usize = 4096;

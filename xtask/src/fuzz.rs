@@ -95,7 +95,7 @@ fn run(targets: Vec<String>, share: Share) -> Result<Outcome> {
         total += Outcome::of(false);
         return Ok(total);
     }
-    total += test::two_at_a_time(targets, |target| {
+    total += test::side_by_side(2, targets, |target| {
         let good = fuzz(&root, &triple, &target, share).with_context(|| target.clone())?;
         Ok(Outcome::of(good))
     })?;

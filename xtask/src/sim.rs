@@ -8,8 +8,6 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::workspace;
-
 const HELP: &str = "\
 cargo xtask sim [--cluster | --liar | --protocol-a | --two-primaries] [--seeds N]
                [--start S] [--jobs J] [--failures F] [--verbose] [--watch VOLUME:SECTOR]
@@ -103,14 +101,13 @@ pub fn main(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the first `seeds` seeds of a kind, and returns how many break a rule.
-pub fn share(seeds: u64, kind: Kind) -> Result<u64> {
-    let binary = build(workspace::root().as_path())?;
+/// Runs the first `seeds` seeds of a kind on this simulator, and returns how many break a rule.
+pub fn share(binary: &Path, seeds: u64, kind: Kind) -> Result<u64> {
     let jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let campaign =
         Campaign { start: 1, seeds, jobs, failures: seeds, verbose: false, kind, watch: None };
     let begun = Instant::now();
-    let report = run(&binary, &campaign)?;
+    let report = run(binary, &campaign)?;
     print(&report, begun.elapsed().as_secs_f64());
     for (seed, text) in &report.violations {
         let short: String = text.chars().take(120).collect();

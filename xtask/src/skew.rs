@@ -17,7 +17,7 @@ cargo xtask skew --from REV | --binary PATH [--test NAME]
     Runs engines, agents and controllers of this tree beside those of the git revision REV, which
     is built first, or of the program at PATH: a running cluster of them is upgraded, both kinds
     replicate, resync and verify, and either's controller drives the other's nodes.
-    --test: only tests with NAME in their names.";
+    --test: only tests whose names begin with NAME.";
 
 /// The command.
 pub fn main(arguments: &[String]) -> Result<()> {
@@ -49,18 +49,11 @@ pub fn main(arguments: &[String]) -> Result<()> {
     };
     println!("the other release: {}", other.display());
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args([
-        "test",
-        "-p",
-        "e2e",
-        "--no-fail-fast",
-        "--test",
-        "skew",
-        "--test",
-        "engine_nbd_tls",
-    ]);
+    cargo.args(["test", "-p", "e2e", "--test", "all", "--"]);
     // One after the other: each of them keeps this machine busy.
-    cargo.args(["--", "--nocapture", "--test-threads", "1"]).args(name);
+    cargo.args(["--nocapture", "--test-threads", "1"]);
+    let name = name.map_or("", String::as_str);
+    cargo.args(["skew", "engine_nbd_tls"].map(|module| format!("{module}::{name}")));
     let status = cargo.env("ASHLAR_OTHER", other).status().context("cargo could not be started")?;
     ensure!(status.success(), "the two releases do not work together");
     Ok(())

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that has to pass, in one command.
 //!
-//! Sections run one after the other, cheapest first, but for those with guests, which leave a processor
+//! Sections run one after the other, cheapest first, but for some with guests, which leave a processor
 //! free: they run beside those after them, but never beside `tests`. A section that fails does not keep the next from
 //! running. The last line adds them up: a check counts as one test, a simulated seed does not.
 
@@ -30,11 +30,11 @@ cargo xtask test [SECTION ...]
     programs   the programs that the others start
     interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak; pools of LVM
     build      everything, so that what follows does not wait for the compiler; with clippy's lints as errors
-    sim        2,000 fixed seeds of the simulator, and 2,000 of the control plane's
+    sim        8,000 fixed seeds of the simulator, and 1,000 of the control plane's
+    fuzz       300,000 fixed inputs of each fuzz target
     tests      unit, interoperation and end-to-end tests of the workspace
     vhost      a volume as the disk that an emulated guest boots from
-    fuzz       300,000 fixed inputs of each fuzz target
-    blockdev   only if named: volumes as ublk and nbd devices of an emulated guest
+    blockdev   volumes as ublk and nbd devices of another such guest, and what is used on disks
     With CI set in the environment, a section that hangs is ended and fails.";
 
 /// What came of a section.
@@ -79,16 +79,16 @@ static LINTS: AtomicBool = AtomicBool::new(false);
 /// Lints are errors. The separator is `cargo clippy`'s own.
 const CLIPPY_ARGS: &str = "-Dwarnings__CLIPPY_HACKERY__";
 
-/// Seeds in the section `sim`.
+/// Seeds of each kind in the section `sim`.
 const SIM_SEEDS: u64 = 2_000;
+/// Those of the control plane, where each takes the longest.
+const CLUSTER_SEEDS: u64 = 1_000;
 
 /// A part of all that has to pass.
 struct Section {
     name: &'static str,
     run: fn() -> Result<Outcome>,
     company: Company,
-    /// Takes more time than there is for every change.
-    only_if_named: bool,
 }
 
 /// What may run at the time of a section.
@@ -104,12 +104,12 @@ enum Company {
 
 impl Section {
     const fn new(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
-        Section { name, run, company: Company::Earlier, only_if_named: false }
+        Section { name, run, company: Company::Earlier }
     }
 
     /// One that leaves a processor free.
     const fn beside(name: &'static str, run: fn() -> Result<Outcome>) -> Section {
-        Section { name, run, company: Company::All, only_if_named: false }
+        Section { name, run, company: Company::All }
     }
 
     /// Runs it, and says what came of it.
@@ -134,11 +134,11 @@ const SECTIONS: [Section; 11] = [
     Section::beside("interop", interop),
     Section::new("build", runners::build),
     Section::new("sim", simulate),
+    Section::new("fuzz", fuzz::section),
     // They wait for each other only so long.
     Section { company: Company::None, ..Section::new("tests", runners::run) },
     Section::beside("vhost", vhost),
-    Section::new("fuzz", fuzz::section),
-    Section { only_if_named: true, ..Section::new("blockdev", blockdev) },
+    Section::new("blockdev", blockdev),
 ];
 
 /// The command.
@@ -155,9 +155,8 @@ pub fn main(arguments: &[String]) -> Result<()> {
     // Not for other sections that are named: it would build once more what a developer has built without.
     LINTS.store(arguments.is_empty() || arguments.iter().any(|a| a == "build"), Ordering::Relaxed);
     let begun = Instant::now();
-    let chosen = SECTIONS.iter().filter(|section| match arguments {
-        [] => !section.only_if_named,
-        named => named.iter().any(|argument| argument == section.name),
+    let chosen = SECTIONS.iter().filter(|section| {
+        arguments.is_empty() || arguments.iter().any(|argument| argument == section.name)
     });
     let mut total = Outcome::default();
     let mut summary = Vec::new();
@@ -231,7 +230,12 @@ fn blockdev() -> Result<Outcome> {
 /// Parts of `cargo xtask vm`, in a process of its own each, which removes its network and guests when
 /// it is ended.
 fn guests(kind: Kind, parts: &[&[&str]]) -> Result<Outcome> {
-    if let Some(why) = vm::hindrance(kind) {
+    // Two would build the same images, and try with the same network.
+    static TRYING: Mutex<()> = Mutex::new(());
+    let trying = TRYING.lock().expect("nothing panics while it tries");
+    let hindrance = vm::hindrance(kind);
+    drop(trying);
+    if let Some(why) = hindrance {
         println!("skipped: {why}");
         return Ok(Outcome { skipped: parts.len() as u64, ..Outcome::default() });
     }
@@ -261,25 +265,35 @@ fn guests(kind: Kind, parts: &[&[&str]]) -> Result<Outcome> {
 
 /// The share of seeds that runs on every change; campaigns are `cargo xtask sim`.
 fn simulate() -> Result<Outcome> {
+    if !runners::build_programs()? {
+        return Ok(Outcome::of(false));
+    }
+    // That of debug builds: another would take longer to build than this takes to run.
+    let binary = runners::folder_of_programs()?.join("sim");
+    let share = |kind| {
+        let seeds = if kind == sim::Kind::Cluster { CLUSTER_SEEDS } else { SIM_SEEDS };
+        sim::share(&binary, seeds, kind)
+    };
     let bound = known::Known::read()?.seeds;
-    let found = sim::share(SIM_SEEDS, sim::Kind::Data)?;
+    let found = share(sim::Kind::Data)?;
     println!("{found} of {SIM_SEEDS} seeds break a rule, {bound} may");
     if found < bound {
         println!("lower the bound in {}", known::PATH);
     }
-    let cluster = sim::share(SIM_SEEDS, sim::Kind::Cluster)?;
-    println!("{cluster} of {SIM_SEEDS} seeds of the control plane break a rule, none may");
-    let lies = sim::share(SIM_SEEDS, sim::Kind::Liar)?;
+    let cluster = share(sim::Kind::Cluster)?;
+    println!("{cluster} of {CLUSTER_SEEDS} seeds of the control plane break a rule, none may");
+    let lies = share(sim::Kind::Liar)?;
     println!("{lies} of {SIM_SEEDS} seeds with a node that lies break a rule, none may");
-    let asynchronous = sim::share(SIM_SEEDS, sim::Kind::ProtocolA)?;
+    let asynchronous = share(sim::Kind::ProtocolA)?;
     println!("{asynchronous} of {SIM_SEEDS} seeds under protocol A break a rule, none may");
-    let joint = sim::share(SIM_SEEDS, sim::Kind::TwoPrimaries)?;
+    let joint = share(sim::Kind::TwoPrimaries)?;
     println!("{joint} of {SIM_SEEDS} seeds with two Primaries break a rule, none may");
     Ok(Outcome::of(found <= bound && cluster + lies + asynchronous + joint == 0))
 }
 
-/// Does this with each of the items, two at a time, and adds up what comes of them.
-pub fn two_at_a_time<T: Send>(
+/// Does this with each of the items, so many at a time, and adds up what comes of them.
+pub fn side_by_side<T: Send>(
+    lanes: usize,
     items: Vec<T>,
     work: impl Fn(T) -> Result<Outcome> + Sync,
 ) -> Result<Outcome> {
@@ -293,9 +307,11 @@ pub fn two_at_a_time<T: Send>(
         Ok(total)
     };
     std::thread::scope(|scope| {
-        let other = scope.spawn(lane);
-        let mut total = lane()?;
-        total += other.join().expect("work that fails says so")?;
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        let mut total = Outcome::default();
+        for lane in lanes {
+            total += lane.join().expect("work that fails says so")?;
+        }
         Ok(total)
     })
 }

@@ -124,6 +124,7 @@ const RULES: &[(&str, Rule)] = &[
     ("Rust files say what lives there", rust::headers),
     ("unsafe only where it is allowed", rust::unsafe_code),
     ("no placeholders and no ignored tests", rust::placeholders),
+    ("every file of tests is run", rust::tests_are_run),
     ("file sizes", text::sizes),
     ("no paths of one machine", text::machine_paths),
     ("links in Markdown lead somewhere", text::links),

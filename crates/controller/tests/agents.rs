@@ -1,18 +1,13 @@
 //! What is asked of agents at once: levels of logs, external files on nodes, drbd-reactor, and SOS
 //! reports; and what the controller writes on its own host.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-mod simulated;
-
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use crate::served::{Response, Server};
 use serde_json::{Value, json};
-use served::{Response, Server};
 
 async fn put(server: &Server, path: &str, body: Value) -> Response {
     server.call("PUT", path, &body.to_string()).await

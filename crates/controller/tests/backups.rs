@@ -1,15 +1,9 @@
 //! Remotes and what is in them, over REST: a controller with simulated agents, and a small store of objects.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-#[path = "../../shipping/tests/server/mod.rs"]
-mod server;
-mod simulated;
-
+use crate::served::{Response, Server};
+use crate::server;
+use crate::server::{ACCESS, BUCKET, REGION, SECRET};
 use serde_json::{Value, json};
-use served::{Response, Server};
-use server::{ACCESS, BUCKET, REGION, SECRET};
 use shipping::description::{
     Archived, Definition, Description, LayerData, Resource, VERSION, Volume, VolumeDefinition,
 };

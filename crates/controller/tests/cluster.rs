@@ -1,15 +1,12 @@
 //! A controller with simulated agents: commands come true, what is stored survives, and what can not
 //! be done is told.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod simulated;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::simulated::Simulated;
 use cluster::change::{Change, Object};
 use cluster::command::{Command, NewDefinition, NewNetInterface};
 use cluster::name::*;
@@ -19,7 +16,6 @@ use controller::store::{self, Log, Sqlite, Store};
 use controller::{Handle, start};
 use linstor::access::{Record, RecordFilter, Role, UnderWay, within};
 use linstor::controller::{Controller, Failure, Followed, Report, ReportFilter};
-use simulated::Simulated;
 use vocab::DiskState;
 
 const GIB: u64 = 1 << 30;

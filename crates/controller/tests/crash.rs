@@ -3,16 +3,13 @@
 //! that was answered is there, no call is there by half, and everything comes true with the agents,
 //! which go on.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod simulated;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::simulated::Simulated;
 use cluster::change::{Change, Object};
 use cluster::command::{Command, NewDefinition, NewNetInterface};
 use cluster::model::Model;
@@ -23,7 +20,6 @@ use controller::store::{self, Log, Store};
 use controller::{Handle, start};
 use linstor::access::{Record, Role, UnderWay, within};
 use linstor::controller::{Controller, Report, ReportFilter};
-use simulated::Simulated;
 
 const GIB: u64 = 1 << 30;
 

@@ -1,15 +1,11 @@
 //! HTTPS: whom it lets in, with which certificate, and what plain HTTP does beside it.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-mod simulated;
-
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::served::{Response, Server, read_response};
 use controller::access::Gate;
 use controller::link::authority::{Authority, VALID};
 use controller::rest::{self, Rest};
@@ -18,7 +14,6 @@ use rcgen::{CertificateParams, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use served::{Response, Server, read_response};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::sync::watch;

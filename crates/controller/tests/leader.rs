@@ -2,10 +2,6 @@
 //! is killed, or stopped for longer than its term and then continued. Every call that was answered is
 //! there, and one leads at a time. Skipped where the servers are missing.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod servers;
-
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,8 +11,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::servers;
+use crate::servers::{free_port, signal};
 use controller::daemon::{self, Options, Stored};
-use servers::{free_port, signal};
 
 /// What a process is told: its folder, the file with the URL of the store, its ports, the URL that it
 /// advertises.
@@ -86,7 +83,7 @@ fn spawn(
     let (data, url, reached) = (data.display(), url.display(), reached_at(address));
     let told = format!("{data}\n@{url}\n{address}\n{agents}\n{reached}/");
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_controller", "--nocapture"])
+        .args(["--exact", "leader::a_controller", "--nocapture"])
         .env(CONTROLLER, told)
         .stdout(Stdio::null())
         .stderr(log)

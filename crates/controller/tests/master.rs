@@ -1,16 +1,11 @@
 //! The master passphrase: over the REST API, in the store, and on the way to agents.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-mod simulated;
-
+use crate::served::Server;
+use crate::simulated::Simulated;
 use controller::start;
 use controller::store::Sqlite;
 use linstor::controller::{Controller, Failure, MasterPassphrase};
 use serde_json::Value;
-use served::Server;
-use simulated::Simulated;
 use vocab::options::Secret;
 
 const PATH: &str = "/v1/encryption/passphrase";

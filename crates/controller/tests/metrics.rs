@@ -1,13 +1,8 @@
 //! Metrics and health of a controller with simulated agents, as Prometheus reads them.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-mod simulated;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use served::Server;
+use crate::served::Server;
 
 /// Samples by name and labels; the text is checked on the way.
 fn samples(text: &str) -> BTreeMap<String, f64> {

@@ -1,20 +1,15 @@
 //! Physical storage over the REST API: lists of unused disks, pools that are made of them, and what is
 //! left when one of the two halves of that fails.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-mod simulated;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::served::{Response, Server, disks};
 use cluster::command::Command;
 use cluster::name::{NodeName, PoolName};
 use cluster::objects::Provider;
 use linstor::controller::Controller;
 use serde_json::{Value, json};
-use served::{Response, Server, disks};
 
 const N1: &str = "/v1/physical-storage/n1";
 

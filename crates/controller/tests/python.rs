@@ -1,16 +1,12 @@
 //! python-linstor, unmodified from PyPI, against a controller with simulated agents: what it does is in
 //! `python.py`. Skipped, with the reason, where there is no Python or no PyPI.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod client;
-mod served;
-mod simulated;
-
 use std::path::Path;
 use std::process::Command;
 
-use served::Server;
+use crate::client;
+use crate::served;
+use crate::served::Server;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn python_linstor_makes_a_cluster_and_deletes_it_again() {

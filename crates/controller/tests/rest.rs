@@ -1,13 +1,8 @@
 //! The REST API as bytes: statuses, envelopes and the traps that clients fall into (control plane §0,
 //! §2), over a plain socket.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-mod simulated;
-
+use crate::served::Server;
 use serde_json::{Value, json};
-use served::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

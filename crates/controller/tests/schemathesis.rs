@@ -4,15 +4,10 @@
 //! Refusals have LINSTOR's statuses, of which most are 500, so that status alone says nothing here; what
 //! is looked at is that every answer is one that the document describes, and that there is one.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-
-mod client;
-mod served;
-mod simulated;
-
 use std::process::Command;
 
-use served::Server;
+use crate::client;
+use crate::served::Server;
 
 /// Calls of each operation.
 const CALLS: &str = "4";

@@ -1,17 +1,12 @@
 //! Who may call the REST API, and what is written down of it: tokens, roles, programs of this host.
 
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
-mod served;
-mod simulated;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::served::{Response, Server};
 use controller::Handle;
 use controller::access::Gate;
 use controller::link::authority::{Authority, VALID};
-use served::{Response, Server};
 
 /// A server with tokens; `open` if programs of this host need none. And the administrator's secret.
 async fn guarded(open: bool) -> (Server, String) {

@@ -4,8 +4,6 @@
 //! has meant (`#[serde(default)]`); a field that is gone makes them unreadable. With `FROZEN_WRITE=1`
 //! states that have what no kept one has are added to the file of this version, and what is there
 //! stays. A file goes when engines of that version may be refused: two releases later, say.
-#![allow(clippy::unwrap_used, reason = "these are tests and what they are made of")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

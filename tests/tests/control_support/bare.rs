@@ -61,11 +61,6 @@ impl Controller {
         *self = Controller::start(program, &self.data, self.address);
     }
 
-    /// What it has logged.
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(self.data.with_extension("log")).unwrap()
-    }
-
     pub fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new("timeout");
         command.arg("100").arg(binary()).args(words);

@@ -2,7 +2,6 @@
 //! as disks, driven by the operator's commands and a small NBD client.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "this whole file is a test")]
-#![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod nbd;
 pub mod relay;

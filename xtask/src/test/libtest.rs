@@ -124,7 +124,8 @@ impl Reading {
     fn known_test(&mut self, bare: &str) -> Option<Say> {
         let (test, verdict) = bare.strip_prefix("test ")?.split_once(" ... ")?;
         let runner = self.name.split_once(' ').map_or("", |(runner, _)| runner);
-        let name = format!("{runner}::{test}");
+        let inside = test.strip_prefix(runner).is_some_and(|rest| rest.starts_with("::"));
+        let name = if inside { test.to_owned() } else { format!("{runner}::{test}") };
         if !self.known.contains(&name) {
             return None;
         }
@@ -244,6 +245,14 @@ mod tests {
         );
         assert_eq!(total, Outcome { passed: 1, failed: 1, skipped: 0, known: 1 });
         assert!(format!("{says:?}").contains("resync::b passes: take it off"));
+    }
+
+    #[test]
+    fn a_module_names_its_tests_itself() {
+        let text = "test resync::a ... FAILED\ntest resync::b ... ok\n\
+             test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n";
+        let (total, _) = read("resync (tests/resync.rs)", &["resync::a"], text);
+        assert_eq!(total, Outcome { passed: 1, failed: 0, skipped: 0, known: 1 });
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! The sections `build` and `tests`: build the tests of the workspace, and run them two runners at a time.
+//! The sections `build` and `tests`: build the tests of the workspace, and run them, some runners at a time.
 //!
-//! Cargo runs one runner (a test binary) after the other. Many end-to-end tests wait most of
-//! their time, for a node that is thought lost or for a device: two at a time fill the processors,
-//! and each has networks and folders of its own. The whole output is kept in `target/test.log`.
+//! Cargo runs one test binary after the other. Many end-to-end tests wait most of their time, for a node that
+//! is thought lost or for a device: several at a time fill the processors, and each has networks and
+//! folders of its own. A package's tests beside its source are one binary, to be linked once; each of its
+//! modules is a runner, in a process of its own. The whole output is kept in `target/test.log`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -12,28 +13,36 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::known::Known;
 use super::libtest::{Reading, Say};
-use super::{Outcome, cargo, limited, two_at_a_time};
+use super::{Outcome, cargo, limited, side_by_side};
 use crate::workspace::{self, Metadata};
+
+/// The binary of all the tests of a package.
+const ALL: &str = "all (tests/all.rs)";
 
 /// Longest time for compiling.
 const COMPILING: Duration = Duration::from_secs(20 * 60);
 
+/// Runners at a time. Two leave a third of two processors idle.
+const LANES: usize = 3;
+
 /// Longest time for one runner, or the tests in the documentation; the longest takes three minutes.
 const LIMIT: Duration = Duration::from_secs(8 * 60);
 
-/// A test binary.
-#[derive(PartialEq, Debug)]
+/// A test binary, or a module of one.
+#[derive(Clone, PartialEq, Debug)]
 struct Runner {
     /// Its name and its source, for people.
     name: String,
     program: PathBuf,
     /// The folder of its package, where it runs.
     directory: PathBuf,
+    /// The module's tests. Without any it is the whole binary.
+    tests: Vec<String>,
 }
 
 /// The section `programs`.
@@ -84,10 +93,13 @@ pub fn run() -> Result<Outcome> {
     let program = folder_of_programs()?.join("ashlar");
     // The documentation first: beside it others fill the second processor.
     let work = std::iter::once(None).chain(runners.into_iter().map(Some)).collect();
-    two_at_a_time(work, |runner: Option<Runner>| {
+    side_by_side(LANES, work, |runner: Option<Runner>| {
         let Some(runner) = runner else { return documentation(&known, &log) };
         let mut command = Command::new(&runner.program);
         command.arg("--show-output").current_dir(&runner.directory);
+        if !runner.tests.is_empty() {
+            command.arg("--exact").args(&runner.tests);
+        }
         command.env("CARGO_MANIFEST_DIR", &runner.directory).env("ASHLAR_BINARY", &program);
         follow(command, &runner.name, Reading::of_runner(&runner.name, &known), &log)
     })
@@ -112,7 +124,34 @@ fn built() -> Result<Option<Vec<Runner>>> {
         return Ok(None);
     }
     let text = String::from_utf8(output.stdout).context("what cargo has built")?;
-    text.lines().filter_map(|line| runner(line).transpose()).collect::<Result<_>>().map(Some)
+    let binaries = text.lines().filter_map(|line| runner(line).transpose());
+    let mut runners = Vec::new();
+    for binary in binaries.collect::<Result<Vec<_>>>()? {
+        match binary.name == ALL {
+            true => runners.extend(modules(&binary)?),
+            false => runners.push(binary),
+        }
+    }
+    Ok(Some(runners))
+}
+
+/// The modules of a binary that has all of a package's tests.
+fn modules(binary: &Runner) -> Result<Vec<Runner>> {
+    let output = Command::new(&binary.program).arg("--list").output();
+    let output = output.with_context(|| binary.program.display().to_string())?;
+    let text = String::from_utf8(output.stdout).context("the names of tests")?;
+    let mut modules: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for test in text.lines().filter_map(|line| line.strip_suffix(": test")) {
+        let (module, _) = test.split_once("::").with_context(|| format!("{test} is in {ALL}"))?;
+        modules.entry(module).or_default().push(test.to_owned());
+    }
+    ensure!(!modules.is_empty(), "{} has no tests: {text}", binary.program.display());
+    let runner = |(module, tests): (&str, _)| Runner {
+        name: format!("{module} (tests/{module}.rs)"),
+        tests,
+        ..binary.clone()
+    };
+    Ok(modules.into_iter().map(runner).collect())
 }
 
 /// The runner that one of cargo's messages is about, if it is about one.
@@ -148,7 +187,7 @@ fn runner(line: &str) -> Result<Option<Runner>> {
     let directory = manifest.parent().context("a manifest is in a folder")?.to_owned();
     let source = target.src_path.strip_prefix(&directory).unwrap_or(&target.src_path);
     let name = format!("{} ({})", target.name, source.display());
-    Ok(Some(Runner { name, program, directory }))
+    Ok(Some(Runner { name, program, directory, tests: Vec::new() }))
 }
 
 /// The tests in the documentation. Cargo runs them, with a heading for each crate.
@@ -222,6 +261,7 @@ mod tests {
             name: "link (tests/link.rs)".into(),
             program: "/t/debug/deps/link-01".into(),
             directory: "/w/tests".into(),
+            tests: Vec::new(),
         };
         assert_eq!(runner(&message(true, "\"/t/debug/deps/link-01\"")).unwrap(), Some(expected));
         assert_eq!(runner(&message(false, "\"/t/debug/ashlar\"")).unwrap(), None);

@@ -55,6 +55,28 @@ pub fn placeholders(tree: &Tree) -> Vec<Complaint> {
     complaints
 }
 
+/// A package whose tests are one program names each file of them there: one that is not named is not run.
+pub fn tests_are_run(tree: &Tree) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for (root, text) in tree.rust() {
+        let Some(package) = root.path.strip_suffix("tests/all.rs") else { continue };
+        let manifest = tree.text(&format!("{package}Cargo.toml"));
+        for (file, _) in tree.rust() {
+            let name = file.path.strip_prefix(package).and_then(|path| path.strip_prefix("tests/"));
+            let Some(module) = name.and_then(|name| name.strip_suffix(".rs")) else { continue };
+            let named = module == "all"
+                || module.contains('/')
+                || text.lines().any(|line| line == format!("mod {module};"))
+                || manifest.contains(&format!("path = \"tests/{module}.rs\""));
+            if !named {
+                let text = format!("nobody runs this; add `mod {module};` to {}", root.path);
+                complaints.push(Complaint::of(&file.path, text));
+            }
+        }
+    }
+    complaints
+}
+
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !(c.is_alphanumeric() || c == '_'))
 }

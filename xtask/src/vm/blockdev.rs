@@ -188,8 +188,8 @@ fn peer_dies(nodes: &mut Nodes<'_>) -> Result<()> {
     let begun = Instant::now();
     // At least ten seconds of it, however fast the guest is.
     let mut fio = nodes.load(
-        "--name=load --filename=$dev --direct=1 --rw=randwrite --bs=4k --size=64m --io_size=40m \
-         --iodepth=16 --fsync=256 --rate_iops=1000",
+        "--name=load --filename=$dev --direct=1 --rw=randwrite --bs=4k --size=64m --io_size=16m \
+         --iodepth=16 --fsync=256 --rate_iops=400",
     )?;
     std::thread::sleep(Duration::from_secs(3));
     nodes.kill_peer();
@@ -226,6 +226,10 @@ fn refusals(nodes: &mut Nodes<'_>) -> Result<()> {
     let left = nodes.guest.run("ls /dev | grep -e '^ublk[bc]' -e '^drbd0' || true", PATIENCE)?;
     ensure!(left.is_empty(), "there is left: {left}");
     nodes.wait("the node is Secondary", |status| status[0]["role"] == "Secondary")?;
+    // And nothing of the activity log is left, which a resync after the next crash would go through.
+    nodes.guest_ashlar("down r0")?;
+    nodes.guest_ashlar("up r0 --node alpha")?;
+    nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
     nodes.map("--drbd-names")?;
     nodes.on_device("mount -t ext4 $dev /mnt && grep -q kept /mnt/file")?;
     done("what is open is not unmapped, the rest is", begun);
@@ -270,7 +274,7 @@ fn engine_is_replaced(nodes: &mut Nodes<'_>) -> Result<()> {
     nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
     nodes.on_device("mount -t ext4 $dev /mnt && rm -f /mnt/load*")?;
     let mut fio = nodes.load(
-        "--name=load --directory=/mnt --rw=randrw --bs=4k --size=48m --iodepth=8 --direct=1 \
+        "--name=load --directory=/mnt --rw=randrw --bs=4k --size=32m --iodepth=8 --direct=1 \
          --fsync=64 --rate_iops=200",
     )?;
     for _ in 0..3 {

@@ -1,7 +1,5 @@
 //! A controller with simulated agents behind its REST API, and calls to it as bytes.
 
-#![allow(dead_code, reason = "not every test uses all of it")]
-
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
