@@ -2,13 +2,17 @@
 //! small store of objects that checks signatures. What was written comes back from full and incremental
 //! backups; what is cut short, by whomever, is no backup, and says why.
 
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::control_support::bare::{Bare, Controller, NODES};
 use crate::control_support::{MIB, Node, Pools};
 use crate::engine_support::nbd::Client;
-use crate::engine_support::{binary, pattern};
+use crate::engine_support::{binary, pattern, text};
 use crate::server::{ACCESS, BUCKET, REGION, SECRET, Server};
+use cluster::change::{Change, Object};
+use cluster::objects::Millis;
+use controller::store::{Log, Sqlite, Store as _};
 use serde_json::Value;
 
 /// Bytes of the volume.
@@ -271,4 +275,134 @@ fn what_is_cut_short_is_no_backup() {
     // What was not deleted then is there to be seen, and to be deleted by an operator.
     bed.controller().ok("backup create vault web --snapshot again --full");
     assert_eq!(bed.state("again"), "Success");
+}
+
+/// The time of day in milliseconds.
+fn now() -> u64 {
+    let passed = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    u64::try_from(passed.as_millis()).unwrap()
+}
+
+/// The minute of a time, once a year, as a crontab has it.
+fn yearly(time: u64) -> String {
+    let minutes = time / 60_000;
+    let (_, month, day) = vocab::civil(minutes / 1440);
+    format!("{} {} {day} {month} *", minutes % 60, minutes / 60 % 24)
+}
+
+/// Has a store say that the times of schedules were last seen to at that time.
+fn last_seen_to(data: &Path, time: u64) {
+    let mut store = Sqlite::open(&data.join("controller.db")).unwrap();
+    let rows = store.load().unwrap();
+    let series = rows.into_iter().filter_map(|row| match row {
+        Object::Series(mut series) => {
+            series.since = Millis(time);
+            series.next = series.next.map(|_| Millis(time));
+            Some(Change::Put(Object::Series(series)))
+        }
+        _ => None,
+    });
+    let changes: Vec<Change> = series.collect();
+    assert_eq!(changes.len(), 1);
+    store.commit(&changes, &Log::new()).unwrap();
+}
+
+impl Bed {
+    /// The controller was down since that time.
+    fn was_down_since(&mut self, time: u64) {
+        self.bare.controller.replace_after(binary(), |data| last_seen_to(data, time));
+        let controller = self.controller();
+        controller.wait("all nodes are online", || {
+            let all = controller.json("node list");
+            all.as_array().unwrap().iter().all(|node| node["state"] == "online")
+        });
+        assert_eq!(controller.typing("encryption unlock", "secret\n").0, Some(0));
+    }
+
+    fn ids(&self) -> Vec<String> {
+        let ids = self.backups().into_iter().map(|b| b["id"].as_str().unwrap().to_owned());
+        ids.collect()
+    }
+
+    /// The backup that is made next, when there are so many; with those that are there.
+    fn next_backup(&self, count: usize, known: &[String]) -> (Value, Vec<String>) {
+        let begun = Instant::now();
+        loop {
+            let all = self.backups();
+            let complete = all.iter().all(|backup| backup["state"] == "complete");
+            let id = |backup: &Value| backup["id"].as_str().unwrap().to_owned();
+            let new = all.iter().find(|backup| !known.contains(&id(backup)));
+            if let Some(new) = new.filter(|_| all.len() == count && complete) {
+                return (new.clone(), all.iter().map(id).collect());
+            }
+            let series = self.controller().json("backup schedule list");
+            assert!(begun.elapsed() < Duration::from_secs(100), "{all:?} {series}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+#[test]
+fn backups_are_made_by_schedule_and_old_ones_go() {
+    const HOUR: u64 = 3_600_000;
+    let Some(mut bed) = Bed::new() else { return };
+    let mut client = bed.open("web");
+    client.write(0, &pattern(1, 4 << 20)).unwrap();
+    client.flush().unwrap();
+    let run = |bed: &Bed, words: &[&str]| {
+        let output = bed.controller().run(words);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    };
+    let refused = bed.controller().fails("schedule create often --full @daily", 10);
+    assert!(refused.contains("five fields") && refused.contains("next:"), "{refused}");
+    let far = yearly(now() + 4_000 * HOUR);
+    let create = ["schedule", "create", "often", "--full", &far, "--incremental", "* * * * *"];
+    let keep = ["--keep-local", "1", "--keep-remote", "1", "--on-failure", "retry"];
+    run(&bed, &[&create[..], &keep].concat());
+    bed.controller().ok("backup schedule enable vault often web --on n2");
+    // With nothing to build on the first is a full one, though none is due.
+    let (full, known) = bed.next_backup(1, &[]);
+    assert!(full["based_on"].is_null(), "{full}");
+    client.write(8 * MIB, &pattern(2, 1 << 20)).unwrap();
+    client.flush().unwrap();
+    let content = read(&mut client);
+    client.close();
+
+    // An incremental one was missed while the controller was down.
+    let (ago, long_ago) = (yearly(now() - 2 * HOUR), yearly(now() - 24 * HOUR));
+    let modify = ["schedule", "modify", "often", "--full", &long_ago, "--incremental", &ago];
+    run(&bed, &modify);
+    bed.controller().wait("nothing is under way", || {
+        let series = bed.controller().json("backup schedule list web");
+        series[0]["state"] == "enabled"
+    });
+    let known = [known, bed.ids()].concat();
+    let count = bed.ids().len();
+    bed.was_down_since(now() - 3 * HOUR);
+    let (incremental, known) = bed.next_backup(count + 1, &known);
+    assert!(incremental["based_on"].is_string(), "{incremental}");
+    let id = incremental["id"].as_str().unwrap();
+    bed.controller().ok(&format!("backup restore vault {id} copy --on n3"));
+    assert!(bed.content("copy", "n3") == content);
+
+    // Now a full one was: the chain before it goes, there and here.
+    bed.was_down_since(now() - 48 * HOUR);
+    let (full, known) = bed.next_backup(1, &known);
+    assert!(full["based_on"].is_null(), "{full}");
+    let stamp = &full["id"].as_str().unwrap()["web_back_".len()..];
+    assert!(bed.objects().iter().all(|object| object.contains(stamp)), "{:?}", bed.objects());
+    bed.controller().wait("old snapshots are gone", || {
+        let snapshots = bed.controller().json("snapshot list web");
+        snapshots.as_array().unwrap().len() == 1
+    });
+
+    // What is disabled makes nothing, whatever was missed.
+    bed.controller().ok("backup schedule disable vault often web");
+    bed.was_down_since(now() - 48 * HOUR);
+    std::thread::sleep(Duration::from_secs(3));
+    let series = bed.controller().json("backup schedule list");
+    assert_eq!(series[0]["state"], "disabled on resource definition web", "{series}");
+    assert_eq!(bed.ids(), known, "{:?}", bed.objects());
+    bed.controller().ok("schedule delete often");
+    assert_eq!(bed.controller().json("backup schedule list"), Value::Array(Vec::new()));
 }

@@ -15,6 +15,8 @@ mod passphrase;
 mod pools;
 mod resources;
 mod rollback;
+mod schedules;
+mod series;
 mod settle;
 mod shipping;
 mod small;
@@ -29,6 +31,7 @@ use crate::command::Command;
 use crate::edit::{Applied, Context, Edit};
 use crate::model::Model;
 use crate::refusal::Refusal;
+use crate::schedule::Switch;
 
 pub(crate) use helpers::has_no_data;
 
@@ -181,7 +184,8 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         ModifyRemote { name, bucket } => shipping::modify_remote(edit, &name, bucket),
         DeleteRemote { name } => shipping::delete_remote(edit, &name),
         CreateBackup { name, remote, snapshot, stamp, node, incremental, present } => {
-            let wish = shipping::Wish { snapshot, stamp, node, incremental, present };
+            let schedule = None;
+            let wish = shipping::Wish { snapshot, stamp, node, incremental, present, schedule };
             shipping::create(edit, &name, &remote, wish)
         }
         RestoreBackup { remote, found, snapshot, to, group, node, pools, download_only } => {
@@ -194,6 +198,24 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         }
         ForgetBackups { remote, backups } => {
             shipping::forget(edit, &remote, &backups);
+            Ok(())
+        }
+
+        CreateSchedule { name, schedule } => schedules::create(edit, name, schedule),
+        ModifySchedule { name, schedule } => schedules::modify(edit, &name, schedule),
+        DeleteSchedule { name } => schedules::delete(edit, &name),
+        SetSwitch { level, remote, schedule, on, node } => {
+            schedules::set(edit, Switch { level, remote, schedule, on, node })
+        }
+        RemoveSwitch { level, remote, schedule } => {
+            schedules::unset(edit, &level, &remote, &schedule)
+        }
+        RunSchedule { name, remote, schedule, present } => {
+            series::begin(edit, &(name, remote, schedule), present);
+            Ok(())
+        }
+        NoteRemoved { name, remote, schedule, backups, gone } => {
+            series::removed(edit, &(name, remote, schedule), &backups, gone);
             Ok(())
         }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::*;
 use crate::objects::*;
+use crate::schedule::{Level, Schedule, Series, Switch};
 use crate::shipping::Remote;
 
 /// A row of the wanted state.
@@ -26,6 +27,9 @@ pub enum Object {
     File(ExternalFile),
     JoinToken(JoinToken),
     Remote(Remote),
+    Schedule(Schedule),
+    Switch(Switch),
+    Series(Series),
 }
 
 /// What identifies a row.
@@ -49,6 +53,9 @@ pub enum Key {
     /// By the digest of its secret.
     JoinToken(String),
     Remote(RemoteName),
+    Schedule(ScheduleName),
+    Switch(Level, RemoteName, ScheduleName),
+    Series(ResourceName, RemoteName, ScheduleName),
 }
 
 impl Object {
@@ -71,6 +78,12 @@ impl Object {
             Object::File(file) => Key::File(file.path.clone()),
             Object::JoinToken(token) => Key::JoinToken(token.digest.clone()),
             Object::Remote(remote) => Key::Remote(remote.name.clone()),
+            Object::Schedule(schedule) => Key::Schedule(schedule.name.clone()),
+            Object::Switch(s) => Key::Switch(s.level.clone(), s.remote.clone(), s.schedule.clone()),
+            Object::Series(series) => {
+                let (name, remote, schedule) = series.key();
+                Key::Series(name, remote, schedule)
+            }
         }
     }
 }
@@ -105,6 +118,13 @@ impl fmt::Display for Key {
             Key::File(path) => write!(f, "external file {path}"),
             Key::JoinToken(_) => write!(f, "a token for a node to join"),
             Key::Remote(remote) => write!(f, "remote {remote}"),
+            Key::Schedule(schedule) => write!(f, "schedule {schedule}"),
+            Key::Switch(level, remote, schedule) => {
+                write!(f, "schedule {schedule} with remote {remote} on {level}")
+            }
+            Key::Series(name, remote, schedule) => {
+                write!(f, "backups of {name} in remote {remote} by schedule {schedule}")
+            }
         }
     }
 }

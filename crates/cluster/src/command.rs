@@ -11,6 +11,7 @@ use crate::name::*;
 use crate::objects::{Encryption, Filter, JoinToken, NodeKind, Props, Provider};
 use crate::props::PropsEdit;
 use crate::row;
+use crate::schedule::{Level, OnFailure};
 use crate::shipping::{Bucket, Found};
 
 /// A network interface as it is wished for.
@@ -98,6 +99,40 @@ pub struct BucketEdit {
     pub access_key: Option<String>,
     /// The key, encrypted under the master key.
     pub secret_key: Option<String>,
+}
+
+/// A schedule as it is wished for. Times are as crontabs have them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NewSchedule {
+    /// When full backups are made.
+    pub full: String,
+    /// When incremental ones are made, if any.
+    pub incremental: Option<String>,
+    /// Of how many full backups the snapshots stay; of all if none.
+    pub keep_local: Option<u32>,
+    /// How many full backups stay in the remote; all if none.
+    pub keep_remote: Option<u32>,
+    /// What is done about one that could not be made.
+    pub on_failure: OnFailure,
+    /// How often that is tried again; until it succeeds if none.
+    pub max_retries: Option<u32>,
+}
+
+/// Changes of a schedule: what is not given stays.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ScheduleEdit {
+    /// When full backups are made.
+    pub full: Option<String>,
+    /// When incremental ones are made, or that none are.
+    pub incremental: Option<Option<String>>,
+    /// Of how many full backups the snapshots stay, or that all do.
+    pub keep_local: Option<Option<u32>>,
+    /// How many full backups stay in the remote, or that all do.
+    pub keep_remote: Option<Option<u32>>,
+    /// What is done about one that could not be made.
+    pub on_failure: Option<OnFailure>,
+    /// How often that is tried again, or that there is no end.
+    pub max_retries: Option<Option<u32>>,
 }
 
 /// A wish.
@@ -332,6 +367,42 @@ pub enum Command {
     /// Takes note that backups were deleted: nothing builds on them any more.
     ForgetBackups { remote: RemoteName, backups: Vec<String> },
 
+    /// Times at which backups are made, once that is switched on somewhere.
+    CreateSchedule { name: ScheduleName, schedule: NewSchedule },
+    /// Changes what is given of a schedule.
+    ModifySchedule { name: ScheduleName, schedule: ScheduleEdit },
+    /// Removes a schedule everywhere. What it has made stays, and what is being made goes on.
+    DeleteSchedule { name: ScheduleName },
+    /// Says that backups are, or are not, made with a remote by a schedule, of everything below a level
+    /// that says nothing else.
+    SetSwitch {
+        level: Level,
+        remote: RemoteName,
+        schedule: ScheduleName,
+        on: bool,
+        /// The node that uploads them, if it can.
+        node: Option<NodeName>,
+    },
+    /// Has a level say nothing of that any more: the one above decides.
+    RemoveSwitch { level: Level, remote: RemoteName, schedule: ScheduleName },
+    /// Begins the backup that is due, now that somebody has looked into the bucket: with the backups
+    /// of the resource definition that are there, whole, or why that can not be told.
+    RunSchedule {
+        name: ResourceName,
+        remote: RemoteName,
+        schedule: ScheduleName,
+        present: Result<Vec<String>, String>,
+    },
+    /// Takes note of what became of full backups that are to go from a remote: what was deleted with
+    /// them, or why they are not.
+    NoteRemoved {
+        name: ResourceName,
+        remote: RemoteName,
+        schedule: ScheduleName,
+        backups: Vec<String>,
+        gone: Result<Vec<String>, String>,
+    },
+
     /// Changes an instance of the key-value store; made with its first key, gone with its last.
     ModifyStore { name: StoreName, edit: PropsEdit },
     /// Removes an instance of the key-value store.
@@ -346,7 +417,7 @@ pub enum Command {
     /// Takes note of what agents have reported about a resource definition: what is done is no
     /// longer wanted.
     Settle { name: ResourceName },
-    /// Does what is due by the time of day: evictions, and replicas that are missing.
+    /// Does what is due by the time of day: evictions, replicas that are missing, backups.
     Tick,
 }
 

@@ -119,6 +119,34 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// Does something that may be refused: then nothing of it is left, and the rest goes on.
+    ///
+    /// # Errors
+    /// Its refusal.
+    pub fn attempt<T>(
+        &mut self,
+        work: impl FnOnce(&mut Edit<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let mut part = Edit::new(self.model, self.context);
+        part.draws = self.draws;
+        let done = work(&mut part);
+        self.draws = part.draws;
+        match done {
+            Ok(done) => {
+                let (before, notes) = (part.before, part.notes);
+                for (key, old) in before {
+                    self.before.entry(key).or_insert(old);
+                }
+                self.notes.extend(notes);
+                Ok(done)
+            }
+            Err(refusal) => {
+                part.undo();
+                Err(refusal)
+            }
+        }
+    }
+
     /// Ends the edit: counts generations, and returns what differs.
     pub fn finish(mut self) -> Applied {
         let changed = self.changed();
@@ -386,5 +414,12 @@ pub fn get(model: &Model, key: &Key) -> Option<Object> {
         Key::File(path) => model.file(path).cloned().map(Object::File),
         Key::JoinToken(digest) => model.join_token(digest).cloned().map(Object::JoinToken),
         Key::Remote(name) => model.remote(name).cloned().map(Object::Remote),
+        Key::Schedule(name) => model.schedule(name).cloned().map(Object::Schedule),
+        Key::Switch(level, remote, schedule) => {
+            model.switch(level, remote, schedule).cloned().map(Object::Switch)
+        }
+        Key::Series(name, remote, schedule) => {
+            model.series(name, remote, schedule).cloned().map(Object::Series)
+        }
     }
 }

@@ -7,9 +7,11 @@
 pub mod apply;
 pub mod change;
 pub mod command;
+pub mod cron;
 pub mod disks;
 pub mod dry_run;
 pub mod edit;
+pub mod errand;
 pub mod layer;
 pub mod model;
 pub mod name;
@@ -22,5 +24,6 @@ pub mod question;
 pub mod redundancy;
 pub mod refusal;
 mod row;
+pub mod schedule;
 pub mod shipping;
 pub mod size;

@@ -5,6 +5,7 @@
 //! indexes make sure that no command and no plan looks at objects that do not concern it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use vocab::{Bytes, Minor};
 
@@ -12,6 +13,7 @@ use crate::change::{Change, Key, Object};
 use crate::name::*;
 use crate::objects::*;
 use crate::props::SHIPPED;
+use crate::schedule::{Level, Schedule, Series, SeriesKey, Switch};
 use crate::shipping::Remote;
 
 /// How much of a pool is promised.
@@ -42,6 +44,9 @@ pub struct Model {
     files: BTreeMap<FilePath, ExternalFile>,
     join_tokens: BTreeMap<String, JoinToken>,
     remotes: BTreeMap<RemoteName, Remote>,
+    schedules: BTreeMap<ScheduleName, Schedule>,
+    switches: BTreeMap<Level, BTreeMap<(RemoteName, ScheduleName), Switch>>,
+    series: BTreeMap<ResourceName, BTreeMap<(RemoteName, ScheduleName), Series>>,
 
     // Indexes, which follow from the above.
     on_node: BTreeMap<NodeName, BTreeSet<ResourceName>>,
@@ -50,6 +55,8 @@ pub struct Model {
     minors: BTreeSet<Minor>,
     ports: BTreeMap<NodeName, BTreeSet<u16>>,
     pool_use: BTreeMap<NodeName, BTreeMap<PoolName, PoolUse>>,
+    wakes: BTreeMap<Millis, BTreeSet<SeriesKey>>,
+    errands: BTreeSet<SeriesKey>,
 }
 
 impl Model {
@@ -118,6 +125,9 @@ impl Model {
             .chain(self.files.values().cloned().map(Object::File))
             .chain(self.join_tokens.values().cloned().map(Object::JoinToken))
             .chain(self.remotes.values().cloned().map(Object::Remote))
+            .chain(self.schedules.values().cloned().map(Object::Schedule))
+            .chain(self.switches().cloned().map(Object::Switch))
+            .chain(self.all_series().cloned().map(Object::Series))
     }
 
     /// Carries out a change, as a store does that follows another controller's.
@@ -185,6 +195,24 @@ impl Model {
                 drop(self.join_tokens.insert(token.digest.clone(), token));
             }
             Object::Remote(remote) => drop(self.remotes.insert(remote.name.clone(), remote)),
+            Object::Schedule(schedule) => {
+                drop(self.schedules.insert(schedule.name.clone(), schedule));
+            }
+            Object::Switch(switch) => {
+                let switches = self.switches.entry(switch.level.clone()).or_default();
+                switches.insert((switch.remote.clone(), switch.schedule.clone()), switch);
+            }
+            Object::Series(series) => {
+                let key = series.key();
+                for time in series.wakes() {
+                    self.wakes.entry(time).or_default().insert(key.clone());
+                }
+                if series.has_errand() {
+                    self.errands.insert(key.clone());
+                }
+                let (name, remote, schedule) = key;
+                self.series.entry(name).or_default().insert((remote, schedule), series);
+            }
         }
         old
     }
@@ -249,6 +277,21 @@ impl Model {
             Key::File(path) => self.files.remove(path).map(Object::File),
             Key::JoinToken(digest) => self.join_tokens.remove(digest).map(Object::JoinToken),
             Key::Remote(name) => self.remotes.remove(name).map(Object::Remote),
+            Key::Schedule(name) => self.schedules.remove(name).map(Object::Schedule),
+            Key::Switch(level, remote, schedule) => {
+                let pair = (remote.clone(), schedule.clone());
+                nested(&mut self.switches, level, &pair).map(Object::Switch)
+            }
+            Key::Series(name, remote, schedule) => {
+                let pair = (remote.clone(), schedule.clone());
+                let removed = nested(&mut self.series, name, &pair)?;
+                let key = removed.key();
+                for time in removed.wakes() {
+                    forget(&mut self.wakes, &time, &key);
+                }
+                self.errands.remove(&key);
+                Some(Object::Series(removed))
+            }
         }
     }
 
@@ -519,6 +562,71 @@ impl Model {
     /// All remotes.
     pub fn remotes(&self) -> impl Iterator<Item = &Remote> {
         self.remotes.values()
+    }
+
+    /// A schedule.
+    pub fn schedule(&self, name: &ScheduleName) -> Option<&Schedule> {
+        self.schedules.get(name)
+    }
+
+    /// All schedules.
+    pub fn schedules(&self) -> impl Iterator<Item = &Schedule> {
+        self.schedules.values()
+    }
+
+    /// What a level says of a schedule with a remote.
+    pub fn switch(
+        &self,
+        level: &Level,
+        remote: &RemoteName,
+        schedule: &ScheduleName,
+    ) -> Option<&Switch> {
+        self.switches.get(level)?.get(&(remote.clone(), schedule.clone()))
+    }
+
+    /// What a level says of schedules.
+    pub fn switches_of<'a>(&'a self, level: &Level) -> impl Iterator<Item = &'a Switch> + use<'a> {
+        self.switches.get(level).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// What all levels say of schedules.
+    pub fn switches(&self) -> impl Iterator<Item = &Switch> {
+        self.switches.values().flat_map(BTreeMap::values)
+    }
+
+    /// The backups of a resource definition in a remote by a schedule.
+    pub fn series(
+        &self,
+        name: &ResourceName,
+        remote: &RemoteName,
+        schedule: &ScheduleName,
+    ) -> Option<&Series> {
+        self.series.get(name)?.get(&(remote.clone(), schedule.clone()))
+    }
+
+    /// The backups of a resource definition by schedules.
+    pub fn series_of<'a>(
+        &'a self,
+        name: &ResourceName,
+    ) -> impl Iterator<Item = &'a Series> + use<'a> {
+        self.series.get(name).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// All backups by schedules.
+    pub fn all_series(&self) -> impl Iterator<Item = &Series> {
+        self.series.values().flat_map(BTreeMap::values)
+    }
+
+    /// Backups by schedules for which something has to be done in a bucket.
+    pub fn with_errands(&self) -> impl Iterator<Item = &Series> {
+        let find = |(name, remote, schedule): &SeriesKey| self.series(name, remote, schedule);
+        self.errands.iter().filter_map(find)
+    }
+
+    /// The first time after one when a schedule has to be seen to.
+    pub fn next_wake(&self, after: Millis) -> Option<Millis> {
+        let later = (Bound::Excluded(after), Bound::Unbounded);
+        self.wakes.range(later).next().map(|(time, _)| *time)
     }
 
     /// True if a DRBD device has this minor.

@@ -130,6 +130,10 @@ name! {
     RemoteName, "remote", InvalidRemoteName, host
 }
 name! {
+    /// A schedule, by which backups are made: as a host name, 2 to 255 bytes.
+    ScheduleName, "schedule", InvalidScheduleName, host
+}
+name! {
     /// A space that pools of several nodes share, 1 to 48 bytes.
     SharedSpaceName, "shared space", InvalidFreeSpaceManager, shared_space
 }

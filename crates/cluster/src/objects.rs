@@ -15,6 +15,7 @@ use vocab::{Bytes, GenUuid, Minor, NodeId, VolumeNr};
 use crate::layer::Layer;
 use crate::name::*;
 use crate::row;
+use crate::schedule::Scheduled;
 use crate::shipping::{Download, Upload};
 
 /// Properties of an object: LINSTOR's keys, paths with `/`, and their values.
@@ -654,6 +655,9 @@ pub struct SnapshotDefinition {
     /// Its backups, by where they go.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub uploads: BTreeMap<RemoteName, Upload>,
+    /// What it is for, if a schedule has made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduled: Option<Scheduled>,
     /// The backup that it is made from, if it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub download: Option<Download>,

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crypt::seal::MasterKey;
+pub use crypt::seal::MasterKey;
 use serde::{Deserialize, Serialize};
 use vocab::{Bytes, DiskState, VolumeNr};
 

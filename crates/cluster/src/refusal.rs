@@ -62,6 +62,8 @@ codes! {
         InvalidGroupName = 237, "invalid resource group name";
         InvalidBackup = 238, "invalid configuration of a backup";
         InvalidRemoteName = 239, "invalid remote name, or no such remote";
+        InvalidTime = 240, "invalid time";
+        InvalidScheduleName = 241, "invalid schedule name";
         InvalidResourceState = 243, "the resource is in a state that does not allow it";
         UnknownNode = 300, "no such node";
         UnknownDefinition = 301, "no such resource definition";
@@ -80,6 +82,7 @@ codes! {
         UnknownFile = 320, "no such external file";
         UnknownRemote = 321, "no such remote";
         UnknownBackup = 322, "no such backup";
+        UnknownSchedule = 323, "no such schedule";
         NodeExists = 500, "the node exists";
         DefinitionExists = 501, "the resource definition exists, or something depends on it";
         ResourceExists = 502, "the resource exists";
@@ -95,6 +98,7 @@ codes! {
         VolumeGroupExists = 523, "the volume group exists";
         ShippingExists = 525, "it is being shipped already";
         RemoteExists = 527, "the remote exists";
+        ScheduleExists = 528, "the schedule exists";
         WrongPassphrase = 600, "the passphrase is not the right one";
         MissingNetInterface = 603, "the node needs a network interface";
         VolumeNumbersExhausted = 800, "no volume number is left";

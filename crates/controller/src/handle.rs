@@ -96,8 +96,9 @@ pub fn start(
     store: Box<dyn Store>,
     agents: Arc<dyn Agents>,
 ) -> Result<(Handle, JoinHandle<Result<(), store::Error>>), Error> {
-    let (owner, shared) = Owner::new(store, agents).map_err(Error::Store)?;
     let (inputs, receiver) = mpsc::channel(QUEUE);
+    let owner = Owner::new(store, agents, inputs.downgrade());
+    let (owner, shared) = owner.map_err(Error::Store)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(Error::Thread)?;
     let thread = std::thread::Builder::new().name("owner".to_owned());

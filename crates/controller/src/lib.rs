@@ -3,6 +3,7 @@
 
 pub mod access;
 pub mod daemon;
+mod errands;
 mod export;
 mod files;
 pub mod handle;

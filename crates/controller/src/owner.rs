@@ -20,6 +20,7 @@ use cluster::apply::apply;
 use cluster::change::{Change, Key};
 use cluster::command::Command;
 use cluster::edit::{Applied, Context};
+use cluster::errand::Errand;
 use cluster::model::Model;
 use cluster::name::{NodeName, ResourceName};
 use cluster::objects::{
@@ -37,11 +38,14 @@ use linstor::controller::{
 };
 use linstor::may_promote;
 use linstor::shown::Shown;
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
+use crate::errands::Errands;
 use crate::log;
 use crate::questions::Questions;
 use crate::store::{self, Log, Store, TOGETHER};
+
+mod schedules;
 
 /// After how long an order that shows no effect is sent again; longer from time to time.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -83,6 +87,8 @@ pub enum Input {
     Records(Option<u64>, oneshot::Sender<Result<Vec<(u64, Record)>, Failure>>),
     /// Keeps a file of which every controller of the cluster has the same.
     KeepFile(&'static str, String, oneshot::Sender<Result<(), Failure>>),
+    /// Somebody is back from a remote's bucket.
+    Errand(Errand, Result<Vec<String>, String>),
     /// Copies the store to a file.
     Backup(std::path::PathBuf, oneshot::Sender<Result<(), Failure>>),
 }
@@ -138,6 +144,8 @@ pub struct Owner {
     told: BTreeSet<NodeName>,
     /// What agents were asked and have not answered.
     questions: Questions,
+    /// Who is on the way to remotes' buckets.
+    errands: Errands,
     work: BTreeMap<ResourceName, Work>,
     waiters: BTreeMap<u64, Waiter>,
     next_waiter: u64,
@@ -164,6 +172,7 @@ impl Owner {
     pub fn new(
         mut store: Box<dyn Store>,
         agents: Arc<dyn Agents>,
+        inputs: mpsc::WeakSender<Input>,
     ) -> Result<(Owner, Arc<Shared>), store::Error> {
         let mut rows = store.load()?;
         if rows.is_empty() {
@@ -179,6 +188,8 @@ impl Owner {
         let flags = state.model.nodes().map(|node| (node.name.clone(), node.flags.clone()));
         let flags = flags.collect();
         let next_report = store.next_report()?;
+        // What schedules have missed meanwhile is due at once.
+        let first = if state.model.all_series().next().is_some() { Duration::ZERO } else { TICK };
         let (events, _) = broadcast::channel(1024);
         let shared = Arc::new(Shared { state: RwLock::new(state), events });
         let owner = Owner {
@@ -188,11 +199,12 @@ impl Owner {
             links: BTreeMap::new(),
             told: BTreeSet::new(),
             questions: Questions::default(),
+            errands: Errands::new(inputs),
             work: BTreeMap::new(),
             waiters: BTreeMap::new(),
             next_waiter: 0,
             due: BTreeSet::new(),
-            next_tick: Instant::now() + TICK,
+            next_tick: Instant::now() + first,
             dirty: BTreeSet::new(),
             pools: BTreeSet::new(),
             flags,
@@ -238,6 +250,14 @@ impl Owner {
                                 self.unlocked(key);
                             }
                             let _ = to.send(result);
+                        }
+                        Input::Errand(errand, outcome) => {
+                            self.errands.back(&errand);
+                            let noted = self.apply(vec![(errand.done(outcome), None)])?;
+                            for failure in noted.into_iter().filter_map(Result::err) {
+                                let text = format_args!("what was found was not noted: {failure}");
+                                log::error("schedule", text);
+                            }
                         }
                         other => self.take_other(other),
                     }
@@ -313,7 +333,7 @@ impl Owner {
 
     fn take_other(&mut self, input: Input) {
         match input {
-            Input::Command(..) | Input::Master(..) | Input::Record(..) => {
+            Input::Command(..) | Input::Master(..) | Input::Record(..) | Input::Errand(..) => {
                 unreachable!("seen by the caller")
             }
             Input::Heard(heard) => self.heard(heard),
@@ -376,6 +396,7 @@ impl Owner {
             }
             self.look(&names)?;
         }
+        self.see_to_schedules();
         let done: Vec<u64> = self
             .waiters
             .iter()
@@ -423,6 +444,7 @@ impl Owner {
         let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
         let State { model, observed, shown } = &mut *state;
         let (mut outcomes, mut changes) = (Vec::with_capacity(commands.len()), Vec::new());
+        let begun = now();
         let mut records: Vec<(Arc<UnderWay>, Record)> = Vec::new();
         for (command, by) in commands {
             let context = Context { observed, now: now(), entropy: random() };
@@ -468,6 +490,7 @@ impl Owner {
         self.concerns(model, shown, &changes);
         drop(state);
         self.tell_of_nodes(&changes);
+        self.report_failed_backups(&changes, begun);
         Ok(outcomes)
     }
 

@@ -198,3 +198,99 @@ async fn backups_are_listed_told_of_and_deleted_in_their_order() {
     assert!(listed.status == 500 && text.contains("SignatureDoesNotMatch"), "{text}");
     assert_eq!(listed.first(), (238, true));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn schedules_are_made_enabled_and_shown() {
+    const OF: &str = "/v1/remotes/vault/backups/schedule/yearly";
+    let store = server::Server::start();
+    let server = with_remote(&store).await;
+    assert_eq!(server.call("GET", "/v1/schedules", "").await.json(), json!({ "data": [] }));
+    let new = json!({
+        "schedule_name": "yearly", "full_cron": " 0 0 31 12 *", "inc_cron": "0 0 30 12 *",
+        "keep_local": "2", "keep_remote": null, "on_failure": "retry", "max_retries": 3,
+    });
+    let made = call(&server, "POST", "/v1/schedules", new.clone()).await;
+    assert_eq!((made.status, made.first()), (200, (1, false)));
+    assert_eq!(made.json()[0]["ret_code"], 0x0154_0001);
+    let again = call(&server, "POST", "/v1/schedules", new).await;
+    assert_eq!((again.status, again.first()), (500, (528, true)));
+    for (body, number) in [
+        (json!({ "schedule_name": "x", "full_cron": "0 0 1 1 *" }), 241),
+        (json!({ "schedule_name": "other" }), 240),
+        (json!({ "schedule_name": "other", "full_cron": "0 0 30 2 *" }), 240),
+        (json!({ "schedule_name": "other", "full_cron": "0 0 1 1 *", "keep_local": 0 }), 238),
+        (json!({ "schedule_name": "other", "full_cron": "0 0 1 1 *", "on_failure": "x" }), 234),
+    ] {
+        let refused = call(&server, "POST", "/v1/schedules", body.clone()).await;
+        assert_eq!((refused.status, refused.first()), (500, (number, true)), "{body}");
+    }
+    let all = server.call("GET", "/v1/schedules", "").await.json();
+    let expected = json!([{
+        "schedule_name": "yearly", "full_cron": "0 0 31 12 *", "inc_cron": "0 0 30 12 *",
+        "keep_local": 2, "on_failure": "RETRY", "max_retries": 3,
+    }]);
+    assert_eq!(all["data"], expected);
+    let change = json!({ "inc_cron": "", "keep_local": -1, "keep_remote": 7 });
+    let modified = call(&server, "PUT", "/v1/schedules/yearly", change).await;
+    assert_eq!((modified.status, modified.first()), (200, (3, false)));
+    let all = server.call("GET", "/v1/schedules", "").await.json();
+    let expected = json!([{
+        "schedule_name": "yearly", "full_cron": "0 0 31 12 *", "keep_remote": 7,
+        "on_failure": "RETRY", "max_retries": 3,
+    }]);
+    assert_eq!(all["data"], expected);
+    let none = call(&server, "PUT", "/v1/schedules/never", json!({})).await;
+    assert_eq!((none.status, none.first()), (404, (323, true)));
+
+    // Nothing is said of any volume yet.
+    const VIEW: &str = "/v1/view/schedules-by-resource";
+    let view = async |query: &str| {
+        let rows = server.call("GET", &format!("{VIEW}{query}"), "").await.json();
+        rows["data"].as_array().unwrap().clone()
+    };
+    assert_eq!(view("").await[0]["reason"], "no schedule is enabled on it");
+    assert_eq!(view("?active-only=True").await, Vec::<Value>::new());
+    for field in ["dst_stor_pool", "dst_rsc_grp", "dst_rsc_name"] {
+        let refused = call(&server, "PUT", &format!("{OF}/enable"), json!({ field: "x" })).await;
+        assert_eq!(refused.first(), (234, true), "{field}");
+    }
+    for field in ["force_restore", "force_mv_rsc_grp"] {
+        let refused = call(&server, "PUT", &format!("{OF}/enable"), json!({ field: true })).await;
+        assert_eq!(refused.first(), (234, true), "{field}");
+    }
+    let both = json!({ "rsc_name": "Vol", "grp_name": "DfltRscGrp" });
+    assert_eq!(call(&server, "PUT", &format!("{OF}/enable"), both).await.first(), (234, true));
+    let never = "/v1/remotes/never/backups/schedule/yearly/enable";
+    let refused = call(&server, "PUT", never, json!({})).await;
+    assert_eq!((refused.status, refused.first()), (404, (321, true)));
+
+    let on = json!({ "rsc_name": "vol", "node_name": "n1", "force_restore": false });
+    let enabled = call(&server, "PUT", &format!("{OF}/enable"), on).await;
+    assert_eq!((enabled.status, enabled.first()), (200, (3, false)));
+    let row = view("").await[0].clone();
+    assert_eq!((&row["rsc_name"], &row["remote_name"]), (&json!("Vol"), &json!("vault")));
+    assert_eq!((&row["last_snap_time"], &row["next_planned_inc"]), (&json!(-1), &json!(-1)));
+    assert!(row["next_exec_time"].as_i64().unwrap() > 1_764_374_400_000, "{row}");
+    assert_eq!(row["next_exec_time"], row["next_planned_full"]);
+    assert_eq!((&row["next_exec_inc"], &row["reason"]), (&json!(false), &Value::Null));
+    assert_eq!(view("?rsc=VOL&schedule=yearly&remote=vault&active-only=true").await.len(), 1);
+    assert_eq!(view("?remote=other").await, Vec::<Value>::new());
+    let off = json!({ "grp_name": "DfltRscGrp" });
+    assert_eq!(call(&server, "PUT", &format!("{OF}/disable"), off).await.status, 200);
+    let details = server.call("GET", &format!("{VIEW}/vol"), "").await.json();
+    let expected = json!([{
+        "remote_name": "vault", "schedule_name": "yearly", "rsc_dfn": true, "rsc_grp": false,
+    }]);
+    assert_eq!(details["data"], expected);
+    let none = server.call("GET", &format!("{VIEW}/never"), "").await;
+    assert_eq!((none.status, none.first()), (404, (301, true)));
+    let unset = server.call("DELETE", &format!("{OF}/delete?rsc_dfn_name=vol"), "").await;
+    assert_eq!((unset.status, unset.first()), (200, (2, false)));
+    assert_eq!(view("").await[0]["reason"], "disabled on resource group DfltRscGrp");
+    let unset = server.call("DELETE", &format!("{OF}/delete"), "").await;
+    assert_eq!((unset.status, unset.first()), (200, (3000, false)));
+    let gone = server.call("DELETE", "/v1/schedules/yearly", "").await;
+    assert_eq!((gone.status, gone.first()), (200, (2, false)));
+    let gone = server.call("DELETE", "/v1/schedules/yearly", "").await;
+    assert_eq!((gone.status, gone.first()), (200, (3000, false)));
+}

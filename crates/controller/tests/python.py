@@ -276,6 +276,53 @@ kv["key"] = "value"
 assert linstor.KV("instance", uri=sys.argv[1])["key"] == "value"
 del kv["key"]
 
+# Backups by schedule. None is due while this runs.
+ok(lin.remote_create_s3("vault", "http://127.0.0.1:9", "eu-1", "bucket", "key", "secret"), "remote")
+refused(lin.schedule_create("daily", "0 25 * * *"), 240, "no such hour")
+ok(lin.schedule_create("daily", "0 0 31 12 *", keep_local=3, on_failure="RETRY", max_retries=2,
+                       incremental_cron="0 0 30 12 *"), "schedule")
+refused(lin.schedule_create("DAILY", "0 0 31 12 *"), 528, "schedule twice")
+ok(lin.schedule_modify("daily", keep_remote=5, keep_local=-1, max_retries=0), "modify schedule")
+refused(lin.schedule_modify("never", keep_remote=5), 323, "modify no schedule")
+refused(lin.schedule_modify("daily", keep_remote=0), 238, "keep nothing")
+found = lin.schedule_list().schedules
+assert [s.schedule_name for s in found] == ["daily"], found
+assert (found[0].full_cron, found[0].inc_cron) == ("0 0 31 12 *", "0 0 30 12 *"), found
+assert (found[0].keep_local, found[0].keep_remote) == (None, 5), found
+assert (found[0].on_failure, found[0].max_retries) == ("RETRY", 0), found
+refused(lin.backup_schedule_enable("never", "daily"), 321, "enable with no remote")
+refused(lin.backup_schedule_enable("vault", "never"), 323, "enable no schedule")
+refused(lin.backup_schedule_enable("vault", "daily", resource_name="never"), 301, "enable on nothing")
+refused(lin.backup_schedule_enable("vault", "daily", "vol0", "grp"), 234, "enable on two things")
+refused(lin.backup_schedule_enable("vault", "daily", dst_rsc_grp="grp"), 234, "enable for another cluster")
+ok(lin.backup_schedule_enable("vault", "daily"), "enable everywhere")
+ok(lin.backup_schedule_disable("vault", "daily", resource_group_name="grp"), "disable on a group")
+ok(lin.backup_schedule_enable("vault", "daily", resource_name="vol0", preferred_node="n2"), "enable on vol0")
+
+
+def by_schedule(**filters):
+    listed = lin.schedule_list_by_resource(**filters)[0].schedule_resources
+    return {row.resource_name: row for row in listed}
+
+
+rows = by_schedule()
+vol0 = rows["vol0"]
+assert (vol0.remote_name, vol0.schedule_name, vol0.reason) == ("vault", "daily", None), vol0
+assert vol0.last_snap_time is None and vol0.next_exec_time is not None, vol0
+assert vol0.next_planned_full > vol0.next_planned_inc or vol0.next_exec_inc is False, vol0
+active = by_schedule(active_only=True)
+assert "vol0" in active and all(row.reason is None for row in active.values()), active
+assert by_schedule(filter_by_resource="vol0").keys() == {"vol0"}
+assert by_schedule(filter_by_schedule="never") == {}
+detail = lin.schedule_list_by_resource_details("vol0")[0].schedule_resources[0]
+assert (detail.controller, detail.resource_definition) == (True, True), detail
+ok(lin.backup_schedule_disable("vault", "daily", resource_name="vol0"), "disable on vol0")
+assert "disabled" in by_schedule(filter_by_resource="vol0")["vol0"].reason
+ok(lin.backup_schedule_delete("vault", "daily", resource_name="vol0"), "say nothing of vol0")
+ok(lin.schedule_delete("daily"), "delete schedule")
+assert lin.schedule_list().schedules == [] and by_schedule(active_only=True) == {}
+ok(lin.remote_delete("vault"), "remote delete")
+
 # A node is emptied, and taken back.
 ok(lin.node_evacuate("n1"), "evacuate")
 # The snapshot and its resource stay: they were restored there, and take no new place by themselves.

@@ -113,6 +113,14 @@ fn refer(entry: Entry, key: &Key) -> Entry {
     match key {
         Key::Controller | Key::File(_) | Key::JoinToken(_) => entry,
         Key::Remote(name) => entry.about("Remote", name.as_str()),
+        Key::Schedule(name) => entry.about("Schedule", name.as_str()),
+        Key::Switch(_, remote, schedule) => {
+            entry.about("Remote", remote.as_str()).about("Schedule", schedule.as_str())
+        }
+        Key::Series(name, remote, schedule) => entry
+            .about("RscDfn", name)
+            .about("Remote", remote.as_str())
+            .about("Schedule", schedule.as_str()),
         Key::Node(node) => entry.about("Node", node),
         Key::PoolDefinition(pool) => entry.about("StorPoolDfn", pool),
         Key::Pool(node, pool) => entry.about("Node", node).about("StorPool", pool),

@@ -16,8 +16,9 @@ use cluster::shipping::{Phase, Upload};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use shipping::bucket;
 use shipping::catalog::{Backup, Catalog, Missing};
-use shipping::description::{self, Description};
+use shipping::description::Description;
 use shipping::name::Id;
 use shipping::s3::{Client, Error};
 use time::OffsetDateTime;
@@ -28,9 +29,6 @@ use crate::code::{Kind, Operation, Severity, code, number};
 use crate::routes::Routes;
 
 mod found;
-
-/// Descriptions that are read at the same time.
-const AT_ONCE: usize = 8;
 
 pub fn routes() -> Routes {
     const B: &str = "/v1/remotes/{remote}/backups";
@@ -136,42 +134,6 @@ async fn ask<T: Send + 'static>(
     }
 }
 
-/// What is in a bucket, of objects whose names begin so.
-fn load(client: &Client, prefix: &str) -> Result<Catalog, Error> {
-    let objects = client.list(prefix)?;
-    let described: Vec<(String, u64)> =
-        Catalog::descriptions(&objects).map(|(name, size)| (name.clone(), size)).collect();
-    let mut contents = BTreeMap::new();
-    for part in described.chunks(AT_ONCE) {
-        let read = |name: &str, size: u64| match size > description::LIMIT {
-            // It is none, whatever it is called.
-            true => Ok(Some(Vec::new())),
-            false => match client.get(name, description::LIMIT) {
-                Ok(content) => Ok(Some(content)),
-                // It was deleted meanwhile.
-                Err(Error::NotFound(_)) => Ok(None),
-                Err(error) => Err(error),
-            },
-        };
-        let read = &read;
-        let all: Vec<Result<Option<Vec<u8>>, Error>> = std::thread::scope(|scope| {
-            let reading: Vec<_> =
-                part.iter().map(|(name, size)| scope.spawn(move || read(name, *size))).collect();
-            let ended = reading.into_iter().map(|thread| {
-                let gone = || Err(Error::Answer("a description could not be read".to_owned()));
-                thread.join().unwrap_or_else(|_| gone())
-            });
-            ended.collect()
-        });
-        for ((name, _), content) in part.iter().zip(all) {
-            if let Some(content) = content? {
-                contents.insert(name.clone(), content);
-            }
-        }
-    }
-    Ok(Catalog::new(&objects, &contents))
-}
-
 /// The upload that makes, or made, a backup.
 fn upload_of(app: &App, remote: &RemoteName, id: &str) -> Option<Upload> {
     let state = app.state();
@@ -230,7 +192,7 @@ fn show(backup: &Backup, upload: Option<&Upload>) -> Value {
 async fn list(State(app): State<App>, Path(remote): Path<String>, asked: Asked) -> Read {
     let remote = RemoteName::new(&remote)?;
     let client = open(&app, &remote)?;
-    let catalog = ask(client, |client| load(client, "")).await?;
+    let catalog = ask(client, |client| bucket::load(client, "")).await?;
     let mut linstor = serde_json::Map::new();
     for (id, backup) in &catalog.backups {
         let wanted = asked.wants("rsc_name", &backup.id.resource)
@@ -275,13 +237,8 @@ async fn create(
     let node = some(body.node_name, NodeName::new)?;
     let snapshot = some(body.snap_name, SnapshotName::new)?;
     let client = open(&app, &remote)?;
-    // Also a look whether the bucket can be used at all.
-    let prefix = format!("{name}_");
-    let objects = ask(client, move |client| client.list(&prefix)).await?;
-    let with_data: BTreeSet<String> =
-        objects.keys().filter_map(|key| Some(Id::of_archive(key)?.0.to_string())).collect();
-    let described = objects.keys().filter_map(|key| Some(Id::of_description(key)?.to_string()));
-    let present = described.filter(|id| with_data.contains(id)).collect();
+    let of = name.to_string();
+    let present = ask(client, move |client| bucket::present(client, &of)).await?;
     let stamp = now();
     let taken = snapshot.clone().map_or_else(|| format!("back_{stamp}"), |name| name.to_string());
     let said = format!("backup of snapshot {taken} of {name} to remote {remote} begun");
@@ -372,7 +329,7 @@ async fn restore(
     let client = open(&app, &remote)?;
     let (resource, id) = (body.src_rsc_name, body.last_backup);
     let prefix = prefix(resource.as_deref(), id.as_deref());
-    let catalog = ask(client, move |client| load(client, &prefix)).await?;
+    let catalog = ask(client, move |client| bucket::load(client, &prefix)).await?;
     let snapshot = body.src_snap_name.as_deref();
     let backup = chosen(&catalog, resource.as_deref(), snapshot, id.as_deref())?;
     let found = found::of(&catalog, backup)?;
@@ -433,7 +390,7 @@ async fn info(State(app): State<App>, Path(remote): Path<String>, Body(body): Bo
     let client = open(&app, &remote)?;
     let (resource, id) = (body.src_rsc_name, body.last_backup);
     let prefix = prefix(resource.as_deref(), id.as_deref());
-    let catalog = ask(client, move |client| load(client, &prefix)).await?;
+    let catalog = ask(client, move |client| bucket::load(client, &prefix)).await?;
     let snapshot = body.src_snap_name.as_deref();
     let backup = chosen(&catalog, resource.as_deref(), snapshot, id.as_deref())?;
     let shown = found::info(&catalog, backup, &pools, |pool| {
@@ -481,7 +438,7 @@ async fn delete(State(app): State<App>, Path(remote): Path<String>, asked: Asked
     let client = open(&app, &remote)?;
     let keys: Vec<String> =
         ["s3key", "s3key_force"].iter().flat_map(|n| asked.all(n)).map(str::to_owned).collect();
-    let catalog = ask(open(&app, &remote)?, |client| load(client, "")).await?;
+    let catalog = ask(open(&app, &remote)?, |client| bucket::load(client, "")).await?;
     let entry = |severity, text: String| {
         let number = if severity == Severity::Warning { number::ABSENT } else { number::DELETED };
         Entry::new(code(severity, Operation::Delete, Kind::Backup, number), text)
@@ -517,12 +474,6 @@ async fn delete(State(app): State<App>, Path(remote): Path<String>, asked: Asked
         }
         ids.extend(others);
     }
-    let objects: Vec<String> = {
-        // Those that build on others go first: what is left is whole, whenever this is cut short.
-        let mut order: Vec<&String> = ids.iter().collect();
-        order.sort_by_key(|id| catalog.dependants(id).len());
-        order.into_iter().flat_map(|id| catalog.objects_of(id)).collect()
-    };
     let dry = crate::foretell::is_asked();
     for id in &ids {
         let said = if dry { "would be deleted" } else { "deleted" };
@@ -531,9 +482,9 @@ async fn delete(State(app): State<App>, Path(remote): Path<String>, asked: Asked
     if entries.is_empty() {
         entries.push(entry(Severity::Warning, "no backup is like that".to_owned()));
     }
-    if !dry && !objects.is_empty() {
-        ask(client, move |client| objects.iter().try_for_each(|object| client.delete(object)))
-            .await?;
+    if !dry && !ids.is_empty() {
+        let gone = ids.clone();
+        ask(client, move |client| bucket::delete(client, &catalog, &gone)).await?;
         let backups = ids.into_iter().collect();
         app.carry_out(Command::ForgetBackups { remote, backups }).await?;
     }

@@ -73,6 +73,7 @@ impl Kind {
             Key::Store(_) => Kind::Store,
             Key::File(_) => Kind::File,
             Key::Remote(_) => Kind::Remote,
+            Key::Schedule(_) | Key::Switch(..) | Key::Series(..) => Kind::Schedule,
         }
     }
 
@@ -112,6 +113,7 @@ impl Kind {
             Kind::Definition => Some("RscDfn"),
             Kind::Store => Some("KVS"),
             Kind::Remote => Some("Remote"),
+            Kind::Schedule => Some("Schedule"),
             _ => None,
         }
     }

@@ -39,6 +39,7 @@ mod refused;
 mod remotes;
 mod resources;
 mod routes;
+mod schedules;
 pub mod shown;
 mod sizes;
 mod small;
@@ -104,6 +105,7 @@ fn routes() -> Routes {
         .merge(small::routes())
         .merge(remotes::routes())
         .merge(backups::routes())
+        .merge(schedules::routes())
         .merge(events::routes())
         .merge(metrics::routes())
         .merge(openapi::routes())

@@ -22,6 +22,7 @@ use crate::routes::{Route, Routes, Says, Table};
 
 /// What a call may take of the query: the name, its type, and what it is for.
 const QUERY: &[(&str, &str, &str)] = &[
+    ("active-only", "boolean", "Only where backups are made"),
     ("all", "boolean", "Whatever they are, also those of other clusters"),
     ("all_local_cluster", "boolean", "All that this cluster has made"),
     ("cascading", "boolean", "Also those that build on them"),
@@ -43,6 +44,7 @@ const QUERY: &[(&str, &str, &str)] = &[
     ("nodes", "list", "Only on these nodes, in any case; unknown names are no mistake"),
     ("offset", "integer", "Leaves out so many at the beginning; with a limit only"),
     ("props", "list", "Only with these properties, KEY or KEY=VALUE"),
+    ("remote", "list", "Only with these remotes"),
     ("remote_name", "string", "The remote"),
     ("remotes", "list", "Only to these remotes"),
     ("resource", "boolean", "Tell of resource definitions and resources; the default"),
@@ -50,10 +52,14 @@ const QUERY: &[(&str, &str, &str)] = &[
     ("resource_groups", "list", "Only these resource groups"),
     ("resource_name", "list", "Only of these resource definitions"),
     ("resources", "list", "Only of these resource definitions"),
+    ("rsc", "list", "Only of these resource definitions"),
+    ("rsc_dfn_name", "string", "What this resource definition says"),
+    ("rsc_grp_name", "string", "What this resource group says"),
     ("rsc_name", "list", "Only of these resource definitions"),
     ("rscs", "list", "Also of nodes where one of these resources is"),
     ("s3key", "list", "Objects that belong to no backup"),
     ("s3key_force", "list", "Objects, whatever they belong to"),
+    ("schedule", "list", "Only by these schedules"),
     ("since", "integer", "Only from this time on, in milliseconds since 1970"),
     ("snap_name", "list", "Only of these snapshots"),
     ("snap_to_node", "boolean", "By snapshots, with the nodes of each"),

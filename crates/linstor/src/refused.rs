@@ -17,15 +17,11 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/remotes/linstor/{n}", Kind::Remote, "remotes in other clusters", CLUSTERS),
     ("/v1/remotes/ebs/{n}", Kind::Remote, "EBS remotes", EBS),
     ("/v1/remotes/{n}/backups/ship", Kind::Backup, "backups in other clusters", CLUSTERS),
-    ("/v1/remotes/{n}/backups/schedule/{s}/{c}", Kind::Schedule, "schedules", SCHEDULES),
-    ("/v1/schedules/{n}", Kind::Schedule, "schedules", SCHEDULES),
-    ("/v1/view/schedules-by-resource/{n}", Kind::Schedule, "schedules", SCHEDULES),
 ];
 
 const PROXY: &str = "there is no DRBD proxy";
 const CLUSTERS: &str = "snapshots are shipped to stores that speak S3, not from cluster to cluster";
 const EBS: &str = "there is no EBS";
-const SCHEDULES: &str = "backups are not made by schedule yet";
 
 pub fn routes() -> Router<App> {
     let mut router = Router::new();
@@ -41,11 +37,7 @@ pub fn routes() -> Router<App> {
         router = router
             .route(path, none.fallback(move || async move { refuse(Kind::Remote, what, why) }));
     }
-    let none_scheduled = get(async || Found(json!({ "data": [] })));
-    let refuse_schedule = || async { refuse(Kind::Schedule, "schedules", SCHEDULES) };
     router
-        .route("/v1/schedules", none_scheduled.fallback(refuse_schedule))
-        .route("/v1/view/schedules-by-resource", get(async || Found(json!({ "data": [] }))))
 }
 
 fn refuse(kind: Kind, what: &str, why: &str) -> Response {

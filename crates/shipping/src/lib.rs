@@ -2,13 +2,14 @@
 //!
 //! `archive`: the data of a volume as a stream. `extents`: from disks into it and back. `description`: what
 //! goes with the archives of a backup, and makes it one. `name`: names of objects. `catalog`: which backups
-//! a list of objects amounts to. `s3`: the store.
+//! a list of objects amounts to. `s3`: the store. `bucket`: looking into one, and deleting, as a controller does.
 //!
 //! Nothing here decides what is backed up, or when; that is the control plane's core.
 
 #![forbid(unsafe_code)]
 
 pub mod archive;
+pub mod bucket;
 pub mod catalog;
 pub mod description;
 pub mod extents;

@@ -21,5 +21,5 @@ pub use ids::{Dagtag, GenUuid, MAX_NODES, Minor, NodeId, NodeMask, VolumeNr};
 pub use log_level::LogLevel;
 pub use refusal::{ConfigError, Refusal, RefusalCode, StateError};
 pub use states::{ConnState, DiskState, ReplState, Role, Suspended, UnknownName};
-pub use time::{Instant, Utc};
+pub use time::{Instant, Utc, civil};
 pub use units::{Bytes, SECTOR_SIZE, Sector, SectorRange, Sectors};

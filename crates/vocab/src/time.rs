@@ -50,7 +50,7 @@ impl fmt::Display for Utc {
 
 /// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar. Counts from
 /// March so that the leap day ends the year; an era is 400 years of 146,097 days.
-fn civil(days: u64) -> (u64, u64, u64) {
+pub fn civil(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -55,9 +55,15 @@ impl Controller {
 
     /// Another process goes on with what this one has stored.
     pub fn replace(&mut self, program: &Path) {
+        self.replace_after(program, |_| {});
+    }
+
+    /// The same, with something that happens to its folder in between.
+    pub fn replace_after(&mut self, program: &Path, meanwhile: impl FnOnce(&Path)) {
         let pid = self.process.id().to_string();
         assert!(Command::new("kill").arg(pid).status().unwrap().success());
         assert!(self.process.wait().unwrap().success(), "it ends well");
+        meanwhile(&self.data);
         *self = Controller::start(program, &self.data, self.address);
     }
 

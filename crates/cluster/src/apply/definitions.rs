@@ -13,8 +13,9 @@ use crate::objects::*;
 use crate::place::space;
 use crate::props::{self, Owner, PropsEdit, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
+use crate::schedule::Level;
 
-use super::{clone, helpers, resources, rollback, small};
+use super::{clone, helpers, resources, rollback, schedules, series, small};
 
 /// Volumes are counted in KiB.
 const KIB: u64 = 1024;
@@ -90,6 +91,7 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
         clone_of: None,
         generation: Generation(0),
     }));
+    series::begin_all(edit, &name);
     Ok(name)
 }
 
@@ -235,6 +237,7 @@ pub fn drop_if_empty(edit: &mut Edit<'_>, name: &ResourceName) {
         file.resources.remove(name);
         edit.put(Object::File(file));
     }
+    schedules::forget(edit, &Level::Definition(name.clone()));
     edit.remove(Key::Definition(name.clone()));
 }
 

@@ -13,9 +13,10 @@ use crate::objects::*;
 use crate::place;
 use crate::props::{Owner, PropsEdit, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
+use crate::schedule::Level;
 
 use super::definitions::{self, free_number, volume_number};
-use super::{helpers, resources, rollback, small};
+use super::{helpers, resources, rollback, schedules, small};
 
 /// Replicas of a group that was made without a place count.
 const PLACE_COUNT: u32 = 2;
@@ -123,6 +124,7 @@ pub fn delete(edit: &mut Edit<'_>, name: &GroupName) -> Result<(), Refusal> {
             "resource definitions without a group belong to it".to_owned()
         }
         None => {
+            schedules::forget(edit, &Level::Group(name.clone()));
             edit.remove(key);
             return Ok(());
         }

@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 use crate::size;
 
 use super::{
-    clone, definitions, helpers, nodes, resources, rollback, shipping, snapshots, trouble,
+    clone, definitions, helpers, nodes, resources, rollback, series, shipping, snapshots, trouble,
 };
 
 /// How long a snapshot may be in the making, in milliseconds. Agents end suspensions long before.
@@ -60,6 +60,7 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
         snapshot_done(edit, name, snapshot);
         shipping::settle(edit, name, snapshot)?;
     }
+    series::settle(edit, name);
     if busy {
         // It may have waited for one of them.
         rollback::go_on(edit, name);

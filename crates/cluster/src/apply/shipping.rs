@@ -14,10 +14,10 @@ use crate::props::{Owner, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 use crate::shipping::*;
 
-use super::{definitions, nodes, small, snapshots};
+use super::{definitions, nodes, schedules, series, small, snapshots};
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 /// A backup as it is wished for.
 pub struct Wish {
@@ -26,6 +26,8 @@ pub struct Wish {
     pub node: Option<NodeName>,
     pub incremental: bool,
     pub present: Vec<String>,
+    /// The schedule that makes it, if one does.
+    pub schedule: Option<ScheduleName>,
 }
 
 /// What is made of a backup.
@@ -147,6 +149,7 @@ fn drop_if_unused(edit: &mut Edit<'_>, name: &RemoteName) {
         })
     };
     if deleting && !used() {
+        schedules::forget_remote(edit, name);
         edit.remove(Key::Remote(name.clone()));
     }
 }
@@ -176,7 +179,7 @@ fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refus
 }
 
 /// Refuses a node that can not ship.
-fn ships(edit: &Edit<'_>, node: &NodeName) -> Result<(), Refusal> {
+pub fn ships(edit: &Edit<'_>, node: &NodeName) -> Result<(), Refusal> {
     let key = Key::Node(node.clone());
     edit.node(node)?;
     let state = edit.observed().nodes.get(node).filter(|state| state.connected);
@@ -260,7 +263,7 @@ pub fn create(
     usable(edit, remote)?;
     let definition = edit.definition(name)?.clone();
     let default = SnapshotName::new(&format!("back_{}", wish.stamp))?;
-    let snapshot = wish.snapshot.unwrap_or_else(|| default.clone());
+    let snapshot = wish.snapshot.clone().unwrap_or_else(|| default.clone());
     let key = Key::Snapshot(name.clone(), snapshot.clone());
     let refuse = |code, cause: String, next: &str| {
         Err(Refusal::new(code, format!("no backup can be made of {key}"))
@@ -314,8 +317,7 @@ pub fn create(
     if snapshot != default {
         backup = format!("{backup}^{snapshot}");
     }
-    let base =
-        wish.incremental.then(|| newest(edit, name, remote, &snapshot, &wish.present)).flatten();
+    let base = wish.incremental.then(|| newest(edit, name, remote, &snapshot, &wish)).flatten();
     let upload = Upload {
         token: Generation(edit.model.generation().0 + 1),
         backup,
@@ -338,7 +340,7 @@ fn newest(
     name: &ResourceName,
     remote: &RemoteName,
     not: &SnapshotName,
-    present: &[String],
+    wish: &Wish,
 ) -> Option<(SnapshotName, String)> {
     let numbers = |snapshot: &SnapshotDefinition| -> Vec<VolumeNr> {
         snapshot.sizes.keys().copied().collect()
@@ -346,17 +348,27 @@ fn newest(
     let wanted = edit.model.snapshot(name, not).map(numbers)?;
     let others = edit.model.snapshots_of(name).filter(|other| other.name != *not);
     let others = others.filter(|other| other.is_successful() && numbers(other) == wanted);
-    let shipped = others.filter_map(|other| {
+    // What a schedule makes builds on nothing else: so it can go as a whole. Nothing builds on what goes.
+    let fits = |other: &&SnapshotDefinition| match &other.scheduled {
+        Some(own) => {
+            let series = edit.model.series(name, &own.remote, &own.schedule);
+            let going = series.is_some_and(|series| series.is_going(own.since));
+            !(going && own.remote == *remote)
+                && wish.schedule.as_ref().is_none_or(|wanted| own.fits(remote, wanted))
+        }
+        None => wish.schedule.is_none(),
+    };
+    let shipped = others.filter(fits).filter_map(|other| {
         let upload = other.uploads.get(remote).filter(|upload| upload.phase == Phase::Success)?;
         Some((upload.since, other.name.clone(), upload.backup.clone()))
     });
-    let there = shipped.filter(|(_, _, backup)| present.contains(backup));
+    let there = shipped.filter(|(_, _, backup)| wish.present.contains(backup));
     let newest = there.max_by_key(|(since, _, _)| *since)?;
     Some((newest.1, newest.2))
 }
 
 /// Begins what waits and may begin: of each node, the oldest first.
-fn start(edit: &mut Edit<'_>) {
+pub fn start(edit: &mut Edit<'_>) {
     let mut waiting = Vec::new();
     let mut running: BTreeMap<NodeName, u32> = BTreeMap::new();
     for snapshot in edit.model.snapshots() {
@@ -408,7 +420,7 @@ fn most(edit: &Edit<'_>, node: &NodeName) -> Option<u32> {
     chain::node(edit.model, node).get(MAX_CONCURRENT)?.parse().ok()
 }
 
-fn change(
+pub fn change(
     edit: &mut Edit<'_>,
     name: &ResourceName,
     snapshot: &SnapshotName,
@@ -560,6 +572,7 @@ pub fn restore(
         clone_to: None,
         passphrases: BTreeMap::new(),
         uploads: BTreeMap::new(),
+        scheduled: None,
         download: Some(download),
     }));
     if download_only {
@@ -623,6 +636,7 @@ pub fn forget(edit: &mut Edit<'_>, remote: &RemoteName, backups: &[String]) {
         snapshot.uploads.remove(remote);
         edit.put(Object::Snapshot(snapshot));
     }
+    series::forget(edit, remote, backups);
 }
 
 // What has become of it.

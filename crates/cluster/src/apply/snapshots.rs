@@ -153,6 +153,7 @@ fn put(
         clone_to: None,
         passphrases: BTreeMap::new(),
         uploads: BTreeMap::new(),
+        scheduled: None,
         download: None,
     }));
 }

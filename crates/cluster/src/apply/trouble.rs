@@ -12,7 +12,7 @@ use crate::redundancy::{MIGRATE_FROM, replaces};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::resources::{self, DISKFUL_BY};
-use super::{clone, helpers, join, nodes, rollback, toggle};
+use super::{clone, helpers, join, nodes, rollback, series, toggle};
 
 const MINUTE: u64 = 60_000;
 /// LINSTOR's default of `DrbdOptions/AutoEvictAfterTime`, in minutes.
@@ -313,6 +313,7 @@ pub fn tick(edit: &mut Edit<'_>) -> Result<(), Refusal> {
         rollback::go_on(edit, name);
         tick_one(edit, name)?;
     }
+    series::tick(edit);
     Ok(())
 }
 

@@ -16,9 +16,6 @@ const ELSEWHERE: &[&str] = &[
     "/v1/remotes/linstor",
     "/v1/remotes/ebs",
     "/v1/remotes/{}/backups/ship",
-    "/v1/remotes/{}/backups/schedule",
-    "/v1/schedules",
-    "/v1/view/schedules-by-resource",
 ];
 
 /// Names of queries that need no line: what they ask for is always so.

@@ -8,6 +8,7 @@ use ::cluster::observed::{
     DownForRollback, ReplicaState, SnapshotState, Suspension, SuspensionState, VolumeState,
 };
 use ::cluster::plan::{Action, Begin, Guard};
+use ::cluster::shipping::ShipmentState;
 use vocab::{Bytes, DiskState, VolumeNr};
 
 use super::data::{Data, Source, Version};
@@ -46,6 +47,8 @@ pub struct Record {
     pub suspension: Option<(Generation, SuspensionState)>,
     /// Since when it is Primary.
     pub primary: Option<Millis>,
+    /// What it uploads, or has since it was started.
+    pub shipments: Vec<ShipmentState>,
 }
 
 /// A backing volume.
@@ -119,7 +122,7 @@ impl Record {
             connections: connections.map(|p| (p.clone(), peers.contains(p))).collect(),
             suspension: self.suspension.map(|(token, state)| Suspension { token, state }),
             rollback: self.down,
-            shipments: Vec::new(),
+            shipments: self.shipments.clone(),
             snapshots: snapshots
                 .map(|(name, (token, _))| (name.clone(), SnapshotState { token: *token }))
                 .collect(),
@@ -270,7 +273,7 @@ impl Record {
                 }
                 self.down = Some(DownForRollback { token: *token, changed: true });
             }
-            // Nothing is backed up here: that is no matter of replicas.
+            // Who ships looks at no disk here: see `schedules`.
             Action::Upload(_) | Action::Download(_) | Action::StopShipping { .. } => {
                 return Err(Refused::Not);
             }

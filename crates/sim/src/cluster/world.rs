@@ -17,6 +17,7 @@ use super::Stats;
 use super::agent::{Agent, Record, Refused};
 use super::commands::{self, GIB, NODES, node, pool};
 use super::data::{Data, Version};
+use super::schedules::{Schedules, Step};
 use crate::rng::Rng;
 
 mod check;
@@ -43,6 +44,8 @@ pub(super) enum Event {
     Relink { node: usize },
     /// The controller is back.
     Controller,
+    /// Something about schedules.
+    Schedule(Step),
 }
 
 pub struct World<'t> {
@@ -55,7 +58,7 @@ pub struct World<'t> {
     pub(super) model: Model,
     pub(super) observed: Observed,
     /// Nothing while it is down.
-    running: bool,
+    pub(super) running: bool,
     /// Steps that were sent, and when.
     sent: BTreeMap<(usize, ResourceName, String), u64>,
     links: Vec<u64>,
@@ -64,13 +67,15 @@ pub struct World<'t> {
     /// The newest generation in which a replica was to lose its data.
     leaving: BTreeMap<(usize, ResourceName), Generation>,
     /// Resource definitions whose data were lost with a node: their replicas have nothing to copy.
-    forgiven: BTreeSet<ResourceName>,
+    pub(super) forgiven: BTreeSet<ResourceName>,
     /// Nodes whose reports a scenario loses, and steps that it keeps back.
     pub(super) muted: BTreeSet<usize>,
     pub(super) held: BTreeMap<usize, Vec<Event>>,
     pub(super) calm: bool,
-    stats: Stats,
-    broken: Option<String>,
+    pub(super) stats: Stats,
+    pub(super) broken: Option<String>,
+    /// Backups by schedule, if there are any.
+    pub(super) schedules: Option<Schedules>,
 }
 
 impl<'t> World<'t> {
@@ -97,6 +102,7 @@ impl<'t> World<'t> {
             calm: false,
             stats: Stats::default(),
             broken: None,
+            schedules: None,
         }
     }
 
@@ -106,10 +112,13 @@ impl<'t> World<'t> {
         }
         (0..NODES).for_each(|index| self.hello(index));
         self.look_regularly();
+        self.begin_schedules();
         self.at(0, Event::Chance);
         self.until(self.now + CHAOS)?;
+        self.more_schedules()?;
         self.heal();
         self.until(self.now + CALM)?;
+        self.end_schedules()?;
         self.everything_is_as_wanted()?;
         self.delete_all()?;
         self.until(self.now + CALM)?;
@@ -117,7 +126,7 @@ impl<'t> World<'t> {
         Ok(self.stats)
     }
 
-    fn at(&mut self, delay: u64, event: Event) {
+    pub(super) fn at(&mut self, delay: u64, event: Event) {
         self.serial += 1;
         self.queue.insert((self.now + delay, self.serial), event);
     }
@@ -135,7 +144,7 @@ impl<'t> World<'t> {
         Ok(())
     }
 
-    fn say(&mut self, text: std::fmt::Arguments<'_>) {
+    pub(super) fn say(&mut self, text: std::fmt::Arguments<'_>) {
         let line = format!("{:>7} {text}", self.now);
         (self.trace)(&line);
     }
@@ -177,6 +186,7 @@ impl<'t> World<'t> {
                 self.running = true;
                 (0..NODES).for_each(|index| self.hello(index));
             }
+            Event::Schedule(step) => self.schedule(step),
         }
     }
 
@@ -240,6 +250,7 @@ impl<'t> World<'t> {
         use ResourceFlag::*;
         self.data.follow(&self.model);
         self.forgiven.retain(|name| self.model.definition(name).is_some());
+        self.check_schedules();
         let generation = self.model.generation();
         let leaving = [Delete, DrbdDelete, DiskRemoveRequested, DiskRemoving];
         for index in 0..NODES {
@@ -264,7 +275,7 @@ impl<'t> World<'t> {
 
     /// Takes note of what was reported, and sends the steps that wait for no other. It may crash in
     /// between: what was applied is stored by then, what was not sent is not.
-    fn look(&mut self, name: &ResourceName) {
+    pub(super) fn look(&mut self, name: &ResourceName) {
         if !self.running {
             return;
         }
@@ -319,7 +330,7 @@ impl<'t> World<'t> {
     }
 
     /// Whether the controller crashes here.
-    fn crash_now(&mut self) -> bool {
+    pub(super) fn crash_now(&mut self) -> bool {
         if self.calm || !self.rng.one_in(400) {
             return false;
         }
@@ -349,7 +360,7 @@ impl<'t> World<'t> {
             layers: Layer::ALL.iter().copied().collect(),
             providers: Provider::ALL.iter().copied().collect(),
             pools: [(pool(), state)].into(),
-            ships: false,
+            ships: self.schedules.is_some(),
         };
         self.observed.nodes.insert(node(index), state);
         for replicas in self.observed.resources.values_mut() {
@@ -431,6 +442,9 @@ impl<'t> World<'t> {
         if !self.calm && self.rng.percent(5) {
             self.stats.faults += 1;
             return self.tell(index, name);
+        }
+        if let Action::Upload(_) | Action::StopShipping { .. } = action {
+            return self.ship(index, name, generation, action);
         }
         let current: Vec<NodeName> = self
             .connected(index, name)
@@ -625,6 +639,8 @@ impl<'t> World<'t> {
         self.agents[index].up = false;
         for record in self.agents[index].records.values_mut() {
             record.primary = None;
+            // What was on its way is begun anew, if it is wanted.
+            record.shipments.clear();
             expire(&mut record.suspension);
         }
         self.unlink(index);

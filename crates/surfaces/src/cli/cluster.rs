@@ -3,7 +3,7 @@
 //! - `args`: the command line. `http`: who is asked; `answer`: what answers to changes come to.
 //! - `view`: what the controller says of its objects. `wait`: following what takes long; `table`:
 //!   listings.
-//! - `nodes`, `pools`, `physical`, `groups`, `volumes`, `snapshots`, `remotes`, `backups`, `encryption`, `properties`: the commands
+//! - `nodes`, `pools`, `physical`, `groups`, `volumes`, `snapshots`, `remotes`, `backups`, `schedules`, `encryption`, `properties`: the commands
 //!   themselves.
 //!   `why`: what a volume waits for.
 
@@ -18,6 +18,7 @@ mod physical;
 mod pools;
 mod properties;
 mod remotes;
+mod schedules;
 mod snapshots;
 mod table;
 #[cfg(test)]
@@ -73,6 +74,7 @@ pub fn run(
         | Command::Snapshot { at, .. }
         | Command::Remote { at, .. }
         | Command::Backup { at, .. }
+        | Command::Schedule { at, .. }
         | Command::Encryption { at, .. }
         | Command::Property { at, .. }
         | Command::ErrorReport { at, .. } => at,
@@ -155,6 +157,7 @@ impl<'a> Session<'a> {
             Command::Snapshot { command, .. } => snapshots::run(self, command),
             Command::Remote { command, .. } => remotes::run(self, command),
             Command::Backup { command, .. } => backups::run(self, command),
+            Command::Schedule { command, .. } => schedules::run(self, command),
             Command::Encryption { command, .. } => encryption::run(self, command),
             Command::Property { command, .. } => properties::run(self, command),
             Command::ErrorReport { command, .. } => properties::reports(self, command),

@@ -10,11 +10,11 @@ use crate::command::{BucketEdit, Command};
 use crate::observed::{ReplicaState, SnapshotState, Suspension, SuspensionState};
 use crate::plan::{Action, plan};
 
-fn remote() -> RemoteName {
+pub fn remote() -> RemoteName {
     RemoteName::new("vault").unwrap()
 }
 
-fn bucket() -> Bucket {
+pub fn bucket() -> Bucket {
     Bucket {
         endpoint: "https://s3.example.com".to_owned(),
         bucket: "vault".to_owned(),
@@ -26,7 +26,7 @@ fn bucket() -> Bucket {
 }
 
 /// A resource definition on two nodes, and a remote.
-fn bed() -> Bed {
+pub fn bed() -> Bed {
     let mut bed = Bed::new(3);
     bed.define("web");
     bed.place("web", 2).unwrap();
@@ -55,7 +55,7 @@ fn upload(bed: &Bed, snapshot: &str) -> Upload {
 }
 
 /// Agents have taken every snapshot that is being made.
-fn take(bed: &mut Bed) {
+pub fn take(bed: &mut Bed) {
     let pending: Vec<SnapshotDefinition> =
         bed.model.snapshots().filter(|snapshot| snapshot.is_pending()).cloned().collect();
     for made in pending {
@@ -73,11 +73,11 @@ fn take(bed: &mut Bed) {
     }
 }
 
-fn replica<'a>(bed: &'a mut Bed, name: &ResourceName, node: &NodeName) -> &'a mut ReplicaState {
+pub fn replica<'a>(bed: &'a mut Bed, name: &ResourceName, node: &NodeName) -> &'a mut ReplicaState {
     bed.observed.resources.entry(name.clone()).or_default().entry(node.clone()).or_default()
 }
 
-fn say(bed: &mut Bed, name: &ResourceName, node: &NodeName, token: Generation, phase: Phase) {
+pub fn say(bed: &mut Bed, name: &ResourceName, node: &NodeName, token: Generation, phase: Phase) {
     let shipments = &mut replica(bed, name, node).shipments;
     shipments.retain(|shipment| shipment.token != token);
     let cause = (phase == Phase::Failed).then(|| "the bucket is gone".to_owned());
@@ -85,7 +85,7 @@ fn say(bed: &mut Bed, name: &ResourceName, node: &NodeName, token: Generation, p
     bed.ok(Command::Settle { name: name.clone() });
 }
 
-fn actions(bed: &Bed, name: &str) -> Vec<(NodeName, Action)> {
+pub fn actions(bed: &Bed, name: &str) -> Vec<(NodeName, Action)> {
     let plan = plan(&bed.model, &bed.observed, &rd(name));
     // Every change is told to all nodes.
     let other = |action: &Action| !matches!(action, Action::Configure(_));

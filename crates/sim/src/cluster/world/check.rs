@@ -131,6 +131,7 @@ impl World<'_> {
         self.resync();
         (0..NODES).for_each(|index| self.hello(index));
         self.activate_some();
+        self.heal_schedules();
     }
 
     /// An operator activates some of what is inactive, and what nobody can do without.

@@ -1,5 +1,6 @@
 //! The command line of the control plane as data. `values`: what its words stand for.
 
+mod schedules;
 mod shipping;
 mod values;
 
@@ -12,6 +13,7 @@ use super::super::args::DryRun;
 use super::physical::DiskCommand;
 use values::{key_value, owner, url, volume_name};
 
+pub use schedules::{Kept, Of, OnFailure, ScheduleCommand, SwitchCommand};
 pub use shipping::{BackupCommand, RemoteCommand, RestoreTo};
 pub use values::{NewNode, Owner, ProviderName, VolumeName, new_node, size};
 
@@ -166,6 +168,13 @@ pub enum Command {
         at: Controllers,
         #[command(subcommand)]
         command: BackupCommand,
+    },
+    /// Times at which backups of a control plane's volumes are made: `backup schedule` says of which
+    Schedule {
+        #[command(flatten)]
+        at: Controllers,
+        #[command(subcommand)]
+        command: ScheduleCommand,
     },
     /// The master passphrase of a control plane: with it, the passphrases of encrypted volumes are kept
     Encryption {
@@ -712,6 +721,7 @@ impl Command {
             Command::Snapshot { command, .. } => matches!(command, SnapshotCommand::List { .. }),
             Command::Remote { command, .. } => matches!(command, RemoteCommand::List),
             Command::Backup { command, .. } => command.lists(),
+            Command::Schedule { command, .. } => matches!(command, ScheduleCommand::List),
             Command::Encryption { command, .. } => matches!(command, EncryptionCommand::Status),
             Command::Property { command, .. } => matches!(command, PropertyCommand::List { .. }),
             Command::ErrorReport { command, .. } => matches!(command, ReportCommand::List { .. }),
@@ -729,6 +739,7 @@ impl Command {
             | Command::PhysicalStorage { .. }
             | Command::Remote { .. }
             | Command::Backup { .. }
+            | Command::Schedule { .. }
             | Command::Encryption { .. }
             | Command::Property { .. }
             | Command::ErrorReport { .. } => false,

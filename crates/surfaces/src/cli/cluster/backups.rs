@@ -12,7 +12,7 @@ use super::http::{Change, Http, part, query};
 use super::table::{Cell, Row, Tone};
 use super::view::Snapshot;
 use super::wait::{self, Bar, Progress};
-use super::{Session, settled, table, volumes};
+use super::{Session, schedules, settled, table, volumes};
 
 pub(super) fn run(session: &mut Session<'_>, command: &BackupCommand) -> Result<(), Error> {
     match command {
@@ -49,6 +49,7 @@ pub(super) fn run(session: &mut Session<'_>, command: &BackupCommand) -> Result<
             let change = Change::Post(format!("{}/abort", of(remote)), body);
             session.change(&format!("backups with {remote}: abort"), &change, None).map(drop)
         }
+        BackupCommand::Schedule { command } => schedules::switch(session, command),
         BackupCommand::Delete { remote, backups, cascading } => {
             for id in backups {
                 let path = format!("{}?id={}&cascading={cascading}", of(remote), part(id));

@@ -471,6 +471,111 @@ fn properties_are_set_and_listed() {
 }
 
 #[test]
+fn schedules_are_made_changed_and_enabled_on_what_is_named() {
+    let controller = Scripted::new(|call, _| match call {
+        "GET /v1/schedules" => {
+            let one = json!({ "schedule_name": "daily", "full_cron": "0 2 * * 0",
+                "inc_cron": "0 2 * * *", "keep_remote": 3, "on_failure": "RETRY", "max_retries": 2 });
+            (
+                200,
+                json!({ "data": [one, { "schedule_name": "s2", "full_cron": "0 0 1 * *",
+                "on_failure": "SKIP" }] }),
+            )
+        }
+        "GET /v1/view/schedules-by-resource" => {
+            let row = |name: &str, rest: Value| {
+                let mut row = json!({ "rsc_name": name, "remote_name": "vault",
+                    "schedule_name": "daily" });
+                row.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+                row
+            };
+            let times = json!({ "last_snap_time": 1_764_374_400_000_u64, "last_snap_inc": true,
+                "next_exec_time": 1_764_378_000_000_u64, "next_exec_inc": false });
+            let mut failed = times.clone();
+            failed["failure"] = json!("no space");
+            let mut waits = failed.clone();
+            waits["waits"] = json!("node a is away");
+            (
+                200,
+                json!({ "data": [
+                row("a", times), row("b", failed), row("c", waits),
+                row("d", json!({ "last_snap_time": -1, "next_exec_time": -1 })),
+                row("e", json!({ "reason": "disabled on resource definition e" })),
+                { "rsc_name": "f", "remote_name": "", "schedule_name": "", "reason": "none" },
+            ] }),
+            )
+        }
+        _ => done(),
+    });
+    let out = controller.run("schedule list").ok();
+    assert_eq!(
+        out,
+        "SCHEDULE\tFULL (UTC)\tINCREMENTAL (UTC)\tKEEPS HERE\tIN REMOTE\tON FAILURE\n\
+         daily\t0 2 * * 0\t0 2 * * *\tall\t3\tretry 2\n\
+         s2\t0 0 1 * *\tnever\tall\tall\tskip\n"
+    );
+    let out = controller.run("backup schedule list").ok();
+    let times = "2025-11-29 00:00:00 incremental\t2025-11-29 01:00:00 full";
+    let expected = format!(
+        "VOLUME\tREMOTE\tSCHEDULE\tLAST (UTC)\tNEXT (UTC)\tSTATE\n\
+         a\tvault\tdaily\t{times}\tenabled\n\
+         b\tvault\tdaily\t{times}\tfailed: no space\n\
+         c\tvault\tdaily\t{times}\twaits: node a is away\n\
+         d\tvault\tdaily\t\t\tbeing made\n\
+         e\tvault\tdaily\t\t\tdisabled on resource definition e\n"
+    );
+    assert_eq!(out, expected);
+    let out = controller.run("backup schedule list --remote other --json").ok();
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), json!([]));
+    let out = controller.run("backup schedule list --schedule DAILY --json").ok();
+    let rows: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&rows[3]["volume"], &rows[3]["next_ms"]), (&json!("d"), &Value::Null));
+    assert_eq!(
+        (&rows[0]["state"], &rows[0]["last_incremental"]),
+        (&json!("enabled"), &json!(true))
+    );
+
+    let before = controller.asked().len();
+    controller.run("schedule create weekly --full @weekly --keep-local 2 --keep-remote all").ok();
+    controller.run("schedule modify weekly --incremental never --on-failure retry").ok();
+    controller.run("schedule modify weekly --max-retries forever").ok();
+    controller.run("backup schedule enable vault weekly web --on a").ok();
+    controller.run("backup schedule disable vault weekly --group db").ok();
+    controller.run("backup schedule delete vault weekly --all").ok();
+    controller.run("backup schedule delete vault weekly web").ok();
+    controller.run("schedule delete weekly").ok();
+    let asked = &controller.asked()[before..];
+    let calls: Vec<&str> = asked.iter().map(|asked| &asked.call[..]).collect();
+    let of = |what: &str| format!("/v1/remotes/vault/backups/schedule/weekly/{what}");
+    assert_eq!(
+        calls,
+        [
+            "POST /v1/schedules",
+            "PUT /v1/schedules/weekly",
+            "PUT /v1/schedules/weekly",
+            &format!("PUT {}", of("enable")),
+            &format!("PUT {}", of("disable")),
+            &format!("DELETE {}", of("delete")),
+            &format!("DELETE {}?rsc_dfn_name=web", of("delete")),
+            "DELETE /v1/schedules/weekly",
+        ]
+    );
+    let body = &asked[0].body;
+    assert_eq!((&body["full_cron"], &body["on_failure"]), (&json!("@weekly"), &json!("SKIP")));
+    assert_eq!((&body["keep_local"], &body["keep_remote"]), (&json!(2), &json!(-1)));
+    let body = &asked[1].body;
+    assert_eq!((&body["inc_cron"], &body["on_failure"]), (&json!(""), &json!("RETRY")));
+    assert_eq!((&body["keep_local"], &asked[2].body["max_retries"]), (&Value::Null, &json!(-1)));
+    assert_eq!(asked[3].body, json!({ "rsc_name": "web", "grp_name": null, "node_name": "a" }));
+    assert_eq!(asked[4].body, json!({ "rsc_name": null, "grp_name": "db" }));
+    // Nobody enables it everywhere by leaving something out.
+    let parsed = |line: &str| Cli::try_parse_from(std::iter::once("test").chain(line.split(' ')));
+    assert!(parsed("backup schedule enable vault weekly").is_err());
+    assert!(parsed("backup schedule enable vault weekly web --all").is_err());
+    assert!(parsed("schedule create x --full y --keep-local some").is_err());
+}
+
+#[test]
 fn disks_are_listed_by_node_and_made_pools() {
     let controller = Scripted::new(|call, body| match call {
         "GET /v1/physical-storage" => {

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::NoWait;
+use super::{NoWait, SwitchCommand};
 
 /// Commands about remotes. The secret key is asked for on a terminal; otherwise it is a line of the standard
 /// input.
@@ -139,6 +139,11 @@ pub enum BackupCommand {
         #[arg(long)]
         cascading: bool,
     },
+    /// Say of which volumes backups are made by schedule, and see what becomes of that
+    Schedule {
+        #[command(subcommand)]
+        command: SwitchCommand,
+    },
 }
 
 /// Where a backup goes.
@@ -164,7 +169,10 @@ impl BackupCommand {
     pub fn lists(&self) -> bool {
         matches!(
             self,
-            BackupCommand::List { .. } | BackupCommand::Queue | BackupCommand::Info { .. }
+            BackupCommand::List { .. }
+                | BackupCommand::Queue
+                | BackupCommand::Info { .. }
+                | BackupCommand::Schedule { command: SwitchCommand::List { .. } }
         )
     }
 }
