@@ -229,6 +229,7 @@ fn a_node_that_crashes_between_the_growth_of_its_pool_and_that_of_the_device_has
     cluster.wait("alpha has more room", |c| c.backing("web", "alpha") >= size.0);
     cluster.node("alpha").kill_agent();
     cluster.node("alpha").kill_engine();
+    cluster.wait("alpha is away", |c| !c.observed.is_connected(&node("alpha")));
     client.write(8 * MIB, &second).unwrap();
     cluster.node("alpha").start_engine();
     let status = cluster.node("alpha").ok(&["status", "web"]);
@@ -237,6 +238,8 @@ fn a_node_that_crashes_between_the_growth_of_its_pool_and_that_of_the_device_has
         "its metadata are not where the engine looks: {status}"
     );
     cluster.node("alpha").start_agent();
+    // Its agent attaches the disk by itself, before the controller hears of it.
+    cluster.wait("alpha is back", |c| c.observed.is_connected(&node("alpha")));
     cluster.wait("alpha has what was written", |c| {
         c.content("web", "alpha", 9 * MIB)[8 * MIB as usize..] == second
     });

@@ -112,9 +112,9 @@ impl<'a> Engine<'a> {
         command.args(["engine", "--threads", "1", "--buffers", "64", "--node", &self.name]);
         command.arg("--socket").arg(self.file("sock"));
         command.arg("--state-dir").arg(self.file("state"));
-        if let Some(level) = std::env::var_os("ASHLAR_ENGINE_LOG") {
-            command.arg("--log-level").arg(level);
-        }
+        // Shown only after a failure, which has to be understood from it.
+        let level = std::env::var_os("ASHLAR_ENGINE_LOG").unwrap_or("debug".into());
+        command.arg("--log-level").arg(level);
         self.daemon = Some(Daemon::start(command, self.log_file())?);
         self.say(&["info", "--wait-engine", "30"]).map(drop)
     }

@@ -144,11 +144,15 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// The ends of what both have logged.
+    /// The ends of what both have logged, and the sockets of both.
     fn logs(&self) -> String {
-        let kernel =
-            self.kernel("cat /proc/drbd; dmesg | grep drbd | tail -25").unwrap_or_default();
-        format!("{kernel}{}", self.engine.log())
+        let line = "cat /proc/drbd; dmesg | grep drbd | tail -25; dmesg | tail -15; netstat -tan";
+        let kernel = self.kernel(line).unwrap_or_else(|error| format!("{error:#}\n"));
+        let mut sockets = self.engine.rig.command(Path::new("ss"));
+        sockets.args(["-tanp"]);
+        let here =
+            process::output(sockets, PATIENCE).unwrap_or_else(|error| format!("{error:#}\n"));
+        format!("{kernel}{here}{}", self.engine.log())
     }
 
     /// A file of that name on the kernel's file system, with random content; its digest.
