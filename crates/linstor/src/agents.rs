@@ -58,7 +58,7 @@ pub fn routes() -> Routes {
 /// Why a node has not done what it was asked.
 #[derive(Debug)]
 pub struct Trouble {
-    number: u16,
+    pub(crate) number: u16,
     message: String,
     cause: String,
     correction: String,
@@ -315,25 +315,26 @@ async fn modify_config(
             .correction("give it to /v1/controller/config")
             .into());
     };
-    set_level(&app, &node, level).await.map(Answer::from).map_err(Answer::from)
+    match set_level(&app, &node, level).await {
+        Ok(entry) => Ok(entry.into()),
+        Err(trouble) => {
+            Err(trouble.entry(Severity::Error, Operation::Modify, Kind::Node, &node).into())
+        }
+    }
 }
 
 /// Has a node log up to a level.
 ///
 /// # Errors
 /// If it does not.
-pub async fn set_level(app: &App, node: &NodeName, level: LogLevel) -> Result<Entry, Entry> {
-    let trouble = match ask(app, node, Question::SetLogLevel(level), QUICK).await {
-        Ok(Reply::Done {}) => {
+pub async fn set_level(app: &App, node: &NodeName, level: LogLevel) -> Result<Entry, Trouble> {
+    match ask(app, node, Question::SetLogLevel(level), QUICK).await? {
+        Reply::Done {} => {
             let said = format!("node {node} logs up to {}", shown(level));
-            return Ok(Call::new(Operation::Modify, Kind::Node, said)
-                .about("Node", node)
-                .succeeded());
+            Ok(Call::new(Operation::Modify, Kind::Node, said).about("Node", node).succeeded())
         }
-        Ok(other) => Trouble::unfit(node, &other),
-        Err(trouble) => trouble,
-    };
-    Err(trouble.entry(Severity::Error, Operation::Modify, Kind::Node, node))
+        other => Err(Trouble::unfit(node, &other)),
+    }
 }
 
 async fn check_file(

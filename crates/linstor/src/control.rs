@@ -176,21 +176,15 @@ async fn set_everywhere(app: &App, level: LogLevel) -> Vec<Entry> {
         .map(|node| {
             let app = app.clone();
             tokio::spawn(async move {
-                let connected = app.state().observed.is_connected(&node);
-                match set_level(&app, &node, level).await {
-                    Ok(entry) => entry,
-                    // It is not there, which is no mistake of the caller's.
-                    Err(entry) if !connected => Entry {
-                        ret_code: code(
-                            Severity::Warning,
-                            Operation::Modify,
-                            Kind::Node,
-                            number::AWAY,
-                        ),
-                        ..entry
-                    },
-                    Err(entry) => entry,
-                }
+                set_level(&app, &node, level).await.unwrap_or_else(|mut trouble| {
+                    let mut severity = Severity::Error;
+                    // It is not there, or is lost while it is asked, which is no mistake of the
+                    // caller's.
+                    if trouble.number == Code::NotConnected.number() {
+                        (severity, trouble.number) = (Severity::Warning, number::AWAY);
+                    }
+                    trouble.entry(severity, Operation::Modify, Kind::Node, &node)
+                })
             })
         })
         .collect();
