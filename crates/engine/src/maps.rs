@@ -207,8 +207,7 @@ impl Engine {
             let hold = hold(&mapped.path)?;
             match &mapped.kind {
                 Kind::Ublk(number) => {
-                    self.stop_ublk(&mapped, *number)?;
-                    drop(hold);
+                    self.stop_unused_ublk(&mapped, *number, hold)?;
                     self.delete_ublk(&mapped, *number, true);
                 }
                 Kind::Fuse(process) => self.end_fuse(&mapped, process, Some(hold))?,
@@ -244,6 +243,8 @@ impl Engine {
                 face: options.face.unwrap_or(Face::Ublk).name().to_owned(),
                 users: Vec::new(),
                 problem: Some(why),
+                features: Vec::new(),
+                reads_in_place: 0,
             },
         });
         shown.collect()
@@ -428,10 +429,12 @@ fn choose(what: &str, options: &MapOptions) -> Done<Face> {
 /// every new or changed device, such as udev's, are done in a moment.
 fn hold(path: &str) -> Done<File> {
     let is_passing = |who: &String| who.split(", ").all(|who| who.starts_with("process "));
-    while_claimed(is_passing, || users::hold(path)).map_err(|who| {
-        let detail = format!("{path} is in use: {who}; end that first");
-        Stop::Refused(Refusal::state(StateError::DeviceInUse, detail))
-    })
+    while_claimed(is_passing, || users::hold(path)).map_err(|who| in_use(path, &who))
+}
+
+fn in_use(path: &str, who: &str) -> Stop {
+    let detail = format!("{path} is in use: {who}; end that first");
+    Stop::Refused(Refusal::state(StateError::DeviceInUse, detail))
 }
 
 impl Engine {
@@ -439,6 +442,10 @@ impl Engine {
         let problem = match &mapped.kind {
             Kind::Ublk(_) => None,
             Kind::Fuse(process) => self.fuse_problem(mapped, process),
+        };
+        let (features, reads_in_place) = match &mapped.kind {
+            Kind::Ublk(number) => self.ublk_use(mapped, *number),
+            Kind::Fuse(_) => (Vec::new(), 0),
         };
         MapStatus {
             resource: key.0.clone(),
@@ -449,6 +456,8 @@ impl Engine {
             face: mapped.face().name().to_owned(),
             users: users::of(&mapped.path),
             problem,
+            features,
+            reads_in_place,
         }
     }
 }

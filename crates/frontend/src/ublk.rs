@@ -22,7 +22,11 @@
 //!   kernel maps, each slot would keep one of the longest transfer, 1 MiB, for the device's life.
 //! * What is written has to stay as it is until all replicas have it. The pages of a request do not:
 //!   applications may change them meanwhile, and each replica would take what it happens to see.
-//!   So the copy is what makes replicas equal, and zero copy is not used where the kernel has it.
+//!   So the copy is what makes replicas equal, and zero copy of writes is not used where the kernel has it.
+//!
+//! What is read need not be copied. Where the driver can, it puts the pages of a request into the ring's
+//! table of registered buffers (`UBLK_F_AUTO_BUF_REG`, Linux 6.16), and the target may have its disk read
+//! there ([`runtime::Place`]).
 //!
 //! The driver does not tell when a device is opened or closed. So a device holds its target open,
 //! for writing unless it is read-only, as long as it exists: no other node can change what this

@@ -253,6 +253,9 @@ pub enum DiskOp {
         range: SectorRange,
         /// Report whether all bytes are zero (thin resync).
         detect_zeroes: bool,
+        /// The user's request that it is for, whose answer they are, and nothing else: where they are put
+        /// is between the driver and that user.
+        request: Option<u64>,
     },
     /// Read and give a digest instead of the data.
     Digest {

@@ -64,7 +64,8 @@ impl Resource {
             self.vols[vol].reads_in_flight += 1;
             self.vols[vol].stats.read_sectors += range.len.0;
             let op = self.op(Op::Read(key));
-            let io = DiskOp::Read { range, detect_zeroes: false };
+            let request = Some(self.reads[key].request.id);
+            let io = DiskOp::Read { range, detect_zeroes: false, request };
             self.out.push_back(Output::Disk { volume: nr, op, io });
             return;
         }
@@ -328,7 +329,7 @@ impl Resource {
         self.peer_reads[key].waiting = false;
         self.vols[vol].stats.read_sectors += range.len.0;
         let op = self.op(Op::PeerRead(key));
-        let io = DiskOp::Read { range, detect_zeroes: false };
+        let io = DiskOp::Read { range, detect_zeroes: false, request: None };
         self.out.push_back(Output::Disk { volume: nr, op, io });
     }
 

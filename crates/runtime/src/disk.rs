@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use vocab::{Bytes, Sector, SectorRange};
 
-use crate::{Buf, Errno, Fd, OpId, Payload, Ring, Token, Vectored};
+use crate::{Buf, Errno, Fd, OpId, Payload, Place, Ring, Token, Vectored};
 
 /// How to open a [`DiskFile`].
 #[derive(Clone, Copy, Debug)]
@@ -191,6 +191,21 @@ impl DiskFile {
         }
     }
 
+    /// As [`DiskFile::read`] into the memory of a request ([`Ring::read_placed`]).
+    pub fn read_placed(
+        &self,
+        ring: &mut Ring,
+        token: Token,
+        sector: Sector,
+        len: u32,
+        place: Place,
+    ) -> OpId {
+        match self.check(sector.0, u64::from(len)) {
+            Ok(offset) => ring.read_placed(token, &self.fd, offset, len, place),
+            Err(errno) => ring.fail(token, errno, Payload::None),
+        }
+    }
+
     /// Writes `buf` from `sector` on; with `fua` it is durable when complete.
     pub fn write(
         &self,
@@ -204,6 +219,11 @@ impl DiskFile {
             Ok(offset) => ring.write(token, &self.fd, offset, buf, fua),
             Err(errno) => ring.fail(token, errno, Payload::Buf(buf)),
         }
+    }
+
+    /// Its content lies in memory, without a disk.
+    pub fn is_in_memory(&self) -> bool {
+        self.fd.is_in_memory()
     }
 
     /// As [`DiskFile::read`] into several buffers in turn.

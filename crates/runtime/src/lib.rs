@@ -30,7 +30,7 @@ pub use errno::Errno;
 pub use mailbox::{Inbox, Mailbox, SendError, Sender};
 pub use net::{Conn, Connecting, Listener, Received, Reserved, RxStream, TcpInfo, TxQueue};
 pub use ring::{
-    Completed, Fd, FixedStats, OpId, Payload, Ring, RingError, Token, UblkSlot, Vectored,
+    Completed, Fd, FixedStats, OpId, Payload, Place, Ring, RingError, Token, UblkSlot, Vectored,
 };
 pub use target::{
     Completion, Extent, FaultPlan, FaultyTarget, Intent, MemoryTarget, Op, OpenerId, Request,

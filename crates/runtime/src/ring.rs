@@ -32,7 +32,7 @@ mod op;
 pub(crate) mod tests;
 mod ublk;
 
-pub use fixed::FixedStats;
+pub use fixed::{FixedStats, Place};
 pub(crate) use op::Segment;
 pub use op::{Completed, Fd, OpId, Payload, Token, Vectored};
 pub use ublk::UblkSlot;
@@ -244,6 +244,19 @@ impl Ring {
         self.unfixed.take().or_else(|| self.fixed.as_mut()?.take_refusal())
     }
 
+    /// Places for the memory of so many requests of ublk devices, none of which anybody else has.
+    /// `None` if no pool is registered, or there are no more.
+    pub fn take_places(&mut self, count: usize) -> Option<Box<[Place]>> {
+        self.fixed.as_mut()?.take_places(count)
+    }
+
+    /// Gives places back. No request can be delivered to them any more, and nothing reads there.
+    pub fn give_places(&mut self, places: &[Place]) {
+        if let Some(fixed) = &mut self.fixed {
+            fixed.give_places(places);
+        }
+    }
+
     // ---- operations on files -------------------------------------------------------------
 
     /// Reads `buf.len()` bytes at `offset`. The result is less than that only at the file's end.
@@ -253,6 +266,24 @@ impl Ring {
     pub fn read(&mut self, token: Token, fd: &Fd, offset: u64, buf: Buf) -> OpId {
         assert!(buf.is_unique(), "the kernel writes only to a unique buffer");
         self.transfer(token, fd, false, offset, buf.len(), Memory::Buf(buf), 0)
+    }
+
+    /// Reads into the memory of a request, which the driver has put at `place` and leaves there until the
+    /// request has its result. Done in one step: whoever gets less than `len` bytes, or an error, has to
+    /// read it otherwise, since the request may be another by the time of a second step.
+    ///
+    /// # Panics
+    /// If there is nothing to read.
+    pub fn read_placed(
+        &mut self,
+        token: Token,
+        fd: &Fd,
+        offset: u64,
+        len: u32,
+        place: Place,
+    ) -> OpId {
+        assert!(len > 0, "a transfer moves at least one byte");
+        self.start(token, Some(fd), Memory::None, Kind::ReadPlaced { offset, len, place })
     }
 
     /// Writes `buf` at `offset`; with `dsync` it is durable when complete (`RWF_DSYNC`).
@@ -783,6 +814,10 @@ fn entry(op: &mut Op, fixed: Option<u16>) -> squeue::Entry {
             } else {
                 opcode::Readv::new(fd, iovecs, count).offset(offset).build()
             }
+        }
+        // Its address is an offset within the registered memory.
+        (Kind::ReadPlaced { offset, len, place }, _) => {
+            opcode::ReadFixed::new(fd, std::ptr::null_mut(), *len, place.0).offset(*offset).build()
         }
         (Kind::Zero { way: Zeroing::Write, offset, len, done }, _) => {
             let n = (len - done).min(ZEROES.0.len() as u64) as u32;

@@ -29,7 +29,7 @@ pub use memory::MemoryTarget;
 
 use vocab::Bytes;
 
-use crate::{Buf, Errno};
+use crate::{Buf, Errno, Place};
 
 /// Identifies who holds a target open: one client connection of a front end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -117,6 +117,8 @@ pub struct Request {
     /// `Write`: the data. `Read`: a unique buffer that may be filled. Both exactly `len` bytes.
     /// Other operations: `None`.
     pub buf: Option<Buf>,
+    /// `Read`: where the data may be put instead, until the completion. Nobody has to.
+    pub place: Option<Place>,
 }
 
 /// A run of bytes of one kind (`BlockStatus`).
@@ -143,6 +145,8 @@ pub struct Completion {
     /// the request's buffer if the target has it at hand, for reuse; its content then means
     /// nothing.
     pub buf: Option<Buf>,
+    /// A successful `Read`'s data are at the request's `place`.
+    pub placed: bool,
     /// `BlockStatus`: extents from the request's offset on. At least one, and they may end
     /// before the range does or run beyond it.
     pub extents: Option<Box<[Extent]>>,
@@ -151,7 +155,7 @@ pub struct Completion {
 impl Completion {
     /// An answer without data.
     pub fn new(opener: OpenerId, tag: u64, result: Result<(), Errno>) -> Completion {
-        Completion { opener, tag, result, buf: None, extents: None }
+        Completion { opener, tag, result, buf: None, placed: false, extents: None }
     }
 }
 

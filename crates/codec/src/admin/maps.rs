@@ -79,6 +79,13 @@ pub struct MapStatus {
     pub users: Vec<String>,
     /// Why there is no device.
     pub problem: Option<String>,
+    /// What the device uses of what the kernel offers.
+    #[serde(default)]
+    pub features: Vec<String>,
+    /// Reads since the device is served by this engine that the disk has put straight into the memory of
+    /// their requests.
+    #[serde(default)]
+    pub reads_in_place: u64,
 }
 
 /// A way to offer volumes as block devices.

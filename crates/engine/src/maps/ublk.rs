@@ -9,7 +9,7 @@
 //! what the kernel had asked of the engine before is asked again. Otherwise the device is taken away under its
 //! users, and a new one is made.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
 use frontend::ublk::control::ControlError;
 use frontend::ublk::uapi::{
-    ControlOp, DeviceInfo, DeviceState, F_CMD_IOCTL_ENCODE, F_UPDATE_SIZE, F_USER_COPY,
-    F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, Params, feature_names,
+    ControlOp, DeviceInfo, DeviceState, F_AUTO_BUF_REG, F_CMD_IOCTL_ENCODE, F_SAFE_STOP_DEV,
+    F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, Params, feature_names,
 };
 use frontend::ublk::{Control, DeviceKey};
 use runtime::{Errno, Intent, TargetInfo};
@@ -29,8 +29,8 @@ use vocab::{ConfigError, Minor, Refusal, VolumeNr};
 
 use super::links::Links;
 use super::size::Resize;
-use super::{Kind, Mapped};
-use crate::engine::{Done, Engine, Entry, Stop};
+use super::{Kind, Mapped, users};
+use crate::engine::{Done, Engine, Entry, Stop, while_claimed};
 use crate::restore::text;
 use crate::shard::Shard;
 use logging::{Level, log};
@@ -58,6 +58,8 @@ const TICK: Duration = Duration::from_millis(5);
 const DEVICES: &str = "/sys/class/ublk-char";
 /// What a device can do for its users when its engine is killed.
 const RECOVERY: u64 = F_USER_RECOVERY | F_USER_RECOVERY_REISSUE;
+/// What is used of the driver where it has it.
+const WANTED: u64 = F_AUTO_BUF_REG;
 /// Beyond this number the kernel has no devices; it chooses one itself then.
 const NUMBERS: u32 = 1 << 20;
 
@@ -219,7 +221,7 @@ impl Engine {
         let added = match params.sectors() {
             0 => Err(Stop::invalid(format!("{what} has no size yet; attach a disk, or connect"))),
             _ => self
-                .add(&mut control, (entry, nr), minor, &params, options)
+                .add(&mut control, (entry, nr), minor, &params, options, features)
                 .map_err(|e| failed(&what, e)),
         };
         let info = match added {
@@ -370,6 +372,7 @@ impl Engine {
         minor: Minor,
         params: &Params,
         options: MapOptions,
+        features: u64,
     ) -> Result<DeviceInfo, ControlError> {
         let signature = self.signature(&entry.name, nr);
         let mut wish = DeviceInfo {
@@ -379,7 +382,7 @@ impl Engine {
             max_io: params.target.max_transfer,
             id: if minor.0 < NUMBERS { minor.0 } else { u32::MAX },
             pid: -1,
-            flags: F_CMD_IOCTL_ENCODE | F_USER_COPY | RECOVERY,
+            flags: F_CMD_IOCTL_ENCODE | F_USER_COPY | RECOVERY | (WANTED & features),
             signature,
         };
         let taken = ControlError::Refused(ControlOp::Add, Errno::EEXIST);
@@ -448,10 +451,37 @@ impl Engine {
         };
         let file = open_node(&node).map_err(|e| no_node(e.to_string()))?;
         let (key, queues, depth) = (mapped.key, info.queues, info.depth);
+        let registers = info.flags & F_AUTO_BUF_REG != 0;
         let started = self.on(mapped.shard, move |shard| {
-            shard.ublk.start(&mut shard.io.ring, key, file, queues, depth)
+            shard.ublk.start(&mut shard.io.ring, key, file, queues, depth, registers)
         })?;
         started.map_err(|errno| no_node(errno.to_string()))
+    }
+
+    /// As [`Engine::stop_ublk`] for a device that nobody uses; `hold` claims it. A driver that can looks
+    /// once more itself, and nobody gets in between.
+    pub(super) fn stop_unused_ublk(&self, mapped: &Mapped, number: u32, hold: File) -> Done {
+        let mut control = Control::open(PATIENCE).map_err(|e| failed(&mapped.path, e))?;
+        let features = control.features().map_err(|e| failed(&mapped.path, e))?;
+        if features & F_SAFE_STOP_DEV == 0 {
+            return self.stop_ublk(mapped, number);
+        }
+        drop(hold);
+        let is_open =
+            |error: &ControlError| matches!(error, ControlError::Refused(_, Errno::EBUSY));
+        match while_claimed(is_open, || control.try_stop(number)) {
+            Ok(()) => {}
+            Err(error) if is_open(&error) => {
+                let users = users::of(&mapped.path);
+                let who = match users.is_empty() {
+                    true => "somebody has opened it just now".to_owned(),
+                    false => users.join(", "),
+                };
+                return Err(super::in_use(&mapped.path, &who));
+            }
+            Err(error) => return Err(failed(&mapped.path, error)),
+        }
+        self.take_ublk_back(mapped)
     }
 
     /// Removes the block device, waits until the kernel has given all slots back, and closes the
@@ -462,6 +492,11 @@ impl Engine {
             Ok(()) | Err(ControlError::Refused(_, Errno::ENODEV)) => {}
             Err(error) => return Err(failed(&mapped.path, error)),
         }
+        self.take_ublk_back(mapped)
+    }
+
+    /// What there is to do once the block device is gone.
+    fn take_ublk_back(&self, mapped: &Mapped) -> Done {
         let (told, back) = mpsc::channel();
         let key = mapped.key;
         self.on(mapped.shard, move |shard| shard.ublk.wait_back(key, told))?;
@@ -471,6 +506,16 @@ impl Engine {
         }
         mapped.links.remove(&mapped.path);
         self.on(mapped.shard, move |shard| close(shard, key))
+    }
+
+    /// What a device uses of the driver, and how many reads the disk has put straight into the memory of
+    /// their requests.
+    pub(super) fn ublk_use(&self, mapped: &Mapped, number: u32) -> (Vec<String>, u64) {
+        let info = Control::open(FEATURES).and_then(|mut control| control.info(number));
+        let used = info.map_or(0, |info| info.flags & (F_USER_COPY | RECOVERY | WANTED));
+        let key = mapped.key;
+        let placed = self.on(mapped.shard, move |shard| shard.ublk.placed(key));
+        (feature_names(used).map(str::to_owned).collect(), placed.unwrap_or(0))
     }
 
     /// Removes the character device of a stopped device; its number is free then. Without `wait` that
@@ -504,8 +549,8 @@ fn delete(control: &mut Control, number: u32, wait: bool) -> Result<(), ControlE
 
 /// Closes a volume that was opened.
 pub(super) fn close(shard: &mut Shard, key: DeviceKey) {
-    let Shard { ublk, volumes, .. } = shard;
-    ublk.close(volumes, key);
+    let Shard { ublk, volumes, io, .. } = shard;
+    ublk.close(&mut io.ring, volumes, key);
 }
 
 /// Opens a character device that was made just now. udev may take a moment, and those who look at

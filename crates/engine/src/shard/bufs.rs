@@ -6,25 +6,40 @@
 use replication::io::BufId;
 use runtime::Buf;
 
+/// What is behind a number.
+#[derive(Clone, Debug)]
+pub(crate) enum Block {
+    /// Bytes.
+    Bytes(Buf),
+    /// The answer to a user's read, which is where the user wants it. The core hands it on, and does not
+    /// look at what it reads.
+    Placed,
+}
+
 /// Buffers by number.
 #[derive(Default)]
 pub(crate) struct Bufs {
-    slots: Vec<Option<Buf>>,
+    slots: Vec<Option<Block>>,
     free: Vec<u32>,
 }
 
 impl Bufs {
     /// Takes a buffer into the table.
     pub(crate) fn insert(&mut self, buf: Buf) -> BufId {
+        self.insert_block(Block::Bytes(buf))
+    }
+
+    /// Takes something into the table.
+    pub(crate) fn insert_block(&mut self, block: Block) -> BufId {
         match self.free.pop() {
             Some(index) => {
                 let slot = &mut self.slots[index as usize];
                 debug_assert!(slot.is_none());
-                *slot = Some(buf);
+                *slot = Some(block);
                 BufId(index)
             }
             None => {
-                self.slots.push(Some(buf));
+                self.slots.push(Some(block));
                 BufId(self.slots.len() as u32 - 1)
             }
         }
@@ -33,8 +48,19 @@ impl Bufs {
     /// Another reference to a buffer.
     ///
     /// # Panics
-    /// If the core has given it back already.
+    /// If the core has given it back already, or it has no bytes.
     pub(crate) fn share(&self, id: BufId) -> Buf {
+        match self.block(id) {
+            Block::Bytes(buf) => buf,
+            Block::Placed => panic!("the answer to a user's read is only the user's"),
+        }
+    }
+
+    /// Another reference to what is behind a number.
+    ///
+    /// # Panics
+    /// If the core has given it back already.
+    pub(crate) fn block(&self, id: BufId) -> Block {
         self.slots[id.0 as usize].clone().expect("the core uses a buffer before it frees it")
     }
 

@@ -23,10 +23,11 @@ use replication::io::{
     DiskData, DiskError, DiskLimits, DiskMeasure, DiskOp, MetaBlock, MetaPlace, MetaWrite,
     MovedMetadata, OpId,
 };
-use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Extent, Payload};
+use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Extent, Payload, Place};
 use vocab::{SECTOR_SIZE, Sector, SectorRange, VolumeNr};
 
 use super::attach::AttachJob;
+use super::bufs::Block;
 use super::io::Io;
 use super::token;
 use crate::digest::Algorithm;
@@ -202,6 +203,8 @@ enum DataJob {
         len: usize,
         wants: Wants,
     },
+    /// A read into a request's own memory.
+    Placed(Rc<Disk>, DiskOp),
     Write(Rc<Disk>, DiskOp),
     /// Discard, zeroes, flush.
     Plain(Rc<Disk>, DiskOp),
@@ -223,6 +226,7 @@ impl Job {
                 _,
                 DataJob::Unstarted(disk, ..)
                 | DataJob::Read { disk, .. }
+                | DataJob::Placed(disk, _)
                 | DataJob::Write(disk, _)
                 | DataJob::Plain(disk, _),
             ) => Some(disk),
@@ -254,7 +258,9 @@ impl Jobs {
         let mut count = InFlight::default();
         for job in self.slots.iter().flatten() {
             let (owner, counter) = match job {
-                Job::Data(owner, DataJob::Read { .. }) => (owner, &mut count.reads),
+                Job::Data(owner, DataJob::Read { .. } | DataJob::Placed(..)) => {
+                    (owner, &mut count.reads)
+                }
                 Job::Data(owner, DataJob::Write(..)) => (owner, &mut count.writes),
                 Job::Data(owner, DataJob::Plain(..) | DataJob::Unstarted(..)) => {
                     (owner, &mut count.others)
@@ -285,14 +291,27 @@ fn disk_error(errno: Errno, optional: bool) -> DiskError {
     }
 }
 
-/// Starts a data operation. `digest` is the algorithm of those that give one.
+/// Starts a data operation. `digest` is the algorithm of those that give one; `place` is where a read is
+/// wanted, by a request that the core has not answered.
 pub(crate) fn start(
     io: &mut Io,
     owner: Owner,
     disk: &Rc<Disk>,
     op: DiskOp,
     digest: Option<Algorithm>,
+    place: Option<Place>,
 ) {
+    if let (DiskOp::Read { range, .. }, Some(place)) = (op, place)
+        // What is encrypted has to be seen, and what lies in memory is faster copied than asked for.
+        && disk.crypt.is_none()
+        && !disk.data.is_in_memory()
+    {
+        // Now and once: by the time of another try the request may be another.
+        let index = io.jobs.insert(Job::Data(owner, DataJob::Placed(disk.clone(), op)));
+        let (token, len) = (token::disk(index), range.len.bytes().0 as u32);
+        disk.data.read_placed(&mut io.ring, token, range.start, len, place);
+        return;
+    }
     if let (DiskOp::Zeroes { range, .. }, true) = (op, disk.crypt.is_some()) {
         let job = ZeroJob { disk: disk.clone(), rest: range, in_flight: 0, failed: None };
         let index = io.jobs.insert(Job::Zero(owner, Box::new(job)));
@@ -437,6 +456,16 @@ pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Fini
                 hold(io, index, owner);
                 return None;
             }
+            let job = match job {
+                // Whatever the disk has against that memory, it may read into ours.
+                DataJob::Placed(disk, op) if !is_whole(&op, &done) => {
+                    let again = DataJob::Unstarted(disk, op, None);
+                    let index = io.jobs.insert(Job::Data(owner, again));
+                    start_data(io, index);
+                    return None;
+                }
+                job => job,
+            };
             let result = data_result(io, job, done);
             if result.is_ok() {
                 has_space(io, owner);
@@ -460,9 +489,18 @@ pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Fini
     }
 }
 
+/// A read has given all that was asked for.
+fn is_whole(op: &DiskOp, done: &Completed) -> bool {
+    let DiskOp::Read { range, .. } = op else { return false };
+    done.result.is_ok_and(|len| u64::from(len) == range.len.bytes().0)
+}
+
 fn data_result(io: &mut Io, job: DataJob, done: Completed) -> Result<DiskData, DiskError> {
     match job {
         DataJob::Unstarted(..) => panic!("an operation completes after it was started"),
+        DataJob::Placed(..) => {
+            Ok(DiskData::Read { buf: io.bufs.insert_block(Block::Placed), all_zero: false })
+        }
         DataJob::Plain(..) => match done.result {
             Ok(_) => Ok(DiskData::None),
             Err(errno) => Err(disk_error(errno, true)),

@@ -19,7 +19,7 @@ use replication::io::{
     AdminCommand, BufId, DigestOf, DiskError, DiskOp, LinkLoss, LogLevel, Request, RequestOp,
 };
 use replication::{Input, Output, Resource};
-use runtime::{Completed, Conn};
+use runtime::{Completed, Conn, Place};
 use vocab::options::NetOptions;
 use vocab::{ConfigError, Dagtag, Instant, Minor, NodeId, Refusal, SectorRange, VolumeNr};
 
@@ -436,7 +436,8 @@ impl Host {
                 match self.disk_of(volume) {
                     Some(disk) => {
                         let digest = self.digest(&disk_op);
-                        disk::start(io, owner, &disk, disk_op, digest);
+                        let place = self.place(volumes, volume, &disk_op);
+                        disk::start(io, owner, &disk, disk_op, digest, place);
                     }
                     None => io.jobs.finished.push(Finished::Disk(owner, Err(DiskError::Io))),
                 }
@@ -514,6 +515,13 @@ impl Host {
 
     fn disk_of(&self, nr: VolumeNr) -> Option<Rc<Disk>> {
         self.volumes.iter().find(|v| v.nr == nr)?.disk.clone()
+    }
+
+    /// Where the user wants what is to be read.
+    fn place(&self, volumes: &Volumes, nr: VolumeNr, op: &DiskOp) -> Option<Place> {
+        let DiskOp::Read { request: Some(request), .. } = *op else { return None };
+        let target = self.target(nr)?;
+        volumes.get(target)?.place(request)
     }
 
     /// The digest that is asked for. All connections of a resource that name a `verify-alg` name the

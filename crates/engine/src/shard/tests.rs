@@ -10,7 +10,7 @@ use replication::io::{
     DiskData, DiskError, DiskLimits, DiskOp, MetaBlock, MetaPlace, MetaWrite, OpId,
 };
 use runtime::thread::{WorkerOptions, spawn};
-use runtime::{DiskFile, DiskOptions, FixedStats, Worker};
+use runtime::{DiskFile, DiskOptions, FixedStats, Place, Worker};
 use vocab::{Bytes, SectorRange, VolumeNr};
 
 use super::disk::{self, Disk, Finished, Owner};
@@ -44,8 +44,17 @@ fn encrypted_disk(folder: &tempfile::TempDir, begin: u64, crypt: Option<SectorCi
 
 /// Carries an operation out.
 fn carry_out(io: &mut Io, disk: &Rc<Disk>, op: DiskOp) -> Result<DiskData, DiskError> {
+    carry_out_at(io, disk, op, None)
+}
+
+fn carry_out_at(
+    io: &mut Io,
+    disk: &Rc<Disk>,
+    op: DiskOp,
+    place: Option<Place>,
+) -> Result<DiskData, DiskError> {
     let owner = Owner { resource: 0, volume: VolumeNr(0), op: OpId(1) };
-    disk::start(io, owner, disk, op, None);
+    disk::start(io, owner, disk, op, None, place);
     let mut events = Vec::new();
     loop {
         io.ring.wait(None, &mut events).unwrap();
@@ -57,6 +66,32 @@ fn carry_out(io: &mut Io, disk: &Rc<Disk>, op: DiskOp) -> Result<DiskData, DiskE
             }
         }
     }
+}
+
+/// Only a kernel with ublk fills places (`cargo xtask vm blockdev`); that one is empty, or none, is all that can
+/// be had here.
+#[test]
+fn what_can_not_be_read_into_its_place_is_read_into_a_buffer() {
+    let target: PathBuf = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let folder = tempfile::tempdir_in(target).unwrap();
+    let main = move |worker: Worker<()>| {
+        let Worker { ring, pool, .. } = worker;
+        let (mut io, disk) = (Io::new(ring, pool).unwrap(), disk(&folder));
+        let range = SectorRange::new(64, 8);
+        let data = io.pool.copy_from(&[7; 4096]).unwrap();
+        let buf = io.bufs.insert(data);
+        carry_out(&mut io, &disk, DiskOp::Write { range, buf, fua: false }).unwrap();
+        let empty = io.ring.take_places(1).expect("a pool is registered")[0];
+        for place in [empty, Place::NOWHERE] {
+            let op = DiskOp::Read { range, detect_zeroes: false, request: Some(0) };
+            let read = carry_out_at(&mut io, &disk, op, Some(place));
+            let Ok(DiskData::Read { buf: back, .. }) = read else { panic!("{read:?}") };
+            assert_eq!(io.bufs.share(back)[..], [7; 4096]);
+            io.bufs.free(back);
+        }
+        assert!(io.jobs.is_idle());
+    };
+    spawn(WorkerOptions::default(), main).unwrap().join().unwrap();
 }
 
 #[test]
@@ -72,7 +107,8 @@ fn writes_and_reads_of_the_core_use_registered_buffers() {
         let buf = io.bufs.insert(data);
         let written = carry_out(&mut io, &disk, DiskOp::Write { range, buf, fua: false });
         assert_eq!(written, Ok(DiskData::None));
-        let read = carry_out(&mut io, &disk, DiskOp::Read { range, detect_zeroes: false });
+        let read =
+            carry_out(&mut io, &disk, DiskOp::Read { range, detect_zeroes: false, request: None });
         let Ok(DiskData::Read { buf: back, .. }) = read else { panic!("{read:?}") };
         assert_eq!(io.bufs.share(back)[..], [7; 4096]);
         match io.ring.take_pin_refusal() {
@@ -135,22 +171,34 @@ fn everything_on_an_encrypted_disk_is_encrypted_and_what_is_in_memory_is_not() {
         assert_eq!(decrypted(64, 4096), [7; 4096]);
         // A single sector, with others around it.
         let sector = SectorRange::new(66, 1);
-        let read = carry_out(&mut io, &disk, DiskOp::Read { range: sector, detect_zeroes: true });
+        let read = carry_out(
+            &mut io,
+            &disk,
+            DiskOp::Read { range: sector, detect_zeroes: true, request: None },
+        );
         let Ok(DiskData::Read { buf: back, all_zero: false }) = read else { panic!("{read:?}") };
         assert_eq!(io.bufs.share(back)[..], [7; 512]);
 
         // Zeroes are written, more than fit one piece, and read as such.
         let zeroes = SectorRange::new(60, 2 * (1 << 20) / 512 + 8);
-        disk::start(&mut io, owner, &disk, DiskOp::Zeroes { range: zeroes, unmap: true }, None);
+        disk::start(
+            &mut io,
+            owner,
+            &disk,
+            DiskOp::Zeroes { range: zeroes, unmap: true },
+            None,
+            None,
+        );
         assert!(matches!(finish(&mut io), Finished::Disk(_, Ok(DiskData::None))));
         let len = zeroes.len.bytes().0 as usize;
         assert!(decrypted(60, len).iter().all(|byte| *byte == 0));
         assert!(on_disk(60, 512).iter().any(|byte| *byte != 0));
-        let read = carry_out(&mut io, &disk, DiskOp::Read { range, detect_zeroes: true });
+        let read =
+            carry_out(&mut io, &disk, DiskOp::Read { range, detect_zeroes: true, request: None });
         assert!(matches!(read, Ok(DiskData::Read { all_zero: true, .. })), "{read:?}");
 
         // A discard would leave noise.
-        disk::start(&mut io, owner, &disk, DiskOp::Discard { range }, None);
+        disk::start(&mut io, owner, &disk, DiskOp::Discard { range }, None, None);
         assert!(matches!(finish(&mut io), Finished::Disk(_, Err(DiskError::Unsupported))));
         assert!(decrypted(64, 4096).iter().all(|byte| *byte == 0));
 

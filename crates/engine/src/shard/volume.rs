@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use frontend::nbd::server::{TargetKey, Targets};
 use replication::io::{BufId, IoError, OpenError, Request as CoreRequest, RequestOp};
 use runtime::{
-    BUF_MAX, Buf, Completion, Errno, Extent, Intent, Op, OpenerId, Request, Target, TargetInfo,
+    BUF_MAX, Buf, Completion, Errno, Extent, Intent, Op, OpenerId, Place, Request, Target,
+    TargetInfo,
 };
 use vocab::{Bytes, SECTOR_SIZE, SectorRange, Sectors, VolumeNr};
 
-use super::bufs::Bufs;
+use super::bufs::{Block, Bufs};
 
 /// Largest discard or zeroing handed to the core as one: small enough for any peer (wire §2).
 const RANGE_MAX: u64 = 4 << 20;
@@ -77,6 +78,10 @@ impl Volumes {
 
     pub(crate) fn remove(&mut self, key: TargetKey) {
         self.slots[key.0 as usize] = None;
+    }
+
+    pub(crate) fn get(&self, key: TargetKey) -> Option<&Volume> {
+        self.slots.get(key.0 as usize)?.as_ref()
     }
 
     pub(crate) fn get_mut(&mut self, key: TargetKey) -> Option<&mut Volume> {
@@ -163,6 +168,8 @@ enum Pending {
     Whole {
         opener: OpenerId,
         tag: u64,
+        /// Where a read may be put.
+        place: Option<Place>,
     },
     /// Several parts, and perhaps a flush, stand for one request.
     Split {
@@ -260,6 +267,14 @@ impl Volume {
         }
     }
 
+    /// Where a read that the core has not completed may be put.
+    pub(crate) fn place(&self, id: u64) -> Option<Place> {
+        match self.pending.get(id as usize) {
+            Some(Pending::Whole { place, .. }) => *place,
+            _ => None,
+        }
+    }
+
     /// The core has completed a request.
     pub(crate) fn completed(
         &mut self,
@@ -271,12 +286,18 @@ impl Volume {
         let pending = std::mem::replace(&mut self.pending[index as usize], Pending::Free);
         self.free.push(index);
         match pending {
-            Pending::Whole { opener, tag } => {
-                let (result, buf) = match result {
-                    Ok(buf) => (Ok(()), buf.map(|buf| bufs.share(buf))),
+            Pending::Whole { opener, tag, .. } => {
+                let (result, block) = match result {
+                    Ok(buf) => (Ok(()), buf.map(|buf| bufs.block(buf))),
                     Err(error) => (Err(io_errno(error)), None),
                 };
-                self.finish(opener, Completion { buf, ..Completion::new(opener, tag, result) });
+                let (buf, placed) = match block {
+                    Some(Block::Bytes(buf)) => (Some(buf), false),
+                    Some(Block::Placed) => (None, true),
+                    None => (None, false),
+                };
+                let completion = Completion::new(opener, tag, result);
+                self.finish(opener, Completion { buf, placed, ..completion });
             }
             Pending::Part { whole } => self.part_done(whole, result.map(|_| ())),
             Pending::Free | Pending::Split { .. } => {
@@ -290,7 +311,7 @@ impl Volume {
         let index = id as u32;
         let pending = std::mem::replace(&mut self.pending[index as usize], Pending::Free);
         self.free.push(index);
-        let Pending::Whole { opener, tag } = pending else { panic!("a look is one request") };
+        let Pending::Whole { opener, tag, .. } = pending else { panic!("a look is one request") };
         let all = Extent { len: range.len.bytes().0, hole: false, zero: false };
         let extents = Some(extents.unwrap_or_else(|| Box::new([all])));
         self.finish(opener, Completion { extents, ..Completion::new(opener, tag, Ok(())) });
@@ -452,8 +473,8 @@ impl Target for Volume {
         self.openers.get_mut(&opener).expect("seen above").in_flight += 1;
         let range = sectors(request.offset, u64::from(request.len));
         let op = match request.op {
-            // The data arrives in a buffer of its own, from the disk or from a peer; the one
-            // that came along goes back to the pool until then.
+            // The data arrives where the request wants it, or in a buffer of its own, from the disk or from
+            // a peer; the one that came along goes back to the pool until then.
             Op::Read => WishOp::Read,
             Op::Write => {
                 let buf = request.buf.expect("a write that was checked has its data");
@@ -462,11 +483,11 @@ impl Target for Volume {
             Op::Flush => WishOp::Flush,
             Op::Trim | Op::WriteZeroes { .. } => return self.submit_range(&request),
             Op::BlockStatus => {
-                let id = self.add(Pending::Whole { opener, tag });
+                let id = self.add(Pending::Whole { opener, tag, place: None });
                 return self.wishes.push(Wish::Look { id, range });
             }
         };
-        let id = self.add(Pending::Whole { opener, tag });
+        let id = self.add(Pending::Whole { opener, tag, place: request.place });
         self.wish(id, op, range);
     }
 

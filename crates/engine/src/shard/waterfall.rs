@@ -394,7 +394,7 @@ impl Timed {
     fn is_for(&self, io: &DiskOp) -> bool {
         let open = !self.completed && (self.disk.is_none() || self.disk_end.is_some());
         open && match (self.kind, *io) {
-            (Kind::Read, DiskOp::Read { range, detect_zeroes: false }) => self.range == range,
+            (Kind::Read, DiskOp::Read { range, detect_zeroes: false, .. }) => self.range == range,
             (Kind::Write | Kind::Replica, DiskOp::Write { buf, .. }) => self.buf == Some(buf),
             _ => false,
         }

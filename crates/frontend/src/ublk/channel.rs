@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 use runtime::ring::UblkSlot;
-use runtime::{Errno, Fd, Ring, Token};
+use runtime::{Errno, Fd, Place, Ring, Token};
 
 use super::uapi::{Descriptor, data_offset, descriptors_offset};
 
@@ -20,6 +20,9 @@ pub(super) trait Channel {
 
     /// The request of a slot. Slots are within the numbers of queues and their depth.
     fn descriptor(&self, slot: UblkSlot) -> Descriptor;
+
+    /// Where a slot's request can be read to, without [`Channel::copy_out`].
+    fn place(&self, slot: UblkSlot, descriptor: &Descriptor) -> Option<Place>;
 
     /// Copies what is to be written.
     fn copy_in(&self, slot: UblkSlot, into: &mut [u8]) -> Result<(), Errno>;
@@ -37,6 +40,15 @@ pub(super) struct Kernel {
     /// By queue.
     areas: Vec<Area>,
     depth: u16,
+    places: Option<Places>,
+}
+
+/// The places for a device's requests, if its driver puts them somewhere.
+pub(super) enum Places {
+    /// One for each slot, by queue and tag.
+    Own(Box<[Place]>),
+    /// The ring has not as many.
+    None,
 }
 
 /// The descriptors of a queue, written by the kernel.
@@ -46,15 +58,39 @@ struct Area {
 }
 
 impl Kernel {
-    /// Takes the open character device of a device with that many queues and slots.
+    /// Takes the open character device of a device with that many queues and slots. There are places if
+    /// it was added with `UBLK_F_AUTO_BUF_REG`, and not otherwise.
     ///
     /// # Errors
     /// The kernel's error number.
-    pub(super) fn new(file: OwnedFd, queues: u16, depth: u16) -> Result<Kernel, Errno> {
+    pub(super) fn new(
+        file: OwnedFd,
+        queues: u16,
+        depth: u16,
+        places: Option<Places>,
+    ) -> Result<Kernel, Errno> {
         let copy = file.as_fd().try_clone_to_owned()?;
         let areas: Result<_, Errno> =
             (0..queues).map(|queue| Area::map(&file, queue, depth)).collect();
-        Ok(Kernel { fd: Fd::new(file), file: File::from(copy), areas: areas?, depth })
+        Ok(Kernel { fd: Fd::new(file), file: File::from(copy), areas: areas?, depth, places })
+    }
+
+    /// The places of its slots, which are its own for as long as the kernel may have a request of it.
+    pub(super) fn places(&self) -> &[Place] {
+        match &self.places {
+            Some(Places::Own(places)) => places,
+            _ => &[],
+        }
+    }
+
+    /// What the driver is told of a slot's place.
+    fn told(&self, slot: UblkSlot) -> Option<Place> {
+        Some(match self.places.as_ref()? {
+            Places::Own(places) => {
+                places[usize::from(slot.queue) * usize::from(self.depth) + usize::from(slot.tag)]
+            }
+            Places::None => Place::NOWHERE,
+        })
     }
 }
 
@@ -88,11 +124,16 @@ impl Drop for Area {
 
 impl Channel for Kernel {
     fn fetch(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot) {
-        ring.ublk_fetch(token, &self.fd, slot);
+        ring.ublk_fetch(token, &self.fd, slot, self.told(slot));
     }
 
     fn commit(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot, result: i32) {
-        ring.ublk_commit(token, &self.fd, slot, result);
+        ring.ublk_commit(token, &self.fd, slot, result, self.told(slot));
+    }
+
+    fn place(&self, slot: UblkSlot, descriptor: &Descriptor) -> Option<Place> {
+        let there = matches!(self.places, Some(Places::Own(_))) && !descriptor.is_unregistered();
+        self.told(slot).filter(|_| there)
     }
 
     fn descriptor(&self, slot: UblkSlot) -> Descriptor {

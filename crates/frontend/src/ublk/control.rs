@@ -169,6 +169,16 @@ impl Control {
         self.command(ControlOp::Stop, device, 0, Vec::new()).map(drop)
     }
 
+    /// As [`Control::stop`], unless somebody has it open; from the moment that nobody has, nobody can
+    /// open it any more.
+    ///
+    /// # Errors
+    /// `EBUSY` if somebody has; `EOPNOTSUPP` from a driver without
+    /// [`F_SAFE_STOP_DEV`](super::uapi::F_SAFE_STOP_DEV).
+    pub fn try_stop(&mut self, device: u32) -> Result<(), ControlError> {
+        self.command(ControlOp::TryStop, device, 0, Vec::new()).map(drop)
+    }
+
     /// Removes the device; waits until nobody has it open any more.
     ///
     /// # Errors

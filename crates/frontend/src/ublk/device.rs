@@ -40,6 +40,8 @@ pub(super) struct Device<C> {
     waiting: Vec<UblkSlot>,
     /// Requests that the target has.
     serving: usize,
+    /// Reads that were not copied.
+    placed: u64,
     /// The first error by which the kernel refused a slot, other than the device's end.
     refused: Option<Errno>,
 }
@@ -70,7 +72,18 @@ impl<C: Channel> Device<C> {
         }
         let slots = vec![Slot::Offered; usize::from(queues) * usize::from(depth)];
         let (out, waiting) = (slots.len(), Vec::new());
-        Device { channel, depth, token, opener, slots, out, waiting, serving: 0, refused: None }
+        let (serving, placed, refused) = (0, 0, None);
+        Device { channel, depth, token, opener, slots, out, waiting, serving, placed, refused }
+    }
+
+    /// The way to the kernel.
+    pub(super) fn channel(&self) -> &C {
+        &self.channel
+    }
+
+    /// Reads that the disk has put straight into the memory of their requests.
+    pub(super) fn placed(&self) -> u64 {
+        self.placed
     }
 
     /// All slots are back: nothing will complete any more.
@@ -189,7 +202,11 @@ impl<C: Channel> Device<C> {
         self.serving += 1;
         let fua = op.is_write() && descriptor.fua();
         let (opener, tag) = (self.opener, bits(slot));
-        target.submit(Request { opener, tag, op, offset, len, fua, buf });
+        let place = match op {
+            Op::Read => self.channel.place(slot, &descriptor),
+            _ => None,
+        };
+        target.submit(Request { opener, tag, op, offset, len, fua, buf, place });
     }
 
     /// The target has answered a request.
@@ -200,6 +217,10 @@ impl<C: Channel> Device<C> {
         };
         self.serving -= 1;
         let result = match (done.result, read) {
+            (Ok(()), true) if done.placed => {
+                self.placed += 1;
+                Ok(())
+            }
             (Ok(()), true) => {
                 let data = done.buf.as_deref().expect("a successful read has its data");
                 assert_eq!(data.len(), bytes as usize, "a target reads what was asked for");

@@ -33,7 +33,7 @@ use runtime::{BufPool, Completed, Completion, Errno, Intent, OpenerId, Ring, Tar
 
 use serde::{Deserialize, Serialize};
 
-use super::channel::Kernel;
+use super::channel::{Kernel, Places};
 use super::device::Device;
 use crate::nbd::server::{TargetKey, Targets};
 
@@ -132,7 +132,8 @@ impl Devices {
     }
 
     /// Serves the requests of a device by its open character device. What was written by
-    /// [`super::Control::add`] says how many queues and slots it has.
+    /// [`super::Control::add`] says how many queues and slots it has, and whether the driver registers the
+    /// memory of requests.
     ///
     /// # Errors
     /// `ENODEV` if the device is not open; others are the kernel's.
@@ -143,11 +144,16 @@ impl Devices {
         file: OwnedFd,
         queues: u16,
         depth: u16,
+        registers: bool,
     ) -> Result<(), Errno> {
         let bits = self.bits(key.0);
         let place = self.place(key).filter(|place| matches!(place.state, State::Open));
         let place = place.ok_or(Errno::ENODEV)?;
-        let channel = Kernel::new(file, queues, depth)?;
+        let places = registers.then(|| {
+            let own = ring.take_places(usize::from(queues) * usize::from(depth));
+            own.map_or(Places::None, Places::Own)
+        });
+        let channel = Kernel::new(file, queues, depth, places)?;
         let (token, opener) = (Token(bits), OpenerId(bits));
         let device = Device::start(channel, ring, (queues, depth), token, opener);
         place.state = State::Serving(device);
@@ -214,13 +220,28 @@ impl Devices {
         }
     }
 
+    /// Reads of a device that were not copied.
+    pub fn placed(&self, key: DeviceKey) -> u64 {
+        match self.places.get(key.0 as usize) {
+            Some(Some(Place { state: State::Serving(device), .. })) => device.placed(),
+            _ => 0,
+        }
+    }
+
     /// Closes target and character device. Requests in flight are still carried out, but not
     /// answered.
-    pub fn close(&mut self, targets: &mut dyn Targets, key: DeviceKey) {
+    pub fn close(&mut self, ring: &mut Ring, targets: &mut dyn Targets, key: DeviceKey) {
         let opener = OpenerId(self.bits(key.0));
         let Some(place) = self.places.get_mut(key.0 as usize).and_then(Option::take) else {
             return;
         };
+        // Otherwise they are lost: the kernel or a disk may still use them.
+        if let State::Serving(device) = &place.state
+            && device.is_back()
+            && device.in_flight() == 0
+        {
+            ring.give_places(device.channel().places());
+        }
         if let Some(target) = targets.target(place.target) {
             target.close(opener);
         }
@@ -271,7 +292,7 @@ impl Devices {
                 let failed = result.is_err();
                 // If nobody waits for the answer any more, nobody will close it either.
                 if reply.send(result).is_err() || failed {
-                    self.close(targets, DeviceKey(index as u32));
+                    self.close(ring, targets, DeviceKey(index as u32));
                 }
             }
         }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use runtime::ring::UblkSlot;
 use runtime::{
-    BufPool, Completion, Errno, FaultPlan, FaultyTarget, Intent, MemoryTarget, OpenerId, Ring,
-    Target, TargetInfo, Token,
+    BufPool, Completion, Errno, FaultPlan, FaultyTarget, Intent, MemoryTarget, OpenerId, Place,
+    Request, Ring, Target, TargetInfo, Token,
 };
 use vocab::Bytes;
 
@@ -28,6 +28,7 @@ struct Fake {
     offered: Vec<UblkSlot>,
     done: VecDeque<(UblkSlot, i32)>,
     copies_fail: bool,
+    place: Option<Place>,
 }
 
 #[derive(Clone, Default)]
@@ -52,6 +53,10 @@ impl Channel for FakeKernel {
 
     fn descriptor(&self, slot: UblkSlot) -> Descriptor {
         self.0.borrow().requests.iter().rev().find(|(at, _)| *at == slot).unwrap().1
+    }
+
+    fn place(&self, _: UblkSlot, _: &Descriptor) -> Option<Place> {
+        self.0.borrow().place
     }
 
     fn copy_in(&self, slot: UblkSlot, into: &mut [u8]) -> Result<(), Errno> {
@@ -172,6 +177,69 @@ fn what_is_written_is_read_back_by_every_queue() {
     bed.request(slot(1, 1), descriptor(DISCARD, 0, 64), &[]);
     assert_eq!(bed.answer(), (slot(1, 1), 32768));
     assert_eq!(bed.device.in_flight(), 0);
+    assert_eq!(bed.pool.in_use(), 0);
+}
+
+/// Puts what is read from the first MiB into its place, if there is one.
+struct Placing(MemoryTarget, Vec<u64>);
+
+impl Target for Placing {
+    fn info(&self) -> TargetInfo {
+        self.0.info()
+    }
+
+    fn open(&mut self, opener: OpenerId, intent: Intent, tag: u64) {
+        self.0.open(opener, intent, tag);
+    }
+
+    fn close(&mut self, opener: OpenerId) {
+        self.0.close(opener);
+    }
+
+    fn submit(&mut self, request: Request) {
+        if request.place.is_some() && request.offset < 1 << 20 {
+            self.1.push(request.tag);
+        }
+        self.0.submit(request);
+    }
+
+    fn flush_submissions(&mut self) {
+        self.0.flush_submissions();
+    }
+
+    fn poll_completions(&mut self, out: &mut Vec<Completion>) {
+        let first = out.len();
+        self.0.poll_completions(out);
+        for done in &mut out[first..] {
+            if self.1.contains(&done.tag) {
+                (done.buf, done.placed) = (None, true);
+            }
+        }
+        self.1.clear();
+    }
+}
+
+#[test]
+fn a_read_that_is_in_its_place_is_not_copied_and_any_other_is() {
+    let pool = BufPool::new(8 << 20).unwrap();
+    let mut bed = Bed::new(Placing(MemoryTarget::new(Bytes(2 << 20)), Vec::new()), pool);
+    let place = |bed: &Bed<Placing>, place| bed.kernel.0.borrow_mut().place = place;
+    place(&bed, Some(Place::NOWHERE));
+    // A write is copied whatever the kernel offers, or its pages could change under the replicas.
+    bed.request(slot(0, 0), descriptor(WRITE, 0, 1), &[7; 512]);
+    assert_eq!(bed.answer(), (slot(0, 0), 512));
+    assert!(bed.target.1.is_empty());
+    bed.request(slot(0, 0), descriptor(READ, 0, 1), &[0; 512]);
+    assert_eq!(bed.answer(), (slot(0, 0), 512));
+    assert_eq!((bed.data(), bed.device.placed()), (vec![0; 512], 1), "nothing was copied");
+    // The target has it from somewhere else.
+    bed.request(slot(0, 0), descriptor(READ, 2048, 1), &[1; 512]);
+    assert_eq!(bed.answer(), (slot(0, 0), 512));
+    assert_eq!((bed.data(), bed.device.placed()), (vec![0; 512], 1));
+    place(&bed, None);
+    bed.request(slot(0, 0), descriptor(READ, 0, 1), &[1; 512]);
+    assert_eq!(bed.answer(), (slot(0, 0), 512));
+    assert_eq!((bed.data(), bed.device.placed()), (vec![7; 512], 1));
     assert_eq!(bed.pool.in_use(), 0);
 }
 

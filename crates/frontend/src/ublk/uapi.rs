@@ -42,6 +42,8 @@ pub enum ControlOp {
     EndRecovery = 0xc020_7511,
     /// Tells users of the block device another size (Linux 6.16).
     UpdateSize = 0xc020_7515,
+    /// Removes the block device unless somebody has it open (Linux 7.0).
+    TryStop = 0xc020_7517,
 }
 
 impl fmt::Display for ControlOp {
@@ -50,7 +52,7 @@ impl fmt::Display for ControlOp {
             ControlOp::Add => "add the device",
             ControlOp::Delete | ControlOp::DeleteAsync => "delete the device",
             ControlOp::Start => "start the device",
-            ControlOp::Stop => "stop the device",
+            ControlOp::Stop | ControlOp::TryStop => "stop the device",
             ControlOp::SetParams => "set the limits of the device",
             ControlOp::GetInfo => "look at the device",
             ControlOp::GetFeatures => "tell its features",
@@ -69,6 +71,10 @@ pub const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
 pub const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 /// `UBLK_F_USER_COPY`: data are copied by reading and writing the character device.
 pub const F_USER_COPY: u64 = 1 << 7;
+/// `UBLK_F_AUTO_BUF_REG`: the memory of a request is put into a ring's table of registered buffers.
+pub const F_AUTO_BUF_REG: u64 = 1 << 11;
+/// `UBLK_F_SAFE_STOP_DEV`: a device can be stopped only if nobody has it open.
+pub const F_SAFE_STOP_DEV: u64 = 1 << 17;
 /// `UBLK_F_UPDATE_SIZE`: a device can have another size while it is used.
 pub const F_UPDATE_SIZE: u64 = 1 << 10;
 
@@ -285,6 +291,8 @@ const _: () = assert!(size_of::<Descriptor>() == 24 && align_of::<Descriptor>() 
 const FUA: u32 = 1 << 13;
 /// `UBLK_IO_F_NOUNMAP`
 const NO_UNMAP: u32 = 1 << 15;
+/// `UBLK_IO_F_NEED_REG_BUF`
+const NOT_REGISTERED: u32 = 1 << 17;
 
 impl Descriptor {
     /// What is asked for.
@@ -307,6 +315,11 @@ impl Descriptor {
     /// The zeroed range has to stay allocated.
     pub const fn no_unmap(&self) -> bool {
         self.op_flags & NO_UNMAP != 0
+    }
+
+    /// Its memory could not be put into the table of registered buffers.
+    pub const fn is_unregistered(&self) -> bool {
+        self.op_flags & NOT_REGISTERED != 0
     }
 
     /// Offset and length in bytes; `None` for what no request can be.

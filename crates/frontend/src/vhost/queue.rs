@@ -488,7 +488,7 @@ impl Vring {
         let (opener, tag) = (cx.terms.opener, cx.tag | u64::from(head));
         let offset = slot.offset + u64::from(slot.done);
         let fua = op.is_write() && cx.terms.write_through;
-        target.submit(Request { opener, tag, op, offset, len: part, fua, buf });
+        target.submit(Request { opener, tag, op, offset, len: part, fua, buf, place: None });
         Ok(())
     }
 

@@ -300,7 +300,7 @@ impl Resource {
         let io = match kind {
             ServeKind::Verify => DiskOp::Digest { range, of: DigestOf::Verify },
             ServeKind::Digest => DiskOp::ReadWithDigest { range, peer: self.peers[peer].node },
-            _ => DiskOp::Read { range, detect_zeroes: kind == ServeKind::Thin },
+            _ => DiskOp::Read { range, detect_zeroes: kind == ServeKind::Thin, request: None },
         };
         self.out.push_back(Output::Disk { volume: nr, op, io });
     }

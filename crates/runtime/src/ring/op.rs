@@ -8,6 +8,7 @@ use std::rc::Rc;
 use io_uring::types::Timespec;
 use socket2::SockAddr;
 
+use super::Place;
 use super::ublk::UblkCommand;
 use crate::{Buf, Errno, Extent};
 
@@ -267,6 +268,12 @@ pub(super) enum Kind {
         len: u32,
         rw_flags: i32,
         retries: u8,
+    },
+    /// Read into a request's memory, at a place of the table of registered buffers.
+    ReadPlaced {
+        offset: u64,
+        len: u32,
+        place: Place,
     },
     /// Make the range read as zeroes; `done` counts what was written in the last way.
     Zero {

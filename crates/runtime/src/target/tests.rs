@@ -6,7 +6,7 @@ use crate::BufPool;
 const OPENER: OpenerId = OpenerId(1);
 
 fn request(tag: u64, op: Op, offset: u64, len: u32, buf: Option<Buf>) -> Request {
-    Request { opener: OPENER, tag, op, offset, len, fua: false, buf }
+    Request { opener: OPENER, tag, op, offset, len, fua: false, buf, place: None }
 }
 
 fn opened(size: u64) -> (BufPool, MemoryTarget) {

@@ -172,10 +172,14 @@ fn reads_go_to_the_disk_or_to_a_peer() {
     let mut bed = Bed::default();
     bed.begin(Kind::Read, 0, 1);
     // A resync's read and somebody else's are not it.
-    bed.disk(2, 1, DiskOp::Read { range: RANGE, detect_zeroes: true });
-    bed.disk(2, 2, DiskOp::Read { range: SectorRange::new(0, 8), detect_zeroes: false });
+    bed.disk(2, 1, DiskOp::Read { range: RANGE, detect_zeroes: true, request: None });
+    bed.disk(
+        2,
+        2,
+        DiskOp::Read { range: SectorRange::new(0, 8), detect_zeroes: false, request: None },
+    );
     assert!(bed.waterfalls.waits(V, 5));
-    bed.disk(3, 9, DiskOp::Read { range: RANGE, detect_zeroes: false });
+    bed.disk(3, 9, DiskOp::Read { range: RANGE, detect_zeroes: false, request: None });
     bed.disk_done(60, 1);
     // The disk fails, a peer has it.
     bed.input(103, Input::DiskDone { op: OpId(9), result: Err(DiskError::Io) });

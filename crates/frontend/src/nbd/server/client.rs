@@ -758,7 +758,7 @@ impl Serving {
         let (opener, op, fua) = (self.opener, job.op, job.fua);
         match env.targets.target(self.key) {
             Some(target) => {
-                target.submit(Request { opener, tag, op, offset, len, fua, buf });
+                target.submit(Request { opener, tag, op, offset, len, fua, buf, place: None });
             }
             None => self.fail(tag, Errno::ESHUTDOWN, io),
         }

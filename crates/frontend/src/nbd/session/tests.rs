@@ -66,7 +66,16 @@ impl Rig {
 
     fn submit(&mut self, job: &Job, part: Part, buf: Option<Buf>) {
         let Part { tag, offset, len } = part;
-        let request = Request { opener: OPENER, tag, op: job.op, offset, len, fua: job.fua, buf };
+        let request = Request {
+            opener: OPENER,
+            tag,
+            op: job.op,
+            offset,
+            len,
+            fua: job.fua,
+            buf,
+            place: None,
+        };
         self.target.submit(request);
     }
 

@@ -95,6 +95,8 @@ mod tests {
             face: "ublk".to_owned(),
             users: vec!["mounted at /mnt".to_owned(), "process 7 (fio)".to_owned()],
             problem: None,
+            features: vec!["user-copy".to_owned(), "auto-buf-reg".to_owned()],
+            reads_in_place: 9,
         };
         let waiting = MapStatus {
             device: None,
