@@ -3,7 +3,7 @@
 //! - The operator's commands are those of `surfaces::cli`, those about a control plane of
 //!   `surfaces::cli::cluster`.
 //! - Started by the name `drbdsetup`, it is that program: `surfaces::drbdsetup`.
-//! - `engine`: the data plane's daemon. `face`: what it starts for some block devices. `agent` and `controller`: the daemons of
+//! - `engine`: the data plane's daemon. `face`: what it starts for some block devices, `ublk-owner`: what udev asks about others. `agent` and `controller`: the daemons of
 //!   the control plane. `node`: how nodes join it, and commands about them. `demo`: a cluster on this machine, to see it work.
 //! - `man`, `completions`: files made from the command line's declaration.
 
@@ -14,6 +14,7 @@ mod docs;
 mod engine;
 mod face;
 mod node;
+mod ublk_owner;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -51,6 +52,9 @@ enum Command {
     /// Serve a mapped volume as a file; the engine starts it where a device needs it
     #[command(hide = true)]
     Face(face::Args),
+    /// Print who has made a device of ublk: user and group, for the rules of udev
+    #[command(hide = true)]
+    UblkOwner(ublk_owner::Args),
     /// Run the agent of a control plane in the foreground
     Agent(agent::Args),
     /// Run the controller of a cluster, with LINSTOR's REST API, in the foreground
@@ -81,7 +85,10 @@ fn honoured(command: &Command) -> Vec<&'static str> {
         Command::Cluster(command) => command.uses(),
         Command::Demo(_) => vec!["json"],
         Command::Controller(args) => args.uses(),
-        Command::Face(_) | Command::Man { .. } | Command::Completions { .. } => Vec::new(),
+        Command::Face(_)
+        | Command::UblkOwner(_)
+        | Command::Man { .. }
+        | Command::Completions { .. } => Vec::new(),
     }
 }
 
@@ -132,6 +139,7 @@ fn main() -> ExitCode {
         }
         Command::Engine(args) => engine::run(args, &common),
         Command::Face(args) => face::run(args),
+        Command::UblkOwner(args) => ublk_owner::run(args),
         Command::Agent(args) => agent::run(args, &common),
         Command::Controller(args) => controller::run(args, &common),
         Command::Demo(args) => return demo::run(args, common.json),

@@ -28,6 +28,10 @@
 //! table of registered buffers (`UBLK_F_AUTO_BUF_REG`, Linux 6.16), and the target may have its disk read
 //! there ([`runtime::Place`]).
 //!
+//! A server without `CAP_SYS_ADMIN` may have neither. Its devices are unprivileged
+//! (`UBLK_F_UNPRIVILEGED_DEV`): the kernel copies to and from a buffer of each slot, they end with the
+//! server, and a request that takes too long ends the server, so it fails before.
+//!
 //! The driver does not tell when a device is opened or closed. So a device holds its target open,
 //! for writing unless it is read-only, as long as it exists: no other node can change what this
 //! one's page cache has.

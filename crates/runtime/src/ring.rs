@@ -35,7 +35,7 @@ mod ublk;
 pub use fixed::{FixedStats, Place};
 pub(crate) use op::Segment;
 pub use op::{Completed, Fd, OpId, Payload, Token, Vectored};
-pub use ublk::UblkSlot;
+pub use ublk::{UblkBuffer, UblkData, UblkSlot};
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -859,7 +859,7 @@ fn entry(op: &mut Op, fixed: Option<u16>) -> squeue::Entry {
         }
         (Kind::Poll { mask }, _) => opcode::PollAdd::new(fd, *mask).build(),
         (Kind::Close { fd }, _) => opcode::Close::new(RingFd(*fd)).build(),
-        (Kind::Ublk(command), _) => command.entry(fd),
+        (Kind::Ublk(command), memory) => command.entry(fd, memory),
         (
             Kind::Transfer { .. }
             | Kind::Send

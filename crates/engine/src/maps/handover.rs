@@ -33,12 +33,24 @@ impl Engine {
     /// Refuses while a device has yet to be brought back: this engine is at it.
     pub(crate) fn check_maps_handover(&self) -> Done {
         let maps = lock(&self.maps);
-        let missing = maps.by_volume.iter().find(|(_, map)| !map.is_there());
-        let Some(((resource, nr), _)) = missing else { return Ok(()) };
-        Err(Stop::invalid(format!(
-            "{resource}/{nr} is to be mapped, and is not yet (`ashlar maps` says why); wait for that, or \
-             `ashlar unmap {resource}/{nr}` first"
-        )))
+        for ((resource, nr), map) in &maps.by_volume {
+            let (_, Some(mapped)) = map.there() else {
+                return Err(Stop::invalid(format!(
+                    "{resource}/{nr} is to be mapped, and is not yet (`ashlar maps` says why); wait for \
+                     that, or `ashlar unmap {resource}/{nr}` first"
+                )));
+            };
+            let Kind::Ublk(number) = mapped.kind else { continue };
+            let lasts = self.ublk_outlives(number).map_err(|e| Stop::invalid(e.to_string()))?;
+            if !lasts {
+                return Err(Stop::invalid(format!(
+                    "{} ends with this engine, as all devices of engines that are not root; `ashlar unmap \
+                     {resource}/{nr}` first",
+                    mapped.path
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// All mapped volumes, for [`Engine::inherit_maps`].

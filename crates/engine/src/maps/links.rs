@@ -84,9 +84,10 @@ impl Links {
         }
     }
 
-    /// As they are shown.
+    /// Those that are there, as they are shown.
     pub(super) fn names(&self) -> Vec<String> {
-        self.paths.iter().map(|path| path.display().to_string()).collect()
+        let there = self.paths.iter().filter(|path| fs::symlink_metadata(path).is_ok());
+        there.map(|path| path.display().to_string()).collect()
     }
 }
 

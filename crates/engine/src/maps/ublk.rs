@@ -17,10 +17,11 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
-use frontend::ublk::control::ControlError;
+use frontend::ublk::control::{ControlError, character_device};
 use frontend::ublk::uapi::{
     ControlOp, DeviceInfo, DeviceState, F_AUTO_BUF_REG, F_CMD_IOCTL_ENCODE, F_SAFE_STOP_DEV,
-    F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, Params, feature_names,
+    F_UNPRIVILEGED_DEV, F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY, F_USER_RECOVERY_REISSUE,
+    Params, feature_names,
 };
 use frontend::ublk::{Control, DeviceKey};
 use runtime::{Errno, Intent, TargetInfo};
@@ -52,6 +53,9 @@ const DONE: Duration = Duration::from_secs(10);
 const FREED: Duration = Duration::from_secs(2);
 /// What to look at where a device's node is missing.
 const DEVTMPFS: &str = "is /dev a devtmpfs, or does udev run?";
+/// And where it is not ours.
+const UDEV: &str =
+    "the engine is not root: udev needs the rules of dist/udev for devices of others";
 /// How often is looked.
 const TICK: Duration = Duration::from_millis(5);
 /// Has an entry `ublkcN` for each device.
@@ -60,6 +64,8 @@ const DEVICES: &str = "/sys/class/ublk-char";
 const RECOVERY: u64 = F_USER_RECOVERY | F_USER_RECOVERY_REISSUE;
 /// What is used of the driver where it has it.
 const WANTED: u64 = F_AUTO_BUF_REG;
+/// Longest request of an unprivileged device in bytes: each slot has a buffer of that length.
+const UNPRIVILEGED_IO: u32 = 256 << 10;
 /// Beyond this number the kernel has no devices; it chooses one itself then.
 const NUMBERS: u32 = 1 << 20;
 
@@ -148,7 +154,12 @@ fn failed(what: &str, error: ControlError) -> Stop {
         ControlError::Late(_) => {
             "look at `ashlar why`: a volume that waits keeps its device waiting"
         }
-        ControlError::Open(Errno(libc::EACCES | libc::EPERM)) => "run the engine as root",
+        ControlError::Open(Errno(libc::EACCES | libc::EPERM)) => {
+            "run the engine as root, or give udev the rules of dist/udev"
+        }
+        ControlError::Refused(ControlOp::Add, Errno(libc::EACCES)) => {
+            "there are as many devices of others than root as /sys/module/ublk_drv/parameters/ublks_max says"
+        }
         ControlError::Open(_) | ControlError::TooOld => {
             "without --face, `ashlar map` takes another way where there is one"
         }
@@ -384,9 +395,17 @@ impl Engine {
             pid: -1,
             flags: F_CMD_IOCTL_ENCODE | F_USER_COPY | RECOVERY | (WANTED & features),
             signature,
+            owner: (0, 0),
         };
         let taken = ControlError::Refused(ControlOp::Add, Errno::EEXIST);
         let mut added = control.add(&wish);
+        if added == Err(ControlError::Refused(ControlOp::Add, Errno::EPERM))
+            && features & F_UNPRIVILEGED_DEV != 0
+        {
+            wish.flags = F_CMD_IOCTL_ENCODE | F_UNPRIVILEGED_DEV;
+            wish.max_io = wish.max_io.min(UNPRIVILEGED_IO);
+            added = control.add(&wish);
+        }
         if added == Err(taken) && is_dead(control, wish.id, signature) {
             // It keeps its number for as long as somebody has it open.
             delete(control, wish.id, false)?;
@@ -401,7 +420,13 @@ impl Engine {
             added = control.add(&wish);
         }
         let info = added?;
-        match control.set_params(info.id, params) {
+        if info.flags & F_UNPRIVILEGED_DEV != 0 {
+            // udev has to give it to us before anything more can be asked of it.
+            drop(open_node(&character_device(info.id)));
+        }
+        let max_transfer = params.target.max_transfer.min(info.max_io);
+        let target = TargetInfo { max_transfer, ..params.target };
+        match control.set_params(info.id, &Params { target, ..*params }) {
             Ok(()) => Ok(info),
             Err(error) => {
                 // It is nobody's yet.
@@ -438,22 +463,32 @@ impl Engine {
             let text = format!("{} does not appear", mapped.path);
             return Err(Stop::failed(FailureKind::Io, text, DEVTMPFS));
         }
-        let linked = mapped.links.make(&mapped.path);
-        linked.map_err(|e| Stop::failed(FailureKind::Io, e, "see to /dev, then repeat it"))
+        match mapped.links.make(&mapped.path) {
+            Err(e) if info.flags & F_UNPRIVILEGED_DEV != 0 => {
+                log!(Level::Warn, "engine", "{e}; the engine is not root, whose folder it is");
+                Ok(())
+            }
+            linked => {
+                linked.map_err(|e| Stop::failed(FailureKind::Io, e, "see to /dev, then repeat it"))
+            }
+        }
     }
 
     /// Has the volume's shard take what the kernel asks of a device.
     fn serve_device(&self, mapped: &Mapped, info: &DeviceInfo) -> Done {
-        let node = format!("/dev/ublkc{}", info.id);
+        let node = character_device(info.id);
+        let next = match info.flags & F_UNPRIVILEGED_DEV {
+            0 => DEVTMPFS,
+            _ => UDEV,
+        };
         let no_node = |e: String| {
             let text = format!("{node} can not be opened: {e}");
-            Stop::failed(FailureKind::Io, text, DEVTMPFS)
+            Stop::failed(FailureKind::Io, text, next)
         };
         let file = open_node(&node).map_err(|e| no_node(e.to_string()))?;
-        let (key, queues, depth) = (mapped.key, info.queues, info.depth);
-        let registers = info.flags & F_AUTO_BUF_REG != 0;
+        let (key, info) = (mapped.key, *info);
         let started = self.on(mapped.shard, move |shard| {
-            shard.ublk.start(&mut shard.io.ring, key, file, queues, depth, registers)
+            shard.ublk.start(&mut shard.io.ring, key, file, &info)
         })?;
         started.map_err(|errno| no_node(errno.to_string()))
     }
@@ -508,11 +543,18 @@ impl Engine {
         self.on(mapped.shard, move |shard| close(shard, key))
     }
 
+    /// The device is served on by the next engine when this one ends.
+    pub(super) fn ublk_outlives(&self, number: u32) -> Result<bool, ControlError> {
+        let info = Control::open(FEATURES)?.info(number)?;
+        Ok(info.flags & RECOVERY == RECOVERY)
+    }
+
     /// What a device uses of the driver, and how many reads the disk has put straight into the memory of
     /// their requests.
     pub(super) fn ublk_use(&self, mapped: &Mapped, number: u32) -> (Vec<String>, u64) {
         let info = Control::open(FEATURES).and_then(|mut control| control.info(number));
-        let used = info.map_or(0, |info| info.flags & (F_USER_COPY | RECOVERY | WANTED));
+        let ours = F_UNPRIVILEGED_DEV | F_USER_COPY | RECOVERY | WANTED;
+        let used = info.map_or(0, |info| info.flags & ours);
         let key = mapped.key;
         let placed = self.on(mapped.shard, move |shard| shard.ublk.placed(key));
         (feature_names(used).map(str::to_owned).collect(), placed.unwrap_or(0))

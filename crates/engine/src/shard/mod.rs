@@ -335,7 +335,8 @@ impl Shard {
         // A full mailbox is tried again as soon.
         let again = self.io.starved || self.order_changed;
         let starved = again.then(|| self.io.now() + STARVED);
-        let all = [self.timers.next_deadline(), self.nbd.deadline(), starved, self.io.full_until];
+        let devices = self.nbd.deadline().into_iter().chain(self.ublk.deadline()).min();
+        let all = [self.timers.next_deadline(), devices, starved, self.io.full_until];
         all.into_iter().flatten().min()
     }
 

@@ -5,10 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
-use runtime::ring::UblkSlot;
-use runtime::{Errno, Fd, Place, Ring, Token};
+use runtime::ring::{UblkBuffer, UblkData, UblkSlot};
+use runtime::{Buf, BufPool, Errno, Fd, Payload, Place, Ring, Token};
 
-use super::uapi::{Descriptor, data_offset, descriptors_offset};
+use super::uapi::{
+    Descriptor, DeviceInfo, F_AUTO_BUF_REG, F_USER_COPY, data_offset, descriptors_offset,
+};
 
 /// What a device needs of the kernel.
 pub(super) trait Channel {
@@ -17,6 +19,9 @@ pub(super) trait Channel {
 
     /// Ends a slot's request with bytes or a negative error number, and offers it again.
     fn commit(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot, result: i32);
+
+    /// A slot's command has completed, with this.
+    fn came_back(&mut self, slot: UblkSlot, payload: Payload);
 
     /// The request of a slot. Slots are within the numbers of queues and their depth.
     fn descriptor(&self, slot: UblkSlot) -> Descriptor;
@@ -28,7 +33,7 @@ pub(super) trait Channel {
     fn copy_in(&self, slot: UblkSlot, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Copies what was read.
-    fn copy_out(&self, slot: UblkSlot, from: &[u8]) -> Result<(), Errno>;
+    fn copy_out(&mut self, slot: UblkSlot, from: &[u8]) -> Result<(), Errno>;
 }
 
 /// `/dev/ublkcN`.
@@ -40,15 +45,31 @@ pub(super) struct Kernel {
     /// By queue.
     areas: Vec<Area>,
     depth: u16,
-    places: Option<Places>,
+    data: Data,
 }
 
-/// The places for a device's requests, if its driver puts them somewhere.
-pub(super) enum Places {
-    /// One for each slot, by queue and tag.
-    Own(Box<[Place]>),
-    /// The ring has not as many.
-    None,
+/// How the data of a device come and go, by slot: by queue, then tag.
+pub(super) enum Data {
+    /// They are copied by its file.
+    Copied,
+    /// They can be, and the driver puts a request at its slot's place.
+    Placed(Box<[Place]>),
+    /// The same, but the ring has not as many places.
+    Unplaced,
+    /// The kernel copies them to and from these, which it has while a slot is offered.
+    Buffers(Vec<Option<Buf>>),
+}
+
+impl Data {
+    /// Buffers for so many slots, each as long as the longest request. They are memory once they are used.
+    ///
+    /// # Errors
+    /// `ENOMEM`
+    fn buffers(slots: usize, max_io: usize) -> Result<Data, Errno> {
+        let pool = BufPool::new(slots * max_io.next_power_of_two())?;
+        let alloc = |_| pool.alloc(max_io).map(Some).map_err(|_| Errno::ENOMEM);
+        Ok(Data::Buffers((0..slots).map(alloc).collect::<Result<_, _>>()?))
+    }
 }
 
 /// The descriptors of a queue, written by the kernel.
@@ -58,39 +79,52 @@ struct Area {
 }
 
 impl Kernel {
-    /// Takes the open character device of a device with that many queues and slots. There are places if
-    /// it was added with `UBLK_F_AUTO_BUF_REG`, and not otherwise.
+    /// Takes the open character device of a device that was added as `info` says.
     ///
     /// # Errors
     /// The kernel's error number.
-    pub(super) fn new(
-        file: OwnedFd,
-        queues: u16,
-        depth: u16,
-        places: Option<Places>,
-    ) -> Result<Kernel, Errno> {
+    pub(super) fn new(ring: &mut Ring, file: OwnedFd, info: &DeviceInfo) -> Result<Kernel, Errno> {
+        let DeviceInfo { queues, depth, max_io, .. } = *info;
+        let slots = usize::from(queues) * usize::from(depth);
+        let has = |feature| info.flags & feature != 0;
+        let data = if !has(F_USER_COPY) {
+            Data::buffers(slots, max_io as usize)?
+        } else if has(F_AUTO_BUF_REG) {
+            ring.take_places(slots).map_or(Data::Unplaced, Data::Placed)
+        } else {
+            Data::Copied
+        };
         let copy = file.as_fd().try_clone_to_owned()?;
         let areas: Result<_, Errno> =
             (0..queues).map(|queue| Area::map(&file, queue, depth)).collect();
-        Ok(Kernel { fd: Fd::new(file), file: File::from(copy), areas: areas?, depth, places })
+        Ok(Kernel { fd: Fd::new(file), file: File::from(copy), areas: areas?, depth, data })
     }
 
     /// The places of its slots, which are its own for as long as the kernel may have a request of it.
     pub(super) fn places(&self) -> &[Place] {
-        match &self.places {
-            Some(Places::Own(places)) => places,
+        match &self.data {
+            Data::Placed(places) => places,
             _ => &[],
         }
     }
 
-    /// What the driver is told of a slot's place.
-    fn told(&self, slot: UblkSlot) -> Option<Place> {
-        Some(match self.places.as_ref()? {
-            Places::Own(places) => {
-                places[usize::from(slot.queue) * usize::from(self.depth) + usize::from(slot.tag)]
+    fn index(&self, slot: UblkSlot) -> usize {
+        usize::from(slot.queue) * usize::from(self.depth) + usize::from(slot.tag)
+    }
+
+    /// What the driver is told of a slot's data.
+    fn offer(&mut self, slot: UblkSlot) -> UblkData {
+        let index = self.index(slot);
+        match &mut self.data {
+            Data::Copied => UblkData::Copied,
+            Data::Placed(places) => UblkData::Placed(places[index]),
+            Data::Unplaced => UblkData::Placed(Place::NOWHERE),
+            Data::Buffers(buffers) => {
+                let buf = buffers[index].take().expect("a slot is offered when it is back");
+                // SAFETY: it was made as long as `max_io` of the device, and nobody has cut it.
+                UblkData::Buffer(unsafe { UblkBuffer::lend(buf) })
             }
-            Places::None => Place::NOWHERE,
-        })
+        }
     }
 }
 
@@ -124,16 +158,27 @@ impl Drop for Area {
 
 impl Channel for Kernel {
     fn fetch(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot) {
-        ring.ublk_fetch(token, &self.fd, slot, self.told(slot));
+        let data = self.offer(slot);
+        ring.ublk_fetch(token, &self.fd, slot, data);
     }
 
     fn commit(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot, result: i32) {
-        ring.ublk_commit(token, &self.fd, slot, result, self.told(slot));
+        let data = self.offer(slot);
+        ring.ublk_commit(token, &self.fd, slot, result, data);
+    }
+
+    fn came_back(&mut self, slot: UblkSlot, payload: Payload) {
+        let index = self.index(slot);
+        if let (Data::Buffers(buffers), Payload::Buf(buf)) = (&mut self.data, payload) {
+            buffers[index] = Some(buf);
+        }
     }
 
     fn place(&self, slot: UblkSlot, descriptor: &Descriptor) -> Option<Place> {
-        let there = matches!(self.places, Some(Places::Own(_))) && !descriptor.is_unregistered();
-        self.told(slot).filter(|_| there)
+        match &self.data {
+            Data::Placed(places) if !descriptor.is_unregistered() => Some(places[self.index(slot)]),
+            _ => None,
+        }
     }
 
     fn descriptor(&self, slot: UblkSlot) -> Descriptor {
@@ -146,10 +191,22 @@ impl Channel for Kernel {
     }
 
     fn copy_in(&self, slot: UblkSlot, into: &mut [u8]) -> Result<(), Errno> {
+        if let Data::Buffers(buffers) = &self.data {
+            let buf = buffers[self.index(slot)].as_deref().expect("a request's slot is back");
+            into.copy_from_slice(buf.get(..into.len()).ok_or(Errno::EINVAL)?);
+            return Ok(());
+        }
         Ok(self.file.read_exact_at(into, data_offset(slot.queue, slot.tag))?)
     }
 
-    fn copy_out(&self, slot: UblkSlot, from: &[u8]) -> Result<(), Errno> {
+    fn copy_out(&mut self, slot: UblkSlot, from: &[u8]) -> Result<(), Errno> {
+        let index = self.index(slot);
+        if let Data::Buffers(buffers) = &mut self.data {
+            let buf = buffers[index].as_mut().expect("a request's slot is back");
+            let bytes = buf.as_mut_slice().expect("nobody else has a slot's buffer");
+            bytes.get_mut(..from.len()).ok_or(Errno::EINVAL)?.copy_from_slice(from);
+            return Ok(());
+        }
         Ok(self.file.write_all_at(from, data_offset(slot.queue, slot.tag))?)
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! A command carries 32 bytes, for which an entry of the ordinary ring has no room; it has a small
 //! ring of its own with larger entries. The calling thread waits for the answer.
+//!
+//! What is asked about an unprivileged device names its character device, by whose mode and owner the
+//! kernel decides who may ask.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -13,8 +17,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use runtime::Errno;
 
 use super::uapi::{
-    CONTROL, ControlOp, DEVICE_INFO_LEN, DeviceInfo, F_CMD_IOCTL_ENCODE, F_USER_COPY,
-    F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, Params,
+    CONTROL, ControlOp, DEVICE_INFO_LEN, DeviceInfo, F_CMD_IOCTL_ENCODE, F_UNPRIVILEGED_DEV,
+    F_USER_COPY, F_USER_RECOVERY, F_USER_RECOVERY_REISSUE, Params,
 };
 
 /// A command that is never asked about one queue has this number (`-1`).
@@ -67,6 +71,16 @@ pub struct Control {
     /// Number of the last command: an answer that comes late has another one.
     last: u64,
     patience: Duration,
+    /// Devices that were looked at: they are unprivileged.
+    looked_at: BTreeMap<u32, bool>,
+}
+
+/// Room for the path of a character device, with a zero at its end.
+const PATH: usize = 32;
+
+/// The character device of a device.
+pub fn character_device(device: u32) -> String {
+    format!("/dev/ublkc{device}")
 }
 
 impl Control {
@@ -82,7 +96,7 @@ impl Control {
 
     fn on(file: File, patience: Duration) -> Result<Control, ControlError> {
         let ring = IoUring::builder().build(4).map_err(|e| ControlError::Ring(e.into()))?;
-        Ok(Control { file, ring, last: 0, patience })
+        Ok(Control { file, ring, last: 0, patience, looked_at: BTreeMap::new() })
     }
 
     /// The features of the driver (`UBLK_F_*`).
@@ -104,16 +118,41 @@ impl Control {
     /// `EEXIST` if there is one of that number.
     pub fn add(&mut self, wish: &DeviceInfo) -> Result<DeviceInfo, ControlError> {
         let bytes = self.command(ControlOp::Add, wish.id, 0, wish.encode())?;
-        DeviceInfo::decode(&bytes).ok_or(ControlError::TooOld)
+        self.looked_at(&bytes)
     }
 
     /// The device of that number.
     ///
     /// # Errors
-    /// `ENODEV` if there is none.
+    /// `ENODEV` if there is none; `EPERM` or `EACCES` if it is somebody else's.
     pub fn info(&mut self, device: u32) -> Result<DeviceInfo, ControlError> {
-        let bytes = self.command(ControlOp::GetInfo, device, 0, vec![0; DEVICE_INFO_LEN])?;
-        DeviceInfo::decode(&bytes).ok_or(ControlError::TooOld)
+        let room = || vec![0; DEVICE_INFO_LEN];
+        let bytes = match self.command(ControlOp::GetInfoByPath, device, 0, room()) {
+            // Its character device may be missing here. Root needs none.
+            Err(ControlError::Refused(_, errno)) if errno != Errno::ENODEV => {
+                self.command(ControlOp::GetInfo, device, 0, room())?
+            }
+            answer => answer?,
+        };
+        self.looked_at(&bytes)
+    }
+
+    fn looked_at(&mut self, bytes: &[u8]) -> Result<DeviceInfo, ControlError> {
+        let info = DeviceInfo::decode(bytes).ok_or(ControlError::TooOld)?;
+        self.looked_at.insert(info.id, info.flags & F_UNPRIVILEGED_DEV != 0);
+        Ok(info)
+    }
+
+    /// The command has to name the character device.
+    fn needs_path(&mut self, op: ControlOp, device: u32) -> bool {
+        match op {
+            ControlOp::GetInfoByPath => true,
+            ControlOp::Add | ControlOp::GetFeatures | ControlOp::GetInfo => false,
+            _ => match self.looked_at.get(&device) {
+                Some(unprivileged) => *unprivileged,
+                None => self.info(device).is_ok_and(|info| info.flags & F_UNPRIVILEGED_DEV != 0),
+            },
+        }
     }
 
     /// Sets the limits of a device that is not started.
@@ -203,10 +242,16 @@ impl Control {
         data: u64,
         mut memory: Vec<u8>,
     ) -> Result<Vec<u8>, ControlError> {
+        let path_len = if self.needs_path(op, device) { PATH } else { 0 };
+        if path_len > 0 {
+            let mut path = character_device(device).into_bytes();
+            path.resize(PATH, 0);
+            memory.splice(..0, path);
+        }
         self.last += 1;
         let number = self.last;
         let address = if memory.is_empty() { 0 } else { memory.as_mut_ptr() as u64 };
-        let command = encode(device, memory.len() as u16, address, data);
+        let command = encode(device, memory.len() as u16, address, data, path_len as u16);
         let fd = RingFd(self.file.as_raw_fd());
         let entry = opcode::UringCmd80::new(fd, op as u32).cmd(command).build().user_data(number);
         // SAFETY: the driver reads and writes at most `memory.len()` bytes at `address`. That is
@@ -216,7 +261,7 @@ impl Control {
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| ControlError::Ring(Errno::EBUSY))?;
         match self.answer(number) {
-            Ok(Some(result)) if result >= 0 => Ok(memory),
+            Ok(Some(result)) if result >= 0 => Ok(memory.split_off(path_len)),
             Ok(Some(result)) => Err(ControlError::Refused(op, Errno(-result))),
             Ok(None) => {
                 std::mem::forget(memory);
@@ -253,14 +298,16 @@ impl Control {
     }
 }
 
-/// `struct ublksrv_ctrl_cmd` in the room for commands: device, queue, length, address, data.
-fn encode(device: u32, len: u16, address: u64, data: u64) -> [u8; 80] {
+/// `struct ublksrv_ctrl_cmd` in the room for commands: device, queue, length, address, data, length of the
+/// path that comes before all else.
+fn encode(device: u32, len: u16, address: u64, data: u64, path_len: u16) -> [u8; 80] {
     let mut command = [0; 80];
     command[..4].copy_from_slice(&device.to_ne_bytes());
     command[4..6].copy_from_slice(&NO_QUEUE.to_ne_bytes());
     command[6..8].copy_from_slice(&len.to_ne_bytes());
     command[8..16].copy_from_slice(&address.to_ne_bytes());
     command[16..24].copy_from_slice(&data.to_ne_bytes());
+    command[24..26].copy_from_slice(&path_len.to_ne_bytes());
     command
 }
 
@@ -276,13 +323,14 @@ mod tests {
 
     #[test]
     fn a_command_has_the_drivers_layout() {
-        let command = encode(7, 64, 0x1122_3344_5566_7788, 42);
+        let command = encode(7, 64, 0x1122_3344_5566_7788, 42, 32);
         let mut expected = Vec::new();
         expected.extend(7u32.to_ne_bytes());
         expected.extend([0xff, 0xff]);
         expected.extend(64u16.to_ne_bytes());
         expected.extend(0x1122_3344_5566_7788u64.to_ne_bytes());
         expected.extend(42u64.to_ne_bytes());
+        expected.extend(32u16.to_ne_bytes());
         expected.resize(80, 0);
         assert_eq!(command.as_slice(), expected);
     }
@@ -290,6 +338,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_the_driver_refuses_commands() {
         let file = OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+        assert!(character_device(u32::MAX).len() < PATH);
         // What the null device does with a command it does not know has changed over time; that it
         // tells of no features has not.
         let mut control = Control::on(file, Duration::from_secs(10)).unwrap();

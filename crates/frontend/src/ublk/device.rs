@@ -6,12 +6,21 @@
 //!                      │        └► Waiting ──────┘  no buffer yet, or a pause
 //!                      └► Back: the device has ended, the kernel wants nothing any more
 //! ```
+//!
+//! A device may have a limit to how long a request takes. One that takes longer has failed, whatever becomes of
+//! it; its slot goes on, and the target's answer, which names another turn of the slot, is not the kernel's any
+//! more.
 
 use runtime::ring::UblkSlot;
-use runtime::{AllocError, BufPool, Completion, Errno, Op, OpenerId, Request, Ring, Target, Token};
+use std::time::Duration;
+
+use runtime::{
+    AllocError, BufPool, Completed, Completion, Errno, Op, OpenerId, Request, Ring, Target, Token,
+};
+use vocab::Instant;
 
 use super::channel::Channel;
-use super::uapi::{Descriptor, RequestKind};
+use super::uapi::{Descriptor, DeviceInfo, RequestKind};
 
 /// Who has a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +35,13 @@ enum Slot {
     Back,
 }
 
+impl Slot {
+    /// It has a request that has no result.
+    fn is_held(self) -> bool {
+        matches!(self, Slot::Waiting | Slot::Serving { .. })
+    }
+}
+
 /// A device that is served.
 pub(super) struct Device<C> {
     channel: C,
@@ -35,6 +51,8 @@ pub(super) struct Device<C> {
     opener: OpenerId,
     /// By queue, then tag.
     slots: Vec<Slot>,
+    /// With a limit, by slot.
+    limit: Option<Limit>,
     /// Slots that are not back.
     out: usize,
     waiting: Vec<UblkSlot>,
@@ -44,6 +62,15 @@ pub(super) struct Device<C> {
     placed: u64,
     /// The first error by which the kernel refused a slot, other than the device's end.
     refused: Option<Errno>,
+}
+
+/// How long requests may take.
+struct Limit {
+    patience: Duration,
+    /// When a slot's request came.
+    since: Vec<Instant>,
+    /// Requests of a slot that took too long.
+    turns: Vec<u32>,
 }
 
 fn bits(slot: UblkSlot) -> u64 {
@@ -60,10 +87,12 @@ impl<C: Channel> Device<C> {
     pub(super) fn start(
         mut channel: C,
         ring: &mut Ring,
-        (queues, depth): (u16, u16),
+        info: &DeviceInfo,
         token: Token,
         opener: OpenerId,
+        patience: Option<Duration>,
     ) -> Device<C> {
+        let DeviceInfo { queues, depth, .. } = *info;
         for queue in 0..queues {
             for tag in 0..depth {
                 let slot = UblkSlot { queue, tag };
@@ -72,8 +101,60 @@ impl<C: Channel> Device<C> {
         }
         let slots = vec![Slot::Offered; usize::from(queues) * usize::from(depth)];
         let (out, waiting) = (slots.len(), Vec::new());
+        let limit = patience.map(|patience| Limit {
+            patience,
+            since: vec![ring.now(); slots.len()],
+            turns: vec![0; slots.len()],
+        });
         let (serving, placed, refused) = (0, 0, None);
-        Device { channel, depth, token, opener, slots, out, waiting, serving, placed, refused }
+        Device {
+            channel,
+            depth,
+            token,
+            opener,
+            slots,
+            limit,
+            out,
+            waiting,
+            serving,
+            placed,
+            refused,
+        }
+    }
+
+    /// When the oldest request will have taken too long.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let limit = self.limit.as_ref()?;
+        let held = self.slots.iter().zip(&limit.since).filter(|(slot, _)| slot.is_held());
+        Some(*held.map(|(_, since)| since).min()? + limit.patience)
+    }
+
+    /// Fails the requests that have taken too long.
+    pub(super) fn end_overdue(&mut self, ring: &mut Ring) {
+        let Some(limit) = &mut self.limit else { return };
+        let now = ring.now();
+        let mut overdue = Vec::new();
+        for (index, slot) in self.slots.iter().enumerate() {
+            if slot.is_held() && limit.since[index] + limit.patience <= now {
+                limit.turns[index] = limit.turns[index].wrapping_add(1);
+                let depth = usize::from(self.depth);
+                let (queue, tag) = ((index / depth) as u16, (index % depth) as u16);
+                overdue.push(UblkSlot { queue, tag });
+            }
+        }
+        self.waiting.retain(|slot| !overdue.contains(slot));
+        for slot in overdue {
+            self.refuse(ring, slot, Errno::ETIMEDOUT);
+        }
+    }
+
+    /// How often the slot's requests took too long, in the highest bits of a request's tag.
+    fn turn(&self, slot: UblkSlot) -> u64 {
+        self.limit.as_ref().map_or(0, |limit| u64::from(limit.turns[self.index(slot)]) << 32)
+    }
+
+    fn index(&self, slot: UblkSlot) -> usize {
+        usize::from(slot.queue) * usize::from(self.depth) + usize::from(slot.tag)
     }
 
     /// The way to the kernel.
@@ -107,7 +188,8 @@ impl<C: Channel> Device<C> {
     }
 
     fn slot_mut(&mut self, slot: UblkSlot) -> &mut Slot {
-        &mut self.slots[usize::from(slot.queue) * usize::from(self.depth) + usize::from(slot.tag)]
+        let index = self.index(slot);
+        &mut self.slots[index]
     }
 
     fn commit(&mut self, ring: &mut Ring, slot: UblkSlot, result: i32) {
@@ -126,13 +208,18 @@ impl<C: Channel> Device<C> {
         ring: &mut Ring,
         target: Option<&mut dyn Target>,
         pool: &BufPool,
-        (token, paused): (Token, bool),
-        result: Result<u32, Errno>,
+        done: Completed,
+        paused: bool,
     ) {
-        let slot = slot_of(token.0);
+        let slot = slot_of(done.token.0);
+        self.channel.came_back(slot, done.payload);
+        let index = self.index(slot);
+        if let Some(limit) = &mut self.limit {
+            limit.since[index] = ring.now();
+        }
         let was = std::mem::replace(self.slot_mut(slot), Slot::Waiting);
         assert_eq!(was, Slot::Offered, "a slot completes once for each time it is offered");
-        match result {
+        match done.result {
             // Served when the pause ends; if another process goes on, the kernel asks that one.
             Ok(0) if paused => self.waiting.push(slot),
             Ok(0) => self.serve(ring, target, pool, slot),
@@ -201,7 +288,7 @@ impl<C: Channel> Device<C> {
         *self.slot_mut(slot) = Slot::Serving { read: op == Op::Read, bytes: len };
         self.serving += 1;
         let fua = op.is_write() && descriptor.fua();
-        let (opener, tag) = (self.opener, bits(slot));
+        let (opener, tag) = (self.opener, self.turn(slot) | bits(slot));
         let place = match op {
             Op::Read => self.channel.place(slot, &descriptor),
             _ => None,
@@ -212,10 +299,13 @@ impl<C: Channel> Device<C> {
     /// The target has answered a request.
     pub(super) fn on_target(&mut self, ring: &mut Ring, done: Completion) {
         let slot = slot_of(done.tag);
+        self.serving -= 1;
+        if done.tag != self.turn(slot) | bits(slot) {
+            return;
+        }
         let Slot::Serving { read, bytes } = *self.slot_mut(slot) else {
             panic!("a target answers each request once");
         };
-        self.serving -= 1;
         let result = match (done.result, read) {
             (Ok(()), true) if done.placed => {
                 self.placed += 1;

@@ -28,13 +28,16 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use runtime::{BufPool, Completed, Completion, Errno, Intent, OpenerId, Ring, TargetInfo, Token};
 
 use serde::{Deserialize, Serialize};
+use vocab::Instant;
 
-use super::channel::{Kernel, Places};
+use super::channel::Kernel;
 use super::device::Device;
+use super::uapi::{DeviceInfo, F_UNPRIVILEGED_DEV};
 use crate::nbd::server::{TargetKey, Targets};
 
 /// Names a device among those of its thread. Never used again.
@@ -49,6 +52,10 @@ pub struct FrozenDevices {
     open: Vec<DeviceKey>,
 }
 
+/// How long a request of an unprivileged device may take. After 30 s (`io_timeout` of the queue, which only root
+/// can set) the kernel ends the server.
+const UNPRIVILEGED_LIMIT: Duration = Duration::from_secs(20);
+
 /// Answers to an open: the target's limits.
 pub type OpenReply = mpsc::Sender<Result<TargetInfo, Errno>>;
 
@@ -62,6 +69,8 @@ pub struct Devices {
     places: Vec<Option<Place>>,
     /// Devices that may have to wait for buffers.
     waiting: Vec<u32>,
+    /// Devices whose requests may take only so long.
+    limited: Vec<DeviceKey>,
     /// No requests are taken.
     paused: bool,
 }
@@ -83,7 +92,8 @@ impl Devices {
     /// Devices whose tokens and openers have `space` in their highest eight bits. Buffers come from
     /// `pool`.
     pub fn new(space: u8, pool: BufPool) -> Devices {
-        Devices { space, pool, places: Vec::new(), waiting: Vec::new(), paused: false }
+        let (places, waiting, limited) = (Vec::new(), Vec::new(), Vec::new());
+        Devices { space, pool, places, waiting, limited, paused: false }
     }
 
     /// True if a completion with that token is for [`Devices::on_completed`].
@@ -131,9 +141,8 @@ impl Devices {
         Ok(DeviceKey(index as u32))
     }
 
-    /// Serves the requests of a device by its open character device. What was written by
-    /// [`super::Control::add`] says how many queues and slots it has, and whether the driver registers the
-    /// memory of requests.
+    /// Serves the requests of a device by its open character device. `info` is what
+    /// [`super::Control::add`] or [`super::Control::info`] gave of it.
     ///
     /// # Errors
     /// `ENODEV` if the device is not open; others are the kernel's.
@@ -142,21 +151,20 @@ impl Devices {
         ring: &mut Ring,
         key: DeviceKey,
         file: OwnedFd,
-        queues: u16,
-        depth: u16,
-        registers: bool,
+        info: &DeviceInfo,
     ) -> Result<(), Errno> {
         let bits = self.bits(key.0);
         let place = self.place(key).filter(|place| matches!(place.state, State::Open));
         let place = place.ok_or(Errno::ENODEV)?;
-        let places = registers.then(|| {
-            let own = ring.take_places(usize::from(queues) * usize::from(depth));
-            own.map_or(Places::None, Places::Own)
-        });
-        let channel = Kernel::new(file, queues, depth, places)?;
+        let channel = Kernel::new(ring, file, info)?;
         let (token, opener) = (Token(bits), OpenerId(bits));
-        let device = Device::start(channel, ring, (queues, depth), token, opener);
+        // An answer that does not come costs an unprivileged server its life.
+        let limit = (info.flags & F_UNPRIVILEGED_DEV != 0).then_some(UNPRIVILEGED_LIMIT);
+        let device = Device::start(channel, ring, info, token, opener, limit);
         place.state = State::Serving(device);
+        if limit.is_some() {
+            self.limited.push(key);
+        }
         Ok(())
     }
 
@@ -235,6 +243,7 @@ impl Devices {
         let Some(place) = self.places.get_mut(key.0 as usize).and_then(Option::take) else {
             return;
         };
+        self.limited.retain(|limited| *limited != key);
         // Otherwise they are lost: the kernel or a disk may still use them.
         if let State::Serving(device) = &place.state
             && device.is_back()
@@ -245,6 +254,15 @@ impl Devices {
         if let Some(target) = targets.target(place.target) {
             target.close(opener);
         }
+    }
+
+    /// When [`Devices::turn_end`] has something to do, whatever else happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        let limited = self.limited.iter().filter_map(|key| match self.places.get(key.0 as usize) {
+            Some(Some(Place { state: State::Serving(device), .. })) => device.deadline(),
+            _ => None,
+        });
+        limited.min()
     }
 
     /// An operation of a device has completed. Returns the error if the kernel refused a slot.
@@ -258,7 +276,7 @@ impl Devices {
         let Some(Some(place)) = self.places.get_mut(index) else { return None };
         let State::Serving(device) = &mut place.state else { return None };
         let target = targets.target(place.target);
-        device.on_completed(ring, target, &self.pool, (done.token, self.paused), done.result);
+        device.on_completed(ring, target, &self.pool, done, self.paused);
         if device.is_waiting() {
             self.waiting.push(index as u32);
         }
@@ -298,8 +316,16 @@ impl Devices {
         }
     }
 
-    /// Goes on with requests that lacked buffers. True if some still do: call it again soon.
+    /// Goes on with requests that lacked buffers, and ends those that have taken too long. True if some still
+    /// lack buffers: call it again soon.
     pub fn turn_end(&mut self, ring: &mut Ring, targets: &mut dyn Targets) -> bool {
+        for key in &self.limited {
+            if let Some(Some(Place { state: State::Serving(device), .. })) =
+                self.places.get_mut(key.0 as usize)
+            {
+                device.end_overdue(ring);
+            }
+        }
         if self.waiting.is_empty() || self.paused {
             return false;
         }

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 use runtime::ring::UblkSlot;
 use runtime::{
-    BufPool, Completion, Errno, FaultPlan, FaultyTarget, Intent, MemoryTarget, OpenerId, Place,
-    Request, Ring, Target, TargetInfo, Token,
+    BufPool, Completed, Completion, Errno, FaultPlan, FaultyTarget, Intent, MemoryTarget, OpenerId,
+    Payload, Place, Request, Ring, Target, TargetInfo, Token,
 };
 use vocab::Bytes;
 
@@ -55,6 +56,8 @@ impl Channel for FakeKernel {
         self.0.borrow().requests.iter().rev().find(|(at, _)| *at == slot).unwrap().1
     }
 
+    fn came_back(&mut self, _: UblkSlot, _: Payload) {}
+
     fn place(&self, _: UblkSlot, _: &Descriptor) -> Option<Place> {
         self.0.borrow().place
     }
@@ -67,7 +70,7 @@ impl Channel for FakeKernel {
         Ok(())
     }
 
-    fn copy_out(&self, slot: UblkSlot, from: &[u8]) -> Result<(), Errno> {
+    fn copy_out(&mut self, slot: UblkSlot, from: &[u8]) -> Result<(), Errno> {
         self.copies()?;
         self.0.borrow_mut().data.push((slot, from.to_vec()));
         Ok(())
@@ -92,7 +95,7 @@ impl<T: Target> Bed<T> {
             target.poll_completions(&mut answers);
         }
         let (kernel, mut ring) = (FakeKernel::default(), Ring::new().unwrap());
-        let device = Device::start(kernel.clone(), &mut ring, (QUEUES, DEPTH), Token(BASE), OPENER);
+        let device = start(&kernel, &mut ring, None);
         assert_eq!(kernel.0.borrow().offered.len(), usize::from(DEPTH * QUEUES));
         Bed { kernel, device, ring, pool, target, paused: false }
     }
@@ -112,8 +115,8 @@ impl<T: Target> Bed<T> {
     fn completed(&mut self, slot: UblkSlot, result: Result<u32, Errno>) {
         let token = Token(BASE | u64::from(slot.queue) << 16 | u64::from(slot.tag));
         let (target, pool) = (&mut self.target, &self.pool);
-        let token = (token, self.paused);
-        self.device.on_completed(&mut self.ring, Some(target), pool, token, result);
+        let done = Completed { token, result, payload: Payload::None };
+        self.device.on_completed(&mut self.ring, Some(target), pool, done, self.paused);
     }
 
     /// Takes answers of the target until there was one for the kernel; returns it.
@@ -135,6 +138,21 @@ impl<T: Target> Bed<T> {
     fn data(&self) -> Vec<u8> {
         self.kernel.0.borrow().data.last().unwrap().1.clone()
     }
+}
+
+fn start(kernel: &FakeKernel, ring: &mut Ring, patience: Option<Duration>) -> Device<FakeKernel> {
+    let info = DeviceInfo {
+        queues: QUEUES,
+        depth: DEPTH,
+        state: DeviceState::Dead,
+        max_io: 1 << 20,
+        id: 0,
+        pid: -1,
+        flags: F_USER_COPY,
+        signature: 0,
+        owner: (0, 0),
+    };
+    Device::start(kernel.clone(), ring, &info, Token(BASE), OPENER, patience)
 }
 
 fn slot(queue: u16, tag: u16) -> UblkSlot {
@@ -241,6 +259,77 @@ fn a_read_that_is_in_its_place_is_not_copied_and_any_other_is() {
     assert_eq!(bed.answer(), (slot(0, 0), 512));
     assert_eq!((bed.data(), bed.device.placed()), (vec![7; 512], 1));
     assert_eq!(bed.pool.in_use(), 0);
+}
+
+/// Answers only when it is told to.
+#[derive(Default)]
+struct Late {
+    held: Vec<Request>,
+    answers: Vec<Completion>,
+}
+
+impl Target for Late {
+    fn info(&self) -> TargetInfo {
+        MemoryTarget::new(Bytes(1 << 20)).info()
+    }
+
+    fn open(&mut self, opener: OpenerId, _: Intent, tag: u64) {
+        self.answers.push(Completion::new(opener, tag, Ok(())));
+    }
+
+    fn close(&mut self, _: OpenerId) {}
+
+    fn submit(&mut self, request: Request) {
+        self.held.push(request);
+    }
+
+    fn flush_submissions(&mut self) {}
+
+    fn poll_completions(&mut self, out: &mut Vec<Completion>) {
+        out.append(&mut self.answers);
+    }
+}
+
+#[test]
+fn a_request_that_takes_too_long_fails_and_its_answer_is_not_another_ones() {
+    let pool = BufPool::new(8 << 20).unwrap();
+    let mut bed = Bed::new(Late::default(), pool);
+    let patience = Duration::from_millis(30);
+    bed.kernel.0.borrow_mut().offered.clear();
+    bed.device = start(&bed.kernel, &mut bed.ring, Some(patience));
+    let turn = |bed: &mut Bed<Late>, wait: Duration| {
+        let until = bed.ring.now() + wait;
+        while bed.ring.now() < until {
+            bed.ring.wait(Some(until), &mut Vec::new()).unwrap();
+        }
+        bed.device.end_overdue(&mut bed.ring);
+    };
+    assert_eq!(bed.device.deadline(), None, "nothing is under way");
+    turn(&mut bed, Duration::from_millis(1));
+    bed.request(slot(0, 1), descriptor(READ, 0, 1), &[0; 512]);
+    assert_eq!(bed.device.deadline(), Some(bed.ring.now() + patience));
+    turn(&mut bed, Duration::from_millis(1));
+    assert!(bed.kernel.0.borrow().done.is_empty(), "it has time yet");
+    turn(&mut bed, patience);
+    assert_eq!(bed.answer(), (slot(0, 1), -Errno::ETIMEDOUT.0));
+    assert_eq!((bed.device.deadline(), bed.device.in_flight()), (None, 1));
+    // The slot's next request, and the late answer to the first.
+    bed.request(slot(0, 1), descriptor(READ, 8, 1), &[1; 512]);
+    let answer = |bed: &mut Bed<Late>, fill: u8| {
+        let request = bed.target.held.remove(0);
+        let buf = Some(bed.pool.copy_from(&[fill; 512]).unwrap());
+        let done = Completion::new(request.opener, request.tag, Ok(()));
+        bed.target.answers.push(Completion { buf, ..done });
+    };
+    answer(&mut bed, 7);
+    let mut late = Vec::new();
+    bed.target.poll_completions(&mut late);
+    bed.device.on_target(&mut bed.ring, late.remove(0));
+    assert_eq!((bed.data(), bed.device.in_flight()), (vec![1; 512], 1), "it is nobody's");
+    assert!(bed.kernel.0.borrow().done.is_empty());
+    answer(&mut bed, 8);
+    assert_eq!(bed.answer(), (slot(0, 1), 512));
+    assert_eq!((bed.data(), bed.device.in_flight()), (vec![8; 512], 0));
 }
 
 #[test]
@@ -396,6 +485,7 @@ fn a_device_is_told_about_as_it_was_made() {
         pid: -1,
         flags: F_CMD_IOCTL_ENCODE | F_USER_COPY | F_USER_RECOVERY | F_USER_RECOVERY_REISSUE,
         signature: 0x0102_0304_0506_0708,
+        owner: (0, 0),
     };
     for state in [DeviceState::Dead, DeviceState::Quiesced, DeviceState::Other(3)] {
         let info = DeviceInfo { state, ..info };
@@ -404,6 +494,10 @@ fn a_device_is_told_about_as_it_was_made() {
     let bytes = info.encode();
     assert_eq!(bytes.len(), DEVICE_INFO_LEN);
     assert_eq!(DeviceInfo::decode(&bytes), Some(info));
+    let mut told = bytes.clone();
+    told[40..44].copy_from_slice(&1000u32.to_ne_bytes());
+    told[44..48].copy_from_slice(&100u32.to_ne_bytes());
+    assert_eq!(DeviceInfo::decode(&told), Some(DeviceInfo { owner: (1000, 100), ..info }));
     // `dev_state` follows the two halves of queues and slots.
     assert_eq!(words(&bytes)[1], 1);
     assert_eq!(words(&bytes)[2..5], [1 << 20, 7, u32::MAX]);

@@ -32,6 +32,8 @@ pub enum ControlOp {
     SetParams = 0xc020_7508,
     /// Tells about a device.
     GetInfo = 0x8020_7502,
+    /// The same, to whoever may read its character device, which has to be named (Linux 6.3).
+    GetInfoByPath = 0x8020_7512,
     /// Tells what the driver can do (Linux 6.5).
     GetFeatures = 0x8020_7513,
     /// Removes a device without waiting (Linux 6.9).
@@ -54,7 +56,7 @@ impl fmt::Display for ControlOp {
             ControlOp::Start => "start the device",
             ControlOp::Stop | ControlOp::TryStop => "stop the device",
             ControlOp::SetParams => "set the limits of the device",
-            ControlOp::GetInfo => "look at the device",
+            ControlOp::GetInfo | ControlOp::GetInfoByPath => "look at the device",
             ControlOp::GetFeatures => "tell its features",
             ControlOp::StartRecovery => "give the device another server",
             ControlOp::EndRecovery => "go on with the device",
@@ -67,6 +69,8 @@ impl fmt::Display for ControlOp {
 pub const F_USER_RECOVERY: u64 = 1 << 3;
 /// `UBLK_F_USER_RECOVERY_REISSUE`: so does what the server had not answered, which is asked again.
 pub const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
+/// `UBLK_F_UNPRIVILEGED_DEV`: a device of somebody without `CAP_SYS_ADMIN`, and for nobody else.
+pub const F_UNPRIVILEGED_DEV: u64 = 1 << 5;
 /// `UBLK_F_CMD_IOCTL_ENCODE`: commands have the numbers above.
 pub const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 /// `UBLK_F_USER_COPY`: data are copied by reading and writing the character device.
@@ -135,6 +139,8 @@ pub struct DeviceInfo {
     pub flags: u64,
     /// Free for the server's use.
     pub signature: u64,
+    /// User and group of whoever made it; the driver's to say.
+    pub owner: (u32, u32),
 }
 
 /// Length of [`DeviceInfo`] as bytes.
@@ -182,6 +188,7 @@ impl DeviceInfo {
             pid: word(16) as i32,
             flags: double(24),
             signature: double(32),
+            owner: (word(40), word(44)),
         })
     }
 }
