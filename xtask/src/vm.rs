@@ -8,9 +8,10 @@
 //! - `vhost`: virtual machines on volumes.
 //! - `rig`: a network of their own; `guest`: one guest, from boot to power cut.
 //!
-//! Two kinds: *user-mode* guests are Linux as a process, there in seconds and near native, with the
+//! Three kinds: *user-mode* guests are Linux as a process, there in seconds and near native, with the
 //! modules of their kernel; *emulated* ones run a kernel with ublk under QEMU, some 15 times slower
-//! than the machine. Both need root, for the network. Nothing of a run is left behind but the images.
+//! than the machine; *newest* ones are the same with the newest kernel that Debian has. All need root,
+//! for the network. Nothing of a run is left behind but the images.
 
 mod adopt;
 pub mod blockdev;
@@ -39,8 +40,9 @@ use rig::Rig;
 
 const HELP: &str = "\
 cargo xtask vm build [--again]
-    Builds the guests from Debian packages (about 200 MB to load), if that was not done before.
-cargo xtask vm smoke [--kind user-mode|emulated]
+    Builds the guests from Debian packages (about 300 MB to load), if that was not done before. With --again
+    those of the newest kernel get the one that is newest now.
+cargo xtask vm smoke [--kind user-mode|emulated|newest]
     Boots a guest, or one of each kind, and uses what tests need: network, disk, DRBD, power cut.
 cargo xtask vm lvm [pools|physical]
     pools: tests the agent's pools of LVM on a volume group of a guest.
@@ -51,9 +53,10 @@ cargo xtask vm zfs [pools|physical]
 cargo xtask vm luks
     An encrypted volume of an engine in an emulated guest, whose disk dm-crypt opens; each reads what the
     other has written.
-cargo xtask vm blockdev
+cargo xtask vm blockdev [--newest] [--brief]
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
+    With --newest the guest has the newest kernel; --brief is what kernels may do differently.
 cargo xtask vm vhost
     Boots an emulated guest from a replicated volume over vhost-user, and kills and restarts engines under
     it. Needs nbdcopy (libnbd-bin), sfdisk (fdisk) and GRUB (grub-pc-bin, grub-common). Some minutes.
@@ -65,14 +68,14 @@ cargo xtask vm interop [peers|disks]
 cargo xtask vm soak [--minutes N] [--seed N]
     Kernel DRBD 8.4 and Ashlar under fio and writes that are counted, while one leaves and comes back (50
     times in the usual 30 minutes) or loses its power (10 times); then their disks are compared.
-cargo xtask vm run --kind user-mode|emulated [--modules M,...] COMMAND
+cargo xtask vm run --kind user-mode|emulated|newest [--modules M,...] COMMAND
     Boots a guest, runs a shell command in it, prints what that prints.
 All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
 
 /// How long a command of a test may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 const DISK_MIB: u64 = 64;
-const KINDS: [Kind; 2] = [Kind::UserMode, Kind::Emulated];
+const KINDS: [Kind; 3] = [Kind::UserMode, Kind::Emulated, Kind::Newest];
 
 /// The command.
 pub fn main(arguments: &[String]) -> Result<()> {
@@ -103,7 +106,11 @@ pub fn main(arguments: &[String]) -> Result<()> {
         ("luks", []) => luks::main(),
         ("smoke", []) => KINDS.into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
-        ("blockdev", []) => blockdev::main(),
+        ("blockdev", options) if options.iter().all(|o| ["--newest", "--brief"].contains(o)) => {
+            let newest = options.contains(&"--newest");
+            let kind = if newest { Kind::Newest } else { Kind::Emulated };
+            blockdev::main(kind, options.contains(&"--brief"))
+        }
         ("vhost", []) => vhost::main(),
         ("interop", []) => {
             interop::main()?;

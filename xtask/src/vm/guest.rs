@@ -30,6 +30,8 @@ pub enum Kind {
     UserMode,
     /// A kernel on QEMU's emulated machine.
     Emulated,
+    /// The same with the newest kernel that Debian has.
+    Newest,
 }
 
 impl Kind {
@@ -37,7 +39,16 @@ impl Kind {
     pub fn disk(self) -> &'static str {
         match self {
             Kind::UserMode => "/dev/ubda",
-            Kind::Emulated => "/dev/vda",
+            Kind::Emulated | Kind::Newest => "/dev/vda",
+        }
+    }
+
+    /// Its kernel and its first file system, as xtask/vm/build.sh names them.
+    fn files(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::UserMode => ("linux.uml", "usermode.gz"),
+            Kind::Emulated => ("vmlinuz", "emulated.gz"),
+            Kind::Newest => ("vmlinuz-newest", "newest.gz"),
         }
     }
 }
@@ -47,6 +58,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Kind::UserMode => "user-mode",
             Kind::Emulated => "emulated",
+            Kind::Newest => "newest",
         })
     }
 }
@@ -58,7 +70,8 @@ impl FromStr for Kind {
         match text {
             "user-mode" => Ok(Kind::UserMode),
             "emulated" => Ok(Kind::Emulated),
-            other => bail!("a kind of guest is user-mode or emulated, not {other:?}"),
+            "newest" => Ok(Kind::Newest),
+            other => bail!("a kind of guest is user-mode, emulated or newest, not {other:?}"),
         }
     }
 }
@@ -76,7 +89,7 @@ impl Guest {
         let words = Guest::words(nr, modules);
         let command = match kind {
             Kind::UserMode => user_mode(rig, nr, &words),
-            Kind::Emulated => emulated(rig, nr, &words),
+            Kind::Emulated | Kind::Newest => emulated(rig, kind, nr, &words),
         };
         Guest::start_up(rig, nr, kind, command, &console)
     }
@@ -200,13 +213,14 @@ impl Drop for Guest {
 
 fn user_mode(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
     let images = rig.images;
+    let (kernel, initrd) = Kind::UserMode.files();
     let mut command = rig.command(Path::new("env"));
     command.arg(format!("LD_PRELOAD={}", images.file("xshim.so").display()));
     // Its helper processes and sockets go into the folder of the run, and with it.
     command.arg(format!("TMPDIR={}", rig.file("").display()));
-    command.arg(images.file("linux.uml")).args(["mem=512M", "con=null", "con0=fd:0,fd:1", "quiet"]);
+    command.arg(images.file(kernel)).args(["mem=512M", "con=null", "con0=fd:0,fd:1", "quiet"]);
     command.arg(format!("uml_dir={}", rig.file("").display()));
-    command.arg(format!("initrd={}", images.file("usermode.gz").display()));
+    command.arg(format!("initrd={}", images.file(initrd).display()));
     command.arg(format!("ubd0={}", rig.disk(nr).display()));
     command.arg(format!("eth0=tuntap,{},52:54:00:00:01:{nr:02x},", cable(nr)));
     command.args(words.split(' '));
@@ -225,12 +239,13 @@ fn machine(rig: &Rig<'_>, nr: u8, cpus: u8) -> Command {
     command
 }
 
-fn emulated(rig: &Rig<'_>, nr: u8, words: &str) -> Command {
+fn emulated(rig: &Rig<'_>, kind: Kind, nr: u8, words: &str) -> Command {
     let images = rig.images;
+    let (kernel, initrd) = kind.files();
     let disk = rig.disk(nr);
     let mut command = machine(rig, nr, 1);
-    command.arg("-kernel").arg(images.file("vmlinuz"));
-    command.arg("-initrd").arg(images.file("emulated.gz"));
+    command.arg("-kernel").arg(images.file(kernel));
+    command.arg("-initrd").arg(images.file(initrd));
     command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")]);
     let disk =
         format!("file={},if=none,id=disk,format=raw,cache=none,discard=unmap", disk.display());
