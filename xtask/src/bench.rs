@@ -92,9 +92,10 @@ cargo xtask bench control [OPTION...]
     --calls N            of each list (default 100)
     --json FILE          every figure (default target/bench/control.json)
     --quick              seconds, after the build: shows that it works; no figures
-cargo xtask bench --guest
+cargo xtask bench --guest [--newest]
     Some rows on a volume mapped as a block device (ublk) and on the same over NBD, by the kernel's client
     and by fio's, all within an emulated guest: figures to compare with each other, not with those of the table. Needs root.
+    With --newest the guest has the newest kernel. ASHLAR_BINARY=PATH has it without a build.
 cargo xtask bench chart FILE... --svg FILE
     The table and the chart of what --json has kept, in one run or in several that differ in rows.
 cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-extents E] [--profile]
@@ -177,11 +178,17 @@ pub fn main(arguments: &[String]) -> Result<()> {
         return chart::again(rest);
     }
     if arguments.iter().any(|argument| argument == "--guest") {
-        if arguments.len() > 1 {
-            bail!("--guest stands alone\n{HELP}");
-        }
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let newest = match words.as_slice() {
+            ["--guest"] => false,
+            ["--guest", "--newest"] => true,
+            _ => bail!("--guest stands alone, or with --newest behind it\n{HELP}"),
+        };
         process::watch_signals()?;
-        return crate::vm::blockdev::bench::main(build(false)?);
+        // One that is built already, as for `cargo xtask vm`.
+        let program = std::env::var_os("ASHLAR_BINARY").map(PathBuf::from);
+        let program = program.map_or_else(|| build(false), Ok)?;
+        return crate::vm::blockdev::bench::main(program, newest);
     }
     if arguments.iter().any(|argument| argument == "targets") {
         return targets::run(arguments);

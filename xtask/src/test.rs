@@ -30,6 +30,7 @@ cargo xtask test [SECTION ...]
     programs   the programs that the others start
     interop    kernel DRBD 8.4 in user-mode guests: as a peer, on the same disks, and a short soak; pools of LVM
     build      everything, so that what follows does not wait for the compiler; with clippy's lints as errors
+    newest     the shorter part of blockdev, with the newest kernel that Debian has
     sim        8,000 fixed seeds of the simulator, and 1,000 of the control plane's
     fuzz       300,000 fixed inputs of each fuzz target
     tests      unit, interoperation and end-to-end tests of the workspace
@@ -126,13 +127,14 @@ impl Section {
     }
 }
 
-const SECTIONS: [Section; 11] = [
+const SECTIONS: [Section; 12] = [
     Section::new("tools", tools::run),
     Section::new("format", format),
     Section::new("tidy", tidy),
     Section::new("programs", runners::programs),
     Section::beside("interop", interop),
     Section::new("build", runners::build),
+    Section::beside("newest", newest),
     Section::new("sim", simulate),
     Section::new("fuzz", fuzz::section),
     // They wait for each other only so long.
@@ -225,6 +227,11 @@ fn vhost() -> Result<Outcome> {
 
 fn blockdev() -> Result<Outcome> {
     guests(Kind::Emulated, &[&["blockdev"]])
+}
+
+/// What a driver of another release may do differently. Beside what needs no guests.
+fn newest() -> Result<Outcome> {
+    guests(Kind::Newest, &[&["blockdev", "--newest", "--brief"]])
 }
 
 /// Parts of `cargo xtask vm`, in a process of its own each, which removes its network and guests when

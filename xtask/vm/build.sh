@@ -29,7 +29,7 @@ newest) kernel=vmlinuz-newest initrd=newest.gz wanted=$emulated_modules needs="q
 esac
 # Programs of both that busybox has not, or has too little of.
 programs="drbdadm drbdsetup drbdmeta fallocate blkdiscard blockdev modprobe insmod lsmod rmmod ip dropbear dropbearkey fio
-    lvm cryptsetup nvme mkfs.ext4 mkfs.xfs fsck.ext4 xfs_repair blkid nbd-client"
+    setpriv lvm cryptsetup nvme mkfs.ext4 mkfs.xfs fsck.ext4 xfs_repair blkid nbd-client"
 
 export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086

@@ -10,7 +10,7 @@
 //! * [`uapi`]: the driver's structures and numbers.
 //! * [`control`]: commands to the driver. They block, so they are for ordinary threads.
 //! * [`device`]: the requests of one device as a state machine; [`channel`]: its way to the kernel,
-//!   which tests replace.
+//!   which tests replace; [`batch`]: that way with commands for several requests.
 //! * [`server`]: the devices of one thread.
 //!
 //! All queues of a device are served by the thread that owns its target: from the kernel's command
@@ -36,6 +36,7 @@
 //! for writing unless it is read-only, as long as it exists: no other node can change what this
 //! one's page cache has.
 
+mod batch;
 mod channel;
 pub mod control;
 mod device;

@@ -28,6 +28,7 @@ mod busy_poll;
 mod fixed;
 mod offload;
 mod op;
+mod provided;
 #[cfg(test)]
 pub(crate) mod tests;
 mod ublk;
@@ -35,7 +36,7 @@ mod ublk;
 pub use fixed::{FixedStats, Place};
 pub(crate) use op::Segment;
 pub use op::{Completed, Fd, OpId, Payload, Token, Vectored};
-pub use ublk::{UblkBuffer, UblkData, UblkSlot};
+pub use ublk::{UblkBuffer, UblkData, UblkElements, UblkSlot};
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -46,7 +47,7 @@ use std::time::Duration;
 use io_uring::types::{
     CancelBuilder, Fd as RingFd, FsyncFlags, SubmitArgs, TimeoutFlags, Timespec,
 };
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{IoUring, cqueue, opcode, squeue};
 use socket2::SockAddr;
 use vocab::Instant;
 
@@ -55,6 +56,7 @@ use busy_poll::BusyPoll;
 use fixed::Fixed;
 use offload::{Call, Job, Offload};
 use op::{Kind, Memory, Op, OpTable, Zeroing};
+use provided::Provided;
 
 /// Entries of the submission queue unless stated otherwise: more than one turn usually collects.
 pub const RING_ENTRIES: u32 = 512;
@@ -109,9 +111,13 @@ pub struct Ring {
     ops: ManuallyDrop<OpTable>,
     /// Entries the full submission queue did not take, in order.
     backlog: VecDeque<squeue::Entry>,
-    /// Completion entries of one turn: `user_data` and result.
-    reaped: Vec<(u64, i32)>,
+    /// Completion entries of one turn: `user_data`, result and flags.
+    reaped: Vec<(u64, i32, u32)>,
     fixed: Option<Fixed>,
+    /// For commands that complete many times; there once there is one. Dropped after `uring`.
+    provided: Option<Provided>,
+    /// What one of them has brought.
+    numbers: Vec<u16>,
     /// Why there is none, if one was wanted; not told yet.
     unfixed: Option<Errno>,
     offload: Option<Offload>,
@@ -188,6 +194,8 @@ impl Ring {
             backlog: VecDeque::new(),
             reaped: Vec::new(),
             fixed: None,
+            provided: None,
+            numbers: Vec::new(),
             unfixed: None,
             offload: None,
             outcomes: Vec::new(),
@@ -417,7 +425,9 @@ impl Ring {
         let memory = match payload {
             Payload::Buf(buf) => Memory::Buf(buf),
             Payload::Vectored(list) => Memory::Vectored(list),
-            Payload::None | Payload::Fd(_) | Payload::Extents(_) => Memory::None,
+            Payload::None | Payload::Fd(_) | Payload::Extents(_) | Payload::Elements(_) => {
+                Memory::None
+            }
         };
         let op = Op { token, fd: None, memory, kind: Kind::Offloaded, cancelled: false };
         let id = self.ops.insert(op);
@@ -653,8 +663,9 @@ impl Ring {
 
     fn reap(&mut self, events: &mut Vec<Completed>) {
         let mut reaped = std::mem::take(&mut self.reaped);
-        reaped.extend(self.uring.completion().map(|cqe| (cqe.user_data(), cqe.result())));
-        for (user_data, result) in reaped.drain(..) {
+        let entries = self.uring.completion();
+        reaped.extend(entries.map(|cqe| (cqe.user_data(), cqe.result(), cqe.flags())));
+        for (user_data, result, flags) in reaped.drain(..) {
             match user_data {
                 USER_CANCEL => {}
                 USER_OFFLOAD => {
@@ -673,7 +684,14 @@ impl Ring {
                 }
                 _ => {
                     let result = if result < 0 { Err(Errno(-result)) } else { Ok(result as u32) };
-                    self.finish_step(op_id(user_data), result, events);
+                    let id = op_id(user_data);
+                    match self.ops.get_mut(id) {
+                        Some(Op { kind: Kind::UblkFetchAll { .. }, token, .. }) => {
+                            let token = *token;
+                            self.picked(id, token, result, flags, events);
+                        }
+                        _ => self.finish_step(id, result, events),
+                    }
                 }
             }
         }
@@ -685,6 +703,30 @@ impl Ring {
         // What has another step may have done that already.
         outcomes.append(&mut self.outcomes);
         self.outcomes = outcomes;
+    }
+
+    /// A command that completes many times has brought numbers of slots, or has ended.
+    fn picked(
+        &mut self,
+        id: OpId,
+        token: Token,
+        result: Result<u32, Errno>,
+        flags: u32,
+        events: &mut Vec<Completed>,
+    ) {
+        if let (Some(nr), Some(provided)) = (cqueue::buffer_select(flags), &mut self.provided) {
+            let bytes = result.unwrap_or(0) as usize;
+            provided.take(nr, bytes, &mut self.numbers);
+        }
+        for number in self.numbers.drain(..) {
+            let token = Token(token.0 | u64::from(number));
+            events.push(Completed { token, result: Ok(0), payload: Payload::None });
+        }
+        if !cqueue::more(flags) {
+            self.ops.remove(id);
+            let token = Token(token.0 | UblkSlot::END);
+            events.push(Completed { token, result, payload: Payload::None });
+        }
     }
 
     fn arm_offload(&mut self) {
@@ -706,6 +748,7 @@ impl Ring {
                     (Memory::Buf(buf), ..) => Payload::Buf(buf),
                     (Memory::Vectored(list), ..) => Payload::Vectored(list),
                     (Memory::Extents(extents), ..) => Payload::Extents(extents),
+                    (Memory::Elements(elements), ..) => Payload::Elements(elements),
                     (_, Kind::Accept, Ok(fd)) => {
                         // SAFETY: a successful accept returns a new descriptor that nobody
                         // else knows.
@@ -860,12 +903,15 @@ fn entry(op: &mut Op, fixed: Option<u16>) -> squeue::Entry {
         (Kind::Poll { mask }, _) => opcode::PollAdd::new(fd, *mask).build(),
         (Kind::Close { fd }, _) => opcode::Close::new(RingFd(*fd)).build(),
         (Kind::Ublk(command), memory) => command.entry(fd, memory),
+        (Kind::UblkBatch(batch), Memory::Elements(elements)) => batch.entry(fd, elements),
+        (Kind::UblkFetchAll { queue }, _) => ublk::fetch_all(fd, *queue),
         (
             Kind::Transfer { .. }
             | Kind::Send
             | Kind::Receive
             | Kind::Connect
             | Kind::Timeout
+            | Kind::UblkBatch(_)
             | Kind::Offloaded,
             _,
         ) => unreachable!("an operation is started with the memory its kind needs"),
@@ -893,6 +939,9 @@ impl Drop for Ring {
             unsafe { ManuallyDrop::drop(&mut self.ops) };
         }
         // Otherwise the kernel may still use the operations' memory: it stays for good.
+        else {
+            std::mem::forget(self.provided.take());
+        }
     }
 }
 

@@ -5,10 +5,11 @@
 //! dm-crypt; what happens to it: a peer that dies and comes back under load, a refused and a granted
 //! unmap, an engine that is killed, another node that writes meanwhile. In the end the replicas are compared byte for byte.
 //!
-//! - `nodes`: the two engines. `bench`: what the device costs. This file: the steps.
+//! - `nodes`: the two engines. `user`: an engine that is not root. `bench`: what the device costs. This file: the steps.
 
 pub mod bench;
 mod nodes;
+mod user;
 
 use std::time::{Duration, Instant};
 
@@ -136,6 +137,7 @@ pub fn main(kind: Kind, brief: bool) -> Result<()> {
     limits(&mut nodes, brief)?;
     peer_dies(&mut nodes)?;
     refusals(&mut nodes)?;
+    user::has_a_device(&nodes)?;
     engine_dies(&mut nodes, if brief { 1 } else { 2 })?;
     engine_is_replaced(&mut nodes, if brief { 1 } else { 3 })?;
     if !brief {
@@ -189,6 +191,11 @@ fn limits(nodes: &mut Nodes<'_>, brief: bool) -> Result<()> {
         process::check_signals()?;
     }
     ensure!(failed == 0, "{failed} uses of the device failed");
+    let maps: Value = serde_json::from_str(&nodes.guest_ashlar("maps --json")?)?;
+    let registers = maps[0]["features"].to_string().contains("auto-buf-reg");
+    let placed = maps[0]["reads-in-place"].as_u64().context("nobody has counted")?;
+    println!("the device uses {}; {placed} reads were not copied", maps[0]["features"]);
+    ensure!(registers == (placed > 0), "reads of a disk go where they are wanted, where they can");
     Ok(())
 }
 

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
 use frontend::ublk::control::{ControlError, character_device};
 use frontend::ublk::uapi::{
-    ControlOp, DeviceInfo, DeviceState, F_AUTO_BUF_REG, F_CMD_IOCTL_ENCODE, F_SAFE_STOP_DEV,
-    F_UNPRIVILEGED_DEV, F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY, F_USER_RECOVERY_REISSUE,
-    Params, feature_names,
+    ControlOp, DeviceInfo, DeviceState, F_AUTO_BUF_REG, F_BATCH_IO, F_CMD_IOCTL_ENCODE,
+    F_SAFE_STOP_DEV, F_UNPRIVILEGED_DEV, F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY,
+    F_USER_RECOVERY_REISSUE, Params, feature_names,
 };
 use frontend::ublk::{Control, DeviceKey};
 use runtime::{Errno, Intent, TargetInfo};
@@ -63,7 +63,7 @@ const DEVICES: &str = "/sys/class/ublk-char";
 /// What a device can do for its users when its engine is killed.
 const RECOVERY: u64 = F_USER_RECOVERY | F_USER_RECOVERY_REISSUE;
 /// What is used of the driver where it has it.
-const WANTED: u64 = F_AUTO_BUF_REG;
+const WANTED: u64 = F_AUTO_BUF_REG | F_BATCH_IO;
 /// Longest request of an unprivileged device in bytes: each slot has a buffer of that length.
 const UNPRIVILEGED_IO: u32 = 256 << 10;
 /// Beyond this number the kernel has no devices; it chooses one itself then.
@@ -422,7 +422,7 @@ impl Engine {
         let info = added?;
         if info.flags & F_UNPRIVILEGED_DEV != 0 {
             // udev has to give it to us before anything more can be asked of it.
-            drop(open_node(&character_device(info.id)));
+            drop(open_node(&character_device(info.id), true));
         }
         let max_transfer = params.target.max_transfer.min(info.max_io);
         let target = TargetInfo { max_transfer, ..params.target };
@@ -463,8 +463,14 @@ impl Engine {
             let text = format!("{} does not appear", mapped.path);
             return Err(Stop::failed(FailureKind::Io, text, DEVTMPFS));
         }
+        let unprivileged = info.flags & F_UNPRIVILEGED_DEV != 0;
+        // Whoever waits for the answer uses it then.
+        if unprivileged && let Err(e) = open_node(&mapped.path, false) {
+            let text = format!("{} can not be opened: {e}", mapped.path);
+            return Err(Stop::failed(FailureKind::Io, text, UDEV));
+        }
         match mapped.links.make(&mapped.path) {
-            Err(e) if info.flags & F_UNPRIVILEGED_DEV != 0 => {
+            Err(e) if unprivileged => {
                 log!(Level::Warn, "engine", "{e}; the engine is not root, whose folder it is");
                 Ok(())
             }
@@ -485,7 +491,7 @@ impl Engine {
             let text = format!("{node} can not be opened: {e}");
             Stop::failed(FailureKind::Io, text, next)
         };
-        let file = open_node(&node).map_err(|e| no_node(e.to_string()))?;
+        let file = open_node(&node, true).map_err(|e| no_node(e.to_string()))?;
         let (key, info) = (mapped.key, *info);
         let started = self.on(mapped.shard, move |shard| {
             shard.ublk.start(&mut shard.io.ring, key, file, &info)
@@ -595,12 +601,12 @@ pub(super) fn close(shard: &mut Shard, key: DeviceKey) {
     ublk.close(&mut io.ring, volumes, key);
 }
 
-/// Opens a character device that was made just now. udev may take a moment, and those who look at
+/// Opens a device that was made just now. udev may take a moment, and those who look at
 /// every new device another.
-fn open_node(path: &str) -> std::io::Result<OwnedFd> {
+fn open_node(path: &str, write: bool) -> std::io::Result<OwnedFd> {
     let end = Instant::now() + NODE;
     loop {
-        match OpenOptions::new().read(true).write(true).open(path) {
+        match OpenOptions::new().read(true).write(write).open(path) {
             Ok(file) => return Ok(file.into()),
             Err(e) if Instant::now() >= end => return Err(e),
             Err(_) => std::thread::sleep(TICK),

@@ -314,6 +314,7 @@ impl Shard {
             }
         }
         self.busy = busy;
+        self.ublk.flush(&mut self.io.ring);
         self.tell_order();
         for moved in self.nbd.take_moved() {
             let thread = moved.thread as usize;

@@ -5,11 +5,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
-use runtime::ring::{UblkBuffer, UblkData, UblkSlot};
+use runtime::ring::{UblkBuffer, UblkData, UblkElements, UblkSlot};
 use runtime::{Buf, BufPool, Errno, Fd, Payload, Place, Ring, Token};
 
+use super::batch::{self, Batch};
 use super::uapi::{
-    Descriptor, DeviceInfo, F_AUTO_BUF_REG, F_USER_COPY, data_offset, descriptors_offset,
+    Descriptor, DeviceInfo, F_AUTO_BUF_REG, F_BATCH_IO, F_USER_COPY, data_offset,
+    descriptors_offset,
 };
 
 /// What a device needs of the kernel.
@@ -22,6 +24,19 @@ pub(super) trait Channel {
 
     /// A slot's command has completed, with this.
     fn came_back(&mut self, slot: UblkSlot, payload: Payload);
+
+    /// True once after something was offered or committed that waits for [`Channel::flush`].
+    fn take_fresh(&mut self) -> bool;
+
+    /// Sends what was collected. Its completions have a queue in their token, and in place of a tag
+    /// [`batch::ELEMENTS`] or [`UblkSlot::END`].
+    fn flush(&mut self, ring: &mut Ring, base: Token);
+
+    /// A command on several slots has ended. True if it has offered them for the first time.
+    fn batch_done(&mut self, queue: u16, elements: UblkElements) -> bool;
+
+    /// Waits for requests of a queue whose slots are offered by such commands.
+    fn fetch_all(&mut self, ring: &mut Ring, base: Token, queue: u16) -> Result<(), Errno>;
 
     /// The request of a slot. Slots are within the numbers of queues and their depth.
     fn descriptor(&self, slot: UblkSlot) -> Descriptor;
@@ -46,6 +61,8 @@ pub(super) struct Kernel {
     areas: Vec<Area>,
     depth: u16,
     data: Data,
+    /// If it was added with `UBLK_F_BATCH_IO`.
+    batch: Option<Batch>,
 }
 
 /// How the data of a device come and go, by slot: by queue, then tag.
@@ -97,7 +114,9 @@ impl Kernel {
         let copy = file.as_fd().try_clone_to_owned()?;
         let areas: Result<_, Errno> =
             (0..queues).map(|queue| Area::map(&file, queue, depth)).collect();
-        Ok(Kernel { fd: Fd::new(file), file: File::from(copy), areas: areas?, depth, data })
+        let batch = has(F_BATCH_IO).then(|| Batch::new(queues, has(F_AUTO_BUF_REG)));
+        let (fd, file) = (Fd::new(file), File::from(copy));
+        Ok(Kernel { fd, file, areas: areas?, depth, data, batch })
     }
 
     /// The places of its slots, which are its own for as long as the kernel may have a request of it.
@@ -112,13 +131,23 @@ impl Kernel {
         usize::from(slot.queue) * usize::from(self.depth) + usize::from(slot.tag)
     }
 
+    /// The place that the driver is told of a slot.
+    fn told(&self, slot: UblkSlot) -> Option<Place> {
+        match &self.data {
+            Data::Placed(places) => Some(places[self.index(slot)]),
+            Data::Unplaced => Some(Place::NOWHERE),
+            Data::Copied | Data::Buffers(_) => None,
+        }
+    }
+
     /// What the driver is told of a slot's data.
     fn offer(&mut self, slot: UblkSlot) -> UblkData {
         let index = self.index(slot);
+        let told = self.told(slot);
         match &mut self.data {
-            Data::Copied => UblkData::Copied,
-            Data::Placed(places) => UblkData::Placed(places[index]),
-            Data::Unplaced => UblkData::Placed(Place::NOWHERE),
+            Data::Copied | Data::Placed(_) | Data::Unplaced => {
+                told.map_or(UblkData::Copied, UblkData::Placed)
+            }
             Data::Buffers(buffers) => {
                 let buf = buffers[index].take().expect("a slot is offered when it is back");
                 // SAFETY: it was made as long as `max_io` of the device, and nobody has cut it.
@@ -158,11 +187,19 @@ impl Drop for Area {
 
 impl Channel for Kernel {
     fn fetch(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot) {
+        let place = self.told(slot);
+        if let Some(batch) = &mut self.batch {
+            return batch.push(slot, place, 0);
+        }
         let data = self.offer(slot);
         ring.ublk_fetch(token, &self.fd, slot, data);
     }
 
     fn commit(&mut self, ring: &mut Ring, token: Token, slot: UblkSlot, result: i32) {
+        let place = self.told(slot);
+        if let Some(batch) = &mut self.batch {
+            return batch.push(slot, place, result);
+        }
         let data = self.offer(slot);
         ring.ublk_commit(token, &self.fd, slot, result, data);
     }
@@ -172,6 +209,24 @@ impl Channel for Kernel {
         if let (Data::Buffers(buffers), Payload::Buf(buf)) = (&mut self.data, payload) {
             buffers[index] = Some(buf);
         }
+    }
+
+    fn take_fresh(&mut self) -> bool {
+        self.batch.as_mut().is_some_and(Batch::take_fresh)
+    }
+
+    fn flush(&mut self, ring: &mut Ring, base: Token) {
+        if let Some(batch) = &mut self.batch {
+            batch.flush(ring, &self.fd, base);
+        }
+    }
+
+    fn batch_done(&mut self, queue: u16, elements: UblkElements) -> bool {
+        self.batch.as_mut().is_some_and(|batch| batch.done(queue, elements))
+    }
+
+    fn fetch_all(&mut self, ring: &mut Ring, base: Token, queue: u16) -> Result<(), Errno> {
+        ring.ublk_fetch_all(batch::token(base, queue, 0), &self.fd, queue).map(drop)
     }
 
     fn place(&self, slot: UblkSlot, descriptor: &Descriptor) -> Option<Place> {

@@ -11,11 +11,12 @@
 //! it; its slot goes on, and the target's answer, which names another turn of the slot, is not the kernel's any
 //! more.
 
-use runtime::ring::UblkSlot;
+use runtime::ring::{UblkElements, UblkSlot};
 use std::time::Duration;
 
 use runtime::{
-    AllocError, BufPool, Completed, Completion, Errno, Op, OpenerId, Request, Ring, Target, Token,
+    AllocError, BufPool, Completed, Completion, Errno, Op, OpenerId, Payload, Request, Ring,
+    Target, Token,
 };
 use vocab::Instant;
 
@@ -60,6 +61,8 @@ pub(super) struct Device<C> {
     serving: usize,
     /// Reads that were not copied.
     placed: u64,
+    /// By queue: it waits for no more requests, where it was one command that did.
+    ended: Vec<bool>,
     /// The first error by which the kernel refused a slot, other than the device's end.
     refused: Option<Errno>,
 }
@@ -118,7 +121,74 @@ impl<C: Channel> Device<C> {
             waiting,
             serving,
             placed,
+            ended: vec![false; usize::from(queues)],
             refused,
+        }
+    }
+
+    /// True once after something was done that waits for [`Device::flush`].
+    pub(super) fn take_fresh(&mut self) -> bool {
+        self.channel.take_fresh()
+    }
+
+    /// Sends what the kernel takes in one command for several requests.
+    pub(super) fn flush(&mut self, ring: &mut Ring) {
+        self.channel.flush(ring, self.token);
+    }
+
+    /// A command on several slots of a queue has completed.
+    fn on_batch(&mut self, ring: &mut Ring, done: Completed) {
+        let UblkSlot { queue, tag } = slot_of(done.token.0);
+        if u64::from(tag) == UblkSlot::END {
+            match done.result {
+                Err(Errno::ENODEV | Errno::ECANCELED) => self.end_queue(queue, None),
+                // More than there was memory for at a time.
+                Ok(_) | Err(Errno::ENOBUFS) => self.fetch_all(ring, queue),
+                Err(errno) => self.end_queue(queue, Some(errno)),
+            }
+            return;
+        }
+        let Payload::Elements(elements) = done.payload else {
+            panic!("what is given to the kernel comes back")
+        };
+        let bytes = done.result.unwrap_or(0);
+        let errno = done.result.err().unwrap_or(Errno::EIO);
+        // Those that a command with results has not come to are lost to both.
+        let taken = (bytes / UblkElements::BYTES) as usize;
+        let lost: Vec<u16> = elements.tags().skip(taken).collect();
+        match (self.channel.batch_done(queue, elements), done.result) {
+            (true, Ok(_)) => self.fetch_all(ring, queue),
+            (true, Err(errno)) => self.end_queue(queue, Some(errno)),
+            (false, _) => {
+                for tag in lost {
+                    self.give_up(UblkSlot { queue, tag }, Some(errno));
+                }
+            }
+        }
+    }
+
+    fn fetch_all(&mut self, ring: &mut Ring, queue: u16) {
+        if let Err(errno) = self.channel.fetch_all(ring, self.token, queue) {
+            self.end_queue(queue, Some(errno));
+        }
+    }
+
+    /// No requests come to a queue any more.
+    fn end_queue(&mut self, queue: u16, why: Option<Errno>) {
+        self.ended[usize::from(queue)] = true;
+        for tag in 0..self.depth {
+            self.give_up(UblkSlot { queue, tag }, why);
+        }
+    }
+
+    /// A slot that is offered is nobody's any more.
+    fn give_up(&mut self, slot: UblkSlot, why: Option<Errno>) {
+        if *self.slot_mut(slot) == Slot::Offered {
+            *self.slot_mut(slot) = Slot::Back;
+            self.out -= 1;
+        }
+        if let Some(errno) = why.filter(|why| ![Errno::ENODEV, Errno::ECANCELED].contains(why)) {
+            self.refused.get_or_insert(errno);
         }
     }
 
@@ -196,6 +266,9 @@ impl<C: Channel> Device<C> {
         *self.slot_mut(slot) = Slot::Offered;
         let token = Token(self.token.0 | bits(slot));
         self.channel.commit(ring, token, slot, result);
+        if self.ended[usize::from(slot.queue)] {
+            self.give_up(slot, None);
+        }
     }
 
     fn refuse(&mut self, ring: &mut Ring, slot: UblkSlot, errno: Errno) {
@@ -212,6 +285,9 @@ impl<C: Channel> Device<C> {
         paused: bool,
     ) {
         let slot = slot_of(done.token.0);
+        if slot.tag >= self.depth {
+            return self.on_batch(ring, done);
+        }
         self.channel.came_back(slot, done.payload);
         let index = self.index(slot);
         if let Some(limit) = &mut self.limit {

@@ -9,6 +9,7 @@
 //!     devices.turn_end(..)          devices that lacked buffers go on
 //!     for each completion whose opener the devices own: devices.on_target_completion(..)
 //! until there were no completions
+//! devices.flush(..)
 //! ```
 //!
 //! Answers leave with the ring's next submission, all of a turn in one system call.
@@ -71,6 +72,8 @@ pub struct Devices {
     waiting: Vec<u32>,
     /// Devices whose requests may take only so long.
     limited: Vec<DeviceKey>,
+    /// Devices with something for [`Devices::flush`].
+    unflushed: Vec<u32>,
     /// No requests are taken.
     paused: bool,
 }
@@ -92,8 +95,8 @@ impl Devices {
     /// Devices whose tokens and openers have `space` in their highest eight bits. Buffers come from
     /// `pool`.
     pub fn new(space: u8, pool: BufPool) -> Devices {
-        let (places, waiting, limited) = (Vec::new(), Vec::new(), Vec::new());
-        Devices { space, pool, places, waiting, limited, paused: false }
+        let (places, waiting, limited, unflushed) = Default::default();
+        Devices { space, pool, places, waiting, limited, unflushed, paused: false }
     }
 
     /// True if a completion with that token is for [`Devices::on_completed`].
@@ -160,7 +163,9 @@ impl Devices {
         let (token, opener) = (Token(bits), OpenerId(bits));
         // An answer that does not come costs an unprivileged server its life.
         let limit = (info.flags & F_UNPRIVILEGED_DEV != 0).then_some(UNPRIVILEGED_LIMIT);
-        let device = Device::start(channel, ring, info, token, opener, limit);
+        let mut device = Device::start(channel, ring, info, token, opener, limit);
+        device.flush(ring);
+        device.take_fresh();
         place.state = State::Serving(device);
         if limit.is_some() {
             self.limited.push(key);
@@ -280,6 +285,9 @@ impl Devices {
         if device.is_waiting() {
             self.waiting.push(index as u32);
         }
+        if device.take_fresh() {
+            self.unflushed.push(index as u32);
+        }
         if device.is_back()
             && let Some(told) = place.back.take()
         {
@@ -299,7 +307,12 @@ impl Devices {
         let index = Devices::index(done.opener.0);
         let Some(Some(place)) = self.places.get_mut(index) else { return };
         match &mut place.state {
-            State::Serving(device) => device.on_target(ring, done),
+            State::Serving(device) => {
+                device.on_target(ring, done);
+                if device.take_fresh() {
+                    self.unflushed.push(index as u32);
+                }
+            }
             State::Open => panic!("a target answers what it was asked"),
             State::Opening(_) => {
                 let State::Opening(reply) = std::mem::replace(&mut place.state, State::Open) else {
@@ -316,6 +329,17 @@ impl Devices {
         }
     }
 
+    /// Sends what was collected in a turn, so that it leaves with the ring's next submission. After all else.
+    pub fn flush(&mut self, ring: &mut Ring) {
+        for index in self.unflushed.drain(..) {
+            if let Some(Some(Place { state: State::Serving(device), .. })) =
+                self.places.get_mut(index as usize)
+            {
+                device.flush(ring);
+            }
+        }
+    }
+
     /// Goes on with requests that lacked buffers, and ends those that have taken too long. True if some still
     /// lack buffers: call it again soon.
     pub fn turn_end(&mut self, ring: &mut Ring, targets: &mut dyn Targets) -> bool {
@@ -324,6 +348,9 @@ impl Devices {
                 self.places.get_mut(key.0 as usize)
             {
                 device.end_overdue(ring);
+                if device.take_fresh() {
+                    self.unflushed.push(key.0);
+                }
             }
         }
         if self.waiting.is_empty() || self.paused {
@@ -336,6 +363,9 @@ impl Devices {
             let Some(Some(place)) = self.places.get_mut(*index as usize) else { return false };
             let State::Serving(device) = &mut place.state else { return false };
             device.resume(ring, targets.target(place.target), &self.pool);
+            if device.take_fresh() {
+                self.unflushed.push(*index);
+            }
             device.is_waiting()
         });
         self.waiting = waiting;

@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use runtime::ring::UblkSlot;
+use runtime::ring::{UblkElements, UblkSlot};
 use runtime::{
     BufPool, Completed, Completion, Errno, FaultPlan, FaultyTarget, Intent, MemoryTarget, OpenerId,
     Payload, Place, Request, Ring, Target, TargetInfo, Token,
 };
 use vocab::Bytes;
 
+use super::batch;
 use super::channel::Channel;
 use super::device::Device;
 use super::uapi::*;
@@ -30,6 +31,10 @@ struct Fake {
     done: VecDeque<(UblkSlot, i32)>,
     copies_fail: bool,
     place: Option<Place>,
+    /// The next command on several slots is the first.
+    prepares: bool,
+    /// Queues for which there is a command that waits for requests.
+    waits: Vec<u16>,
 }
 
 #[derive(Clone, Default)]
@@ -57,6 +62,23 @@ impl Channel for FakeKernel {
     }
 
     fn came_back(&mut self, _: UblkSlot, _: Payload) {}
+
+    fn take_fresh(&mut self) -> bool {
+        false
+    }
+
+    fn flush(&mut self, _: &mut Ring, _: Token) {}
+
+    fn batch_done(&mut self, _: u16, _: UblkElements) -> bool {
+        std::mem::take(&mut self.0.borrow_mut().prepares)
+    }
+
+    fn fetch_all(&mut self, _: &mut Ring, base: Token, queue: u16) -> Result<(), Errno> {
+        assert_eq!(base, Token(BASE));
+        self.copies()?;
+        self.0.borrow_mut().waits.push(queue);
+        Ok(())
+    }
 
     fn place(&self, _: UblkSlot, _: &Descriptor) -> Option<Place> {
         self.0.borrow().place
@@ -330,6 +352,74 @@ fn a_request_that_takes_too_long_fails_and_its_answer_is_not_another_ones() {
     answer(&mut bed, 8);
     assert_eq!(bed.answer(), (slot(0, 1), 512));
     assert_eq!((bed.data(), bed.device.in_flight()), (vec![8; 512], 0));
+}
+
+/// Commands on several slots of a queue complete.
+fn batch_done<T: Target>(
+    bed: &mut Bed<T>,
+    queue: u16,
+    tags: &[u16],
+    result: Result<u32, Errno>,
+) -> Option<Errno> {
+    let mut elements = UblkElements::default();
+    for tag in tags {
+        elements.push(*tag, None, 0);
+    }
+    let token = batch::token(Token(BASE), queue, batch::ELEMENTS);
+    let done = Completed { token, result, payload: Payload::Elements(elements) };
+    bed.device.on_completed(&mut bed.ring, Some(&mut bed.target), &bed.pool, done, false);
+    bed.device.take_refusal()
+}
+
+fn waits_no_more<T: Target>(bed: &mut Bed<T>, queue: u16, result: Result<u32, Errno>) {
+    let token = batch::token(Token(BASE), queue, UblkSlot::END);
+    let done = Completed { token, result, payload: Payload::None };
+    bed.device.on_completed(&mut bed.ring, Some(&mut bed.target), &bed.pool, done, false);
+}
+
+#[test]
+fn a_queue_waits_for_requests_by_one_command_until_the_device_ends() {
+    let mut bed = bed();
+    let waits = |bed: &Bed<_>| std::mem::take(&mut bed.kernel.0.borrow_mut().waits);
+    for queue in 0..QUEUES {
+        bed.kernel.0.borrow_mut().prepares = true;
+        assert_eq!(batch_done(&mut bed, queue, &[0, 1, 2, 3], Ok(0)), None);
+    }
+    assert_eq!(waits(&bed), [0, 1]);
+    bed.request(slot(1, 2), descriptor(READ, 0, 1), &[0; 512]);
+    assert_eq!(bed.answer(), (slot(1, 2), 512));
+    assert_eq!(batch_done(&mut bed, 1, &[2], Ok(UblkElements::BYTES)), None);
+    // There was no memory for so many; it is begun again.
+    waits_no_more(&mut bed, 1, Err(Errno::ENOBUFS));
+    assert_eq!(waits(&bed), [1]);
+    // The device ends with a request under way.
+    bed.paused = true;
+    bed.request(slot(1, 0), descriptor(READ, 0, 1), &[0; 512]);
+    assert!(bed.device.is_waiting());
+    for queue in 0..QUEUES {
+        waits_no_more(&mut bed, queue, Err(Errno::ENODEV));
+    }
+    assert!(!bed.device.is_back(), "one is not answered");
+    bed.device.resume(&mut bed.ring, None, &bed.pool);
+    assert!(bed.device.is_back());
+    assert_eq!((waits(&bed), bed.device.take_refusal()), (Vec::new(), None));
+}
+
+#[test]
+fn what_the_kernel_does_not_take_of_several_results_is_given_up_and_told() {
+    let mut bed = bed();
+    bed.kernel.0.borrow_mut().prepares = true;
+    let refused = batch_done(&mut bed, 0, &[0, 1, 2, 3], Err(Errno::EINVAL));
+    assert_eq!(refused, Some(Errno::EINVAL), "none of the queue's slots is offered");
+    assert!(bed.kernel.0.borrow().waits.is_empty());
+    // Of the other's, two of three results were taken.
+    let bytes = 2 * UblkElements::BYTES;
+    assert_eq!(batch_done(&mut bed, 1, &[3, 0, 1], Ok(bytes)), Some(Errno::EIO));
+    assert!(!bed.device.is_back());
+    for tag in [0, 2, 3] {
+        bed.completed(slot(1, tag), Err(Errno::ENODEV));
+    }
+    assert!(bed.device.is_back());
 }
 
 #[test]

@@ -77,6 +77,8 @@ pub const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 pub const F_USER_COPY: u64 = 1 << 7;
 /// `UBLK_F_AUTO_BUF_REG`: the memory of a request is put into a ring's table of registered buffers.
 pub const F_AUTO_BUF_REG: u64 = 1 << 11;
+/// `UBLK_F_BATCH_IO`: there are commands for several slots, and none for a single one.
+pub const F_BATCH_IO: u64 = 1 << 15;
 /// `UBLK_F_SAFE_STOP_DEV`: a device can be stopped only if nobody has it open.
 pub const F_SAFE_STOP_DEV: u64 = 1 << 17;
 /// `UBLK_F_UPDATE_SIZE`: a device can have another size while it is used.

@@ -9,7 +9,7 @@ use io_uring::types::Timespec;
 use socket2::SockAddr;
 
 use super::Place;
-use super::ublk::UblkCommand;
+use super::ublk::{UblkBatch, UblkCommand, UblkElements};
 use crate::{Buf, Errno, Extent};
 
 /// Chosen by the caller, returned with the completion; not interpreted.
@@ -90,6 +90,8 @@ pub enum Payload {
     Fd(OwnedFd),
     /// What of the range is holes.
     Extents(Box<[Extent]>),
+    /// The slots of a command for several.
+    Elements(UblkElements),
 }
 
 /// One segment of a [`Vectored`].
@@ -256,6 +258,7 @@ pub(super) enum Memory {
     Address(Box<SockAddr>),
     Timespec(Box<Timespec>),
     Extents(Box<[Extent]>),
+    Elements(UblkElements),
 }
 
 /// What to do, with the progress of operations that take several steps.
@@ -302,6 +305,11 @@ pub(super) enum Kind {
         fd: RawFd,
     },
     Ublk(UblkCommand),
+    UblkBatch(UblkBatch),
+    /// Completes many times, until it has ended.
+    UblkFetchAll {
+        queue: u16,
+    },
     /// Runs on the offload thread, or has failed before it began.
     Offloaded,
 }

@@ -25,6 +25,7 @@ const ROWS: &[(&str, &str)] = &[
     ("4 KiB random read, depth 32", "--rw=randread --bs=4k --iodepth=32"),
     ("4 KiB random write, depth 1", "--rw=randwrite --bs=4k --iodepth=1"),
     ("4 KiB random write, depth 32", "--rw=randwrite --bs=4k --iodepth=32"),
+    ("128 KiB sequential read, depth 8", "--rw=read --bs=128k --iodepth=8"),
     ("128 KiB sequential write, depth 8", "--rw=write --bs=128k --iodepth=8"),
 ];
 
@@ -36,10 +37,11 @@ const WAYS: [(&str, &str); 3] = [
 ];
 
 /// The command, with the program as it is shipped.
-pub fn main(program: PathBuf) -> Result<()> {
-    let images = Images::get(Kind::Emulated)?;
+pub fn main(program: PathBuf, newest: bool) -> Result<()> {
+    let kind = if newest { Kind::Newest } else { Kind::Emulated };
+    let images = Images::get(kind)?;
     let rig = Rig::new(&images)?;
-    let guest = rig.boot(Kind::Emulated, 1, DISK_MIB, &["ublk_drv", "nbd"])?;
+    let guest = rig.boot(kind, 1, DISK_MIB, &["ublk_drv", "nbd"])?;
     let mut nodes = Nodes::start(&rig, &guest, program)?;
     let kernel = guest.run("uname -r", PATIENCE)?;
     nodes.map("")?;
