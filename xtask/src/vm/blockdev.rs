@@ -46,7 +46,8 @@ const STEPS: &[Step] = &[
                  is physical_block_size 4096 && is max_hw_sectors_kb 1024 && \
                  is discard_granularity 4096 && is discard_max_hw_bytes $((64 << 20)) && \
                  is write_zeroes_max_bytes $((64 << 20)) && is fua 1 && \
-                 is write_cache 'write back' && [ $(blockdev --getsize64 $dev) -ge $((384 << 20)) ]",
+                 is write_cache 'write back' && \
+                 [ $(ls ../mq | wc -l) = $(nproc) ] && [ $(blockdev --getsize64 $dev) -ge $((384 << 20)) ]",
     },
     Step {
         what: "verified writes of all sizes, with flushes and FUA, to the device itself",

@@ -243,7 +243,9 @@ fn emulated(rig: &Rig<'_>, kind: Kind, nr: u8, words: &str) -> Command {
     let images = rig.images;
     let (kernel, initrd) = kind.files();
     let disk = rig.disk(nr);
-    let mut command = machine(rig, nr, 1);
+    // With two a block device has two queues.
+    let cpus = if kind == Kind::Newest { 2 } else { 1 };
+    let mut command = machine(rig, nr, cpus);
     command.arg("-kernel").arg(images.file(kernel));
     command.arg("-initrd").arg(images.file(initrd));
     command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")]);
