@@ -93,8 +93,8 @@ cargo xtask bench control [OPTION...]
     --json FILE          every figure (default target/bench/control.json)
     --quick              seconds, after the build: shows that it works; no figures
 cargo xtask bench --guest [--newest]
-    Some rows on a volume mapped as a block device (ublk) and on the same over NBD, by the kernel's client
-    and by fio's, all within an emulated guest: figures to compare with each other, not with those of the table. Needs root.
+    Some rows on a volume mapped as a block device, by each face in turn, and on the same over NBD by fio's
+    client, all within an emulated guest: figures to compare with each other, not with those of the table. Needs root.
     With --newest the guest has the newest kernel. ASHLAR_BINARY=PATH has it without a build.
 cargo xtask bench chart FILE... --svg FILE
     The table and the chart of what --json has kept, in one run or in several that differ in rows.

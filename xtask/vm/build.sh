@@ -18,7 +18,7 @@ mkdir "$work"
 
 # Modules of each guest, beside what they depend on. One that a kernel does not have, or has built in, is left out: newer kernels
 # have virtio_pci built in, and crc32c-cryptoapi in place of the two before it.
-emulated_modules="drbd ublk_drv nbd virtio_pci virtio_net virtio_blk net_failover ext4 crc32c_generic crc32c-intel crc32c-cryptoapi
+emulated_modules="drbd ublk_drv nbd fuse virtio_pci virtio_net virtio_blk net_failover ext4 crc32c_generic crc32c-intel crc32c-cryptoapi
     dm-mod dm-snapshot dm-thin-pool dm-crypt xts nvme-tcp nvme-fabrics nvme-core nvmet nvmet-tcp loop xfs"
 usermode_modules="drbd hmac nbd dm-mod dm-snapshot dm-thin-pool dm-flakey dm-delay dm-dust dm-log-writes loop xfs"
 case $kind in

@@ -1,9 +1,11 @@
-//! `ashlar face`: the process behind a loop device, which the engine starts.
+//! `ashlar face`: the process behind a loop device or one of the kernel's NBD client, which the engine starts.
 //!
 //! Only the arguments are read here; everything else is the crate `face`.
 
 use std::path::PathBuf;
 use std::time::Duration;
+
+use ::face::Front;
 
 /// Arguments of `ashlar face`.
 #[derive(clap::Args, Debug)]
@@ -20,6 +22,9 @@ pub struct Args {
     /// How long requests wait for an engine
     #[arg(long, value_name = "SECONDS")]
     patience: u16,
+    /// Make a device of the kernel's NBD client, not a file; with logical blocks of so many bytes
+    #[arg(long, value_name = "BYTES")]
+    nbd: Option<u32>,
 }
 
 /// Serves until it is told to end.
@@ -29,6 +34,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         read_only: args.read_only,
         depth: args.depth,
         patience: Duration::from_secs(args.patience.into()),
+        front: args.nbd.map_or(Front::File, Front::Nbd),
     };
     Ok(::face::run(&options)?)
 }

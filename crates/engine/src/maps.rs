@@ -1,7 +1,8 @@
 //! Volumes as block devices of this machine: `ashlar map`, `unmap`, `maps`.
 //!
 //! - `ublk`: a device of the kernel's ublk driver, from its making to its end.
-//! - `fuse`: the same of a loop device on a file of FUSE, whose process outlives the engine.
+//! - `process`: the same of a loop device on a file of FUSE, or one of the kernel's NBD client, with a process that outlives
+//!   the engine.
 //! - `handover`: devices that another process goes on with. `users`: who has a device open. `links`: its names.
 //!   `size`: devices follow the sizes of their volumes.
 //!
@@ -9,9 +10,9 @@
 //! opens and closes it: the node is Primary then (if the device can be written), and no other node can
 //! write what this one's page cache holds.
 
-mod fuse;
 mod handover;
 mod links;
+mod process;
 mod size;
 mod ublk;
 mod users;
@@ -58,13 +59,13 @@ struct Mapped {
 enum Kind {
     /// The driver's number.
     Ublk(u32),
-    Fuse(fuse::Process),
+    Process(process::Process),
 }
 
 /// What an earlier engine has left of a volume.
 enum Leftover {
     Ublk(ublk::Leftover),
-    Fuse(fuse::Leftover),
+    Process(process::Leftover),
 }
 
 impl Leftover {
@@ -72,7 +73,7 @@ impl Leftover {
     fn path(&self) -> &str {
         match self {
             Leftover::Ublk(left) => &left.path,
-            Leftover::Fuse(left) => &left.path,
+            Leftover::Process(left) => &left.path,
         }
     }
 
@@ -80,23 +81,23 @@ impl Leftover {
     fn remove(self) {
         match self {
             Leftover::Ublk(left) => left.remove(),
-            Leftover::Fuse(left) => left.remove(),
+            Leftover::Process(left) => left.remove(),
         }
     }
 }
 
 impl Mapped {
     fn face(&self) -> Face {
-        match self.kind {
+        match &self.kind {
             Kind::Ublk(_) => Face::Ublk,
-            Kind::Fuse(_) => Face::Fuse,
+            Kind::Process(process) => process.face(),
         }
     }
 }
 
 /// Ways to make block devices, the best one first, and why one can not be used.
 pub(crate) fn faces() -> Vec<FaceStatus> {
-    vec![ublk::status(), fuse::status()]
+    vec![ublk::status(), process::status(Face::Nbd), process::status(Face::Fuse)]
 }
 
 /// The volumes that are mapped, or are to be.
@@ -182,7 +183,9 @@ impl Engine {
         })?;
         let mapped = match choose(&format!("{}/{nr}", entry.name), &options)? {
             Face::Ublk => self.make_ublk(entry, nr, minor, options, links)?,
-            Face::Fuse => self.make_fuse(entry, nr, minor, options, links)?,
+            face @ (Face::Nbd | Face::Fuse) => {
+                self.make_by_process(entry, nr, minor, face, options, links)?
+            }
         };
         let mapped = Arc::new(mapped);
         // The next engine is not to choose otherwise.
@@ -210,7 +213,7 @@ impl Engine {
                     self.stop_unused_ublk(&mapped, *number, hold)?;
                     self.delete_ublk(&mapped, *number, true);
                 }
-                Kind::Fuse(process) => self.end_fuse(&mapped, process, Some(hold))?,
+                Kind::Process(process) => self.end_by_process(&mapped, process, Some(hold))?,
             }
             log!(Level::Info, entry.name, "volume {nr} is not mapped any more");
         } else if let Some(left) = self.leftover(&entry, nr)? {
@@ -280,7 +283,7 @@ impl Engine {
         if let Some(left) = self.ublk_leftover(entry, nr) {
             return Ok(Some(Leftover::Ublk(left)));
         }
-        Ok(self.fuse_leftover(entry, nr)?.map(Leftover::Fuse))
+        Ok(self.process_leftover(entry, nr)?.map(Leftover::Process))
     }
 
     /// Takes devices away at the engine's end, whoever uses them. What is kept stays.
@@ -295,7 +298,7 @@ impl Engine {
                 Kind::Ublk(number) => self
                     .stop_ublk(&mapped, *number)
                     .map(|()| self.delete_ublk(&mapped, *number, false)),
-                Kind::Fuse(process) => self.end_fuse(&mapped, process, None),
+                Kind::Process(process) => self.end_by_process(&mapped, process, None),
             };
             if let Err(stop) = ended {
                 log!(Level::Warn, resource, "volume {nr} stays mapped: {}", text(&stop));
@@ -418,8 +421,16 @@ fn choose(what: &str, options: &MapOptions) -> Done<Face> {
             usable.map_or(Face::Ublk, |(_, face)| face)
         }
     };
-    if face == Face::Fuse && options.queues > 1 {
-        let detail = format!("{what}: a loop device has one queue; leave --queues out");
+    let one = match face {
+        Face::Ublk => return Ok(face),
+        Face::Nbd => "a device of the kernel's NBD client",
+        Face::Fuse => "a loop device",
+    };
+    if options.queues > 1 {
+        return Err(Stop::invalid(format!("{what}: {one} has one queue; leave --queues out")));
+    }
+    if face == Face::Nbd && options.depth != MapOptions::default().depth {
+        let detail = format!("{what}: {one} has a depth of 128; leave --depth out");
         return Err(Stop::invalid(detail));
     }
     Ok(face)
@@ -441,11 +452,11 @@ impl Engine {
     fn map_status(&self, key: &(String, u16), options: MapOptions, mapped: &Mapped) -> MapStatus {
         let problem = match &mapped.kind {
             Kind::Ublk(_) => None,
-            Kind::Fuse(process) => self.fuse_problem(mapped, process),
+            Kind::Process(process) => self.process_problem(mapped, process),
         };
         let (features, reads_in_place) = match &mapped.kind {
             Kind::Ublk(number) => self.ublk_use(mapped, *number),
-            Kind::Fuse(_) => (Vec::new(), 0),
+            Kind::Process(_) => (Vec::new(), 0),
         };
         MapStatus {
             resource: key.0.clone(),

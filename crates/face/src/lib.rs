@@ -1,9 +1,14 @@
-//! The process behind a loop device: FUSE to the kernel, NBD to the engine.
+//! The process behind a loop device, or one of the kernel's NBD client: FUSE or NBD to the kernel, NBD to the engine.
 //!
 //! ```text
 //!  /dev/loopN ── kernel ── DIRECTORY/mnt/volume ── this process ── DIRECTORY/socket ── engine
 //!                 (direct I/O)      (FUSE)                             (NBD)
+//!  /dev/nbdN ── kernel ───────────(NBD)─────────── this process ── as above
 //! ```
+//!
+//! The kernel's NBD client could have an engine at its other end. When that dies, it sends what was not answered again
+//! only once it takes it for lost, half a minute later, and a request that takes long is lost in the same way. This
+//! process outlives the engine, and asks the next one at once.
 //!
 //! The engine connects, not this process: so it is the engine that decides when requests may go on,
 //! and nobody else is served. The first byte of a connection says what it is for:
@@ -13,8 +18,9 @@
 //!   comes; an older one is left once it has answered.
 //! * [`END`]: unmount and end. The connection is closed when that is done.
 //!
-//! - `link`: connections and requests. `volume_file`: the file system.
+//! - `link`: connections and requests. `volume_file`: the file system. `kernel_nbd`: the NBD client.
 
+mod kernel_nbd;
 mod link;
 mod volume_file;
 
@@ -27,10 +33,11 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use fuser::{MountOption, SessionUnmounter};
+use fuser::MountOption;
 
+pub use kernel_nbd::DEVICE as NBD_DEVICE;
 use link::Link;
-use volume_file::{Answer, VolumeFile};
+use volume_file::VolumeFile;
 
 /// First byte of a connection that is to be served requests.
 pub const SERVE: u8 = b'v';
@@ -64,7 +71,22 @@ pub struct Options {
     pub depth: u16,
     /// How long requests wait for an engine before they fail.
     pub patience: Duration,
+    /// What the kernel has of it.
+    pub front: Front,
 }
+
+/// What the kernel has of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Front {
+    /// A file, for a loop device.
+    File,
+    /// A device of its NBD client, with logical blocks of so many bytes. Its number is in [`NBD_DEVICE`] below the
+    /// directory.
+    Nbd(u32),
+}
+
+/// Takes the front away from its users.
+type Stop = Box<dyn FnOnce() + Send>;
 
 /// Why the process could not do its work.
 #[derive(Debug)]
@@ -75,6 +97,8 @@ pub enum Error {
     NoEngine,
     /// The file system can not be mounted or served.
     Fuse(PathBuf, io::Error),
+    /// The kernel makes no device, or does not serve it.
+    Nbd(io::Error),
     /// A thread can not be started.
     Thread(io::Error),
 }
@@ -89,6 +113,7 @@ impl fmt::Display for Error {
             Error::Fuse(path, e) => {
                 write!(f, "can not serve a file system at {}: {e}", path.display())
             }
+            Error::Nbd(e) => write!(f, "no device of the kernel's NBD client: {e}"),
             Error::Thread(e) => write!(f, "no thread: {e}"),
         }
     }
@@ -96,7 +121,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Serves the volume until it is told to end, or its file system is unmounted.
+/// Serves the volume until it is told to end, or what the kernel has of it is gone.
 ///
 /// # Errors
 /// [`Error`]
@@ -105,13 +130,39 @@ pub fn run(options: &Options) -> Result<(), Error> {
     // What is there is of a process that is gone: the engine looks before it starts another one.
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket).map_err(|e| Error::Listen(socket.clone(), e))?;
-    let link = Arc::new(Link::<Answer>::new(options.read_only, options.patience));
-    let (mounted, unmounter) = mpsc::channel();
+    let served = match options.front {
+        Front::File => through(options, listener, |link, stop| serve_file(link, options, stop)),
+        Front::Nbd(block_size) => through(options, listener, |link, stop| {
+            kernel_nbd::serve(link, options, block_size, stop)
+        }),
+    };
+    let _ = fs::remove_file(&socket);
+    served
+}
+
+/// Serves a front once there is an engine.
+fn through<A: link::Answer>(
+    options: &Options,
+    listener: UnixListener,
+    serve: impl FnOnce(&Arc<Link<A>>, &mpsc::Sender<Stop>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let link = Arc::new(Link::new(options.read_only, options.patience));
+    let (stop, stops) = mpsc::channel();
     let ours = link.clone();
-    spawn("listen", move || listen(&listener, &ours, &unmounter))?;
+    spawn("listen", move || listen(&listener, &ours, &stops))?;
     if !link.wait_joined(GREETING) {
         return Err(Error::NoEngine);
     }
+    let watched = link.clone();
+    spawn("watch", move || watched.watch())?;
+    serve(&link, &stop)
+}
+
+fn serve_file(
+    link: &Arc<Link<volume_file::Answer>>,
+    options: &Options,
+    stop: &mpsc::Sender<Stop>,
+) -> Result<(), Error> {
     let place = options.directory.join(MOUNT);
     let failed = |e| Error::Fuse(place.clone(), e);
     let files = VolumeFile::new(link.clone(), options.read_only, options.depth);
@@ -122,11 +173,19 @@ pub fn run(options: &Options) -> Result<(), Error> {
         config.mount_options.push(MountOption::RO);
     }
     let mut session = fuser::Session::new(files, &place, &config).map_err(failed)?;
-    let _ = mounted.send(session.unmount_callable());
-    spawn("watch", move || link.watch())?;
-    let served = session.run();
-    let _ = fs::remove_file(&socket);
-    served.map_err(failed)
+    let mut unmounter = session.unmount_callable();
+    let _ = stop.send(Box::new(move || {
+        // The loop device lets go of the file in the background. The session tries once only, so
+        // it is asked when nobody has it open any more, or at the end of patience.
+        let end = Instant::now() + UNMOUNT;
+        while volume_file::is_open() && Instant::now() < end {
+            std::thread::sleep(TICK);
+        }
+        if let Err(e) = unmounter.unmount() {
+            eprintln!("face: not unmounted: {e}");
+        }
+    }));
+    session.run().map_err(failed)
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
@@ -135,10 +194,10 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 }
 
 /// Sees to whoever connects, one after the other: there is one engine.
-fn listen(
+fn listen<A: link::Answer>(
     listener: &UnixListener,
-    link: &Arc<Link<Answer>>,
-    unmounter: &mpsc::Receiver<SessionUnmounter>,
+    link: &Arc<Link<A>>,
+    stops: &mpsc::Receiver<Stop>,
 ) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else {
@@ -155,7 +214,7 @@ fn listen(
                     eprintln!("face: a connection was not taken: {e}");
                 }
             }
-            Ok(END) => end(&mut stream, unmounter),
+            Ok(END) => end(&mut stream, stops),
             Ok(_) | Err(_) => {}
         }
     }
@@ -168,19 +227,11 @@ fn purpose(stream: &mut UnixStream) -> io::Result<u8> {
     Ok(byte[0])
 }
 
-/// Unmounts and ends the process. Whoever still uses the file gets errors from then on.
-fn end(stream: &mut UnixStream, unmounter: &mpsc::Receiver<SessionUnmounter>) {
-    if let Ok(mut unmounter) = unmounter.try_recv() {
-        // The loop device lets go of the file in the background. The session tries once only, so
-        // it is asked when nobody has it open any more, or at the end of patience.
-        let _ = stream.set_read_timeout(None);
-        let end = Instant::now() + UNMOUNT;
-        while volume_file::is_open() && Instant::now() < end {
-            std::thread::sleep(TICK);
-        }
-        if let Err(e) = unmounter.unmount() {
-            eprintln!("face: not unmounted: {e}");
-        }
+/// Takes away what the kernel has and ends the process. Whoever still uses it gets errors from then on.
+fn end(stream: &mut UnixStream, stops: &mpsc::Receiver<Stop>) {
+    let _ = stream.set_read_timeout(None);
+    if let Ok(stop) = stops.try_recv() {
+        stop();
     }
     let _ = stream.write_all(&[END]);
     std::process::exit(0);

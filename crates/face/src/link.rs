@@ -125,7 +125,8 @@ impl Conn {
         let Request { offset, len, .. } = *request;
         let header = RequestHeader { flags, command, cookie: cookie as u64, offset, len }.encode();
         let data: &[u8] = if let Op::Write(data) = &request.op { data } else { &[] };
-        if write_all(&mut lock(&self.writer), &header, data).is_err() {
+        let mut slices = [IoSlice::new(&header), IoSlice::new(data)];
+        if write_slices(&mut lock(&self.writer), &mut slices).is_err() {
             self.close();
         }
     }
@@ -136,10 +137,9 @@ impl Conn {
     }
 }
 
-/// Both slices, in one system call if the socket takes them.
-fn write_all(stream: &mut UnixStream, header: &[u8], data: &[u8]) -> io::Result<()> {
-    let mut slices = [IoSlice::new(header), IoSlice::new(data)];
-    let mut left = &mut slices[..];
+/// All slices, in one system call if the socket takes them.
+pub(crate) fn write_slices(stream: &mut UnixStream, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+    let mut left = slices;
     IoSlice::advance_slices(&mut left, 0);
     while !left.is_empty() {
         match stream.write_vectored(left) {
@@ -184,6 +184,13 @@ impl<A: Answer> Link<A> {
         let shared = lock(&self.shared);
         let waited = self.joined.wait_timeout_while(shared, patience, |s| s.size.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.size.is_some()
+    }
+
+    /// Waits until the volume has another size than this, and returns it.
+    pub fn wait_resized(&self, known: u64) -> u64 {
+        let shared = lock(&self.shared);
+        let waited = self.joined.wait_while(shared, |s| s.size.is_none_or(|size| size == known));
+        waited.unwrap_or_else(PoisonError::into_inner).size.unwrap_or(known)
     }
 
     /// A copy of what is to be written, for [`Op::Write`].

@@ -5,5 +5,6 @@
 
 pub mod loopdev;
 pub mod nbd;
+pub mod nbddev;
 pub mod ublk;
 pub mod vhost;

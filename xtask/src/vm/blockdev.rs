@@ -146,7 +146,10 @@ pub fn main(kind: Kind, brief: bool) -> Result<()> {
         read_only(&mut nodes)?;
         kernel_nbd(&mut nodes)?;
     }
-    grows(&mut nodes)?;
+    nbd_face(&mut nodes)?;
+    for options in ["", "--face nbd"] {
+        grows(&mut nodes, options)?;
+    }
     let begun = Instant::now();
     nodes.compare()?;
     done("the replicas are equal", begun);
@@ -364,18 +367,69 @@ fn kernel_nbd(nodes: &mut Nodes<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A volume grows while it is mapped: its device does, too, where the driver can announce that.
-fn grows(nodes: &mut Nodes<'_>) -> Result<()> {
+/// The same client as `ashlar map` uses it: a process keeps its requests while an engine is killed or replaced.
+fn nbd_face(nodes: &mut Nodes<'_>) -> Result<()> {
     let begun = Instant::now();
-    nodes.wait("the peer is UpToDate", Nodes::is_in_sync)?;
-    // A brief test has it mapped still, and a volume that is mapped does not shrink.
+    nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
+    unmap(nodes)?;
+    let device = nodes.map("--face nbd")?;
+    ensure!(nodes.map("--face nbd")? == device, "the same is the same");
+    nodes.on_device(
+        "dmesg -c > /dev/null; mkfs.ext4 -q -F $dev && mount -t ext4 $dev /mnt && cp /bin/busybox /mnt/synced && \
+         sync",
+    )?;
+    let refused = nodes.guest_ashlar("unmap r0/0").err().context("a mounted device stays")?;
+    ensure!(format!("{refused:#}").contains("mounted at /mnt"), "{refused:#}");
+    let mut fio = nodes.load(
+        "--name=load --directory=/mnt --rw=randrw --bsrange=4k-64k --size=12m --iodepth=8 --direct=1 \
+         --fsync=64 --rate_iops=50",
+    )?;
+    std::thread::sleep(Duration::from_secs(2));
+    nodes.kill_engine()?;
+    nodes.start_engine()?;
+    nodes.on_device("dd if=$dev of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null")?;
+    nodes.wait_mapped()?;
+    ensure!(fio.runs()?, "the load ended before the engine was killed");
+    nodes.wait("the disks are UpToDate", Nodes::is_in_sync)?;
+    println!("{}", nodes.replace_engine()?);
+    nodes.wait_load(fio)?;
+    nodes.on_device(
+        "! dmesg | grep -i 'i/o error' && cmp /bin/busybox /mnt/synced && umount /mnt && \
+         fsck.ext4 -f -n $dev >/dev/null",
+    )?;
+    // Requests longer than an engine takes, and what reads as zeroes.
+    nodes.on_device(
+        "echo 4096 > /sys/block/${dev#/dev/}/queue/max_sectors_kb; \
+         dd if=/dev/urandom of=/tmp/data bs=1M count=9 2>/dev/null && \
+         dd if=/tmp/data of=$dev bs=3M oflag=direct 2>/dev/null && \
+         dd if=$dev bs=3M count=3 iflag=direct 2>/dev/null | cmp - /tmp/data && rm /tmp/data && \
+         $blkdiscard -o 1M -l 2M $dev && \
+         [ $(dd if=$dev bs=1M skip=1 count=2 2>/dev/null | tr -d '\\0' | wc -c) = 0 ]",
+    )?;
+    unmap(nodes)?;
+    let left = nodes.guest.run("pgrep -f 'ashlar face' || true", PATIENCE)?;
+    ensure!(left.is_empty(), "processes are left: {left}");
+    done("a device of the kernel's NBD client goes on after a kill and an upgrade", begun);
+    Ok(())
+}
+
+/// The volume is not mapped from here on, and the node is Secondary.
+fn unmap(nodes: &Nodes<'_>) -> Result<()> {
     if !nodes.guest_ashlar("maps")?.is_empty() {
         nodes.guest_ashlar("unmap r0/0")?;
-        nodes.wait("the node is Secondary", |status| status[0]["role"] == "Secondary")?;
     }
+    nodes.wait("the node is Secondary", |status| status[0]["role"] == "Secondary")
+}
+
+/// A volume grows while it is mapped: its device does, too, where the driver can announce that.
+fn grows(nodes: &mut Nodes<'_>, options: &str) -> Result<()> {
+    let begun = Instant::now();
+    nodes.wait("the peer is UpToDate", Nodes::is_in_sync)?;
+    // A volume that is mapped does not shrink.
+    unmap(nodes)?;
     nodes.guest_ashlar("resize r0/0 --size 320M")?;
-    nodes.map("")?;
-    let announces = nodes.guest_ashlar("info")?.contains("update-size");
+    nodes.map(options)?;
+    let announces = !options.is_empty() || nodes.guest_ashlar("info")?.contains("update-size");
     let size = |nodes: &Nodes<'_>| -> Result<u64> {
         Ok(nodes.on_device("blockdev --getsize64 $dev")?.trim().parse()?)
     };
@@ -397,7 +451,7 @@ fn grows(nodes: &mut Nodes<'_>) -> Result<()> {
     }
     ensure!(announces || size(nodes)? == 320 << 20, "the device has grown");
     nodes.guest_ashlar("unmap r0/0")?;
-    done(what, begun);
+    done(&format!("{what} {options}"), begun);
     Ok(())
 }
 

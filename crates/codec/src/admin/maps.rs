@@ -11,18 +11,21 @@ use super::fields;
 pub enum Face {
     /// The kernel's ublk driver.
     Ublk,
+    /// The kernel's NBD client.
+    Nbd,
     /// A loop device on a file of a FUSE file system.
     Fuse,
 }
 
 impl Face {
     /// All of them, the best one first.
-    pub const ALL: [Face; 2] = [Face::Ublk, Face::Fuse];
+    pub const ALL: [Face; 3] = [Face::Ublk, Face::Nbd, Face::Fuse];
 
     /// The name it is chosen by.
     pub const fn name(self) -> &'static str {
         match self {
             Face::Ublk => "ublk",
+            Face::Nbd => "nbd",
             Face::Fuse => "fuse",
         }
     }

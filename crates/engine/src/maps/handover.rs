@@ -1,11 +1,11 @@
 //! Mapped volumes on their way to another process, which goes on with their devices.
 //!
-//! The volume stays open all the time, so nobody else can have written. A loop device is served by a process that
-//! keeps its connection. A device of ublk is the kernel's to hand on, once the engine before is gone.
+//! The volume stays open all the time, so nobody else can have written. A loop device, or one of the NBD client, is
+//! served by a process that keeps its connection. A device of ublk is the kernel's to hand on, once the engine before is gone.
 
 use std::sync::Arc;
 
-use codec::admin::MapOptions;
+use codec::admin::{Face, MapOptions};
 use frontend::ublk::DeviceKey;
 use serde::{Deserialize, Serialize};
 use vocab::VolumeNr;
@@ -71,7 +71,7 @@ impl Engine {
                 key: mapped.key,
                 ublk: match mapped.kind {
                     Kind::Ublk(number) => Some(number),
-                    Kind::Fuse(_) => None,
+                    Kind::Process(_) => None,
                 },
             })
         });
@@ -92,7 +92,11 @@ impl Engine {
             let links = Links::new(&resource, nr, options.drbd_names.then_some(minor))?;
             let kind = match ublk {
                 Some(number) => Kind::Ublk(number),
-                None => Kind::Fuse(self.adopt_process(&entry, nr, minor)),
+                None => {
+                    // It was chosen when the volume was mapped.
+                    let face = options.face.unwrap_or(Face::Fuse);
+                    Kind::Process(self.adopt_process(&entry, nr, minor, face))
+                }
             };
             let watch = self.watch_size(&resource);
             let state = State::Mapped(Arc::new(Mapped { path, links, shard, key, kind, watch }));
@@ -112,7 +116,7 @@ impl Engine {
             let Some((options, Some(mapped))) = found else { continue };
             let nr = VolumeNr(volume);
             match &mapped.kind {
-                Kind::Fuse(_) => self.follow_fuse(&entry, nr, options, &mapped),
+                Kind::Process(_) => self.follow_process(&entry, nr, options, &mapped),
                 Kind::Ublk(number) => {
                     if let Err(why) = self.go_on_with_ublk(&entry, nr, &mapped, *number) {
                         self.give_up(&entry, nr, options, &mapped, *number, &why);

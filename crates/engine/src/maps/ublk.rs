@@ -5,7 +5,7 @@
 //! is free.
 //!
 //! A device outlives an engine that is killed, and its I/O waits (`UBLK_F_USER_RECOVERY`). The next one knows
-//! it by a signature, and goes on with it if the volume is as it was, as with a loop device (`super::fuse`);
+//! it by a signature, and goes on with it if the volume is as it was, as with a loop device (`super::process`);
 //! what the kernel had asked of the engine before is asked again. Otherwise the device is taken away under its
 //! users, and a new one is made.
 

@@ -96,6 +96,8 @@ pub enum Color {
 pub enum FaceName {
     /// The kernel's ublk driver: /dev/ublkbN
     Ublk,
+    /// The kernel's NBD client: /dev/nbdN
+    Nbd,
     /// A loop device on a file of a FUSE file system: /dev/loopN
     Fuse,
 }
@@ -105,6 +107,7 @@ impl FaceName {
     pub const fn face(self) -> Face {
         match self {
             FaceName::Ublk => Face::Ublk,
+            FaceName::Nbd => Face::Nbd,
             FaceName::Fuse => Face::Fuse,
         }
     }
@@ -409,8 +412,8 @@ pub enum Command {
     Exports,
     /// Make a block device of a volume, and /dev/ashlar/RESOURCE/VOLUME
     ///
-    /// With the kernel's ublk driver (`modprobe ublk_drv`, Linux 6.5), or else as a loop device with a
-    /// process of its own. While the device exists the volume is open, so this node is Primary. Prints
+    /// With the kernel's ublk driver (`modprobe ublk_drv`, Linux 6.5), or else its NBD client (`modprobe
+    /// nbd`, Linux 5.14), or else as a loop device, the latter two with a process of their own. While the device exists the volume is open, so this node is Primary. Prints
     /// the device.
     Map {
         /// RESOURCE or RESOURCE/VOLUME

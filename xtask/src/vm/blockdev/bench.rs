@@ -1,5 +1,5 @@
-//! `cargo xtask bench --guest`: what a mapped volume costs beside the same volume over NBD, by the kernel's
-//! client and by fio's own, in an emulated guest. The figures compare ways into one engine; a machine
+//! `cargo xtask bench --guest`: what a mapped volume costs by each face, beside the same volume over NBD by fio's own
+//! client, in an emulated guest. The figures compare ways into one engine; a machine
 //! without emulation does some 15 times as much.
 
 use std::path::PathBuf;
@@ -29,39 +29,46 @@ const ROWS: &[(&str, &str)] = &[
     ("128 KiB sequential write, depth 8", "--rw=write --bs=128k --iodepth=8"),
 ];
 
-/// The ways to the volume: their names, and fio's words for them.
-const WAYS: [(&str, &str); 3] = [
-    ("ublk", "--ioengine=libaio --direct=1 --filename=$dev"),
-    ("kernel's NBD", "--ioengine=libaio --direct=1 --filename=/dev/nbd0"),
-    ("fio's NBD", "--ioengine=nbd --uri='nbd+unix:///r0?socket=/tmp/nbd.sock'"),
-];
+/// The ways to the volume: faces, of which a volume has one at a time, and the name of fio's own.
+const WAYS: [&str; 4] = ["ublk", "nbd", "fuse", "fio"];
+/// fio's words for a device.
+const DEVICE: &str = "--ioengine=libaio --direct=1 --filename=$dev";
+/// And for its own client.
+const CLIENT: &str = "--ioengine=nbd --uri='nbd+unix:///r0?socket=/tmp/nbd.sock'";
 
 /// The command, with the program as it is shipped.
 pub fn main(program: PathBuf, newest: bool) -> Result<()> {
     let kind = if newest { Kind::Newest } else { Kind::Emulated };
     let images = Images::get(kind)?;
     let rig = Rig::new(&images)?;
-    let guest = rig.boot(kind, 1, DISK_MIB, &["ublk_drv", "nbd"])?;
+    let guest = rig.boot(kind, 1, DISK_MIB, &["ublk_drv", "nbd", "fuse", "loop"])?;
     let mut nodes = Nodes::start(&rig, &guest, program)?;
     let kernel = guest.run("uname -r", PATIENCE)?;
-    nodes.map("")?;
     nodes.guest_ashlar(&format!("export r0/0 --listen {SOCKET}"))?;
-    let client = format!("nbd-client -unix {SOCKET} /dev/nbd0 -N r0/0 -b 512 >/dev/null");
-    nodes.on_device(&client)?;
     println!(
-        "emulated guest (QEMU TCG, one CPU, Linux {}), engine and fio in it, a second replica on the \
+        "emulated guest (QEMU TCG, Linux {}), engine and fio in it, a second replica on the \
          host's side, protocol C; {SECONDS} s a row; CPU time is that of the whole guest per request",
         kernel.trim()
     );
-    let heads: Vec<String> =
-        WAYS.iter().map(|(name, _)| format!("{name}: I/O/s | mean latency | CPU")).collect();
-    println!("| | {} |\n|---|{}", heads.join(" | "), "---|".repeat(3 * WAYS.len()));
-    for (name, words) in ROWS {
-        let figures = WAYS.iter().map(|(_, place)| row(&nodes, words, place));
-        let texts: Vec<String> = figures.map(|figure| Ok(figure?.text())).collect::<Result<_>>()?;
-        println!("| {name} | {} |", texts.join(" | "));
+    let mut lines: Vec<String> = ROWS.iter().map(|(name, _)| format!("| {name} |")).collect();
+    for way in WAYS {
+        let mapped = way != "fio";
+        if mapped {
+            nodes.map(&format!("--face {way}"))?;
+        }
+        for (line, (_, words)) in lines.iter_mut().zip(ROWS) {
+            let figure = row(&nodes, words, if mapped { DEVICE } else { CLIENT })?;
+            line.push_str(&format!(" {} |", figure.text()));
+        }
+        if mapped {
+            nodes.guest_ashlar("unmap r0/0")?;
+        }
     }
-    nodes.on_device("nbd-client -d /dev/nbd0 >/dev/null").map(drop)
+    let heads: Vec<String> =
+        WAYS.iter().map(|name| format!("{name}: I/O/s | mean latency | CPU")).collect();
+    println!("| | {} |\n|---|{}", heads.join(" | "), "---|".repeat(3 * WAYS.len()));
+    println!("{}", lines.join("\n"));
+    Ok(())
 }
 
 /// What fio measured.

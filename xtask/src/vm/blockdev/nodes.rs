@@ -139,7 +139,10 @@ impl<'a> Nodes<'a> {
     /// Maps the volume in the guest; returns the device.
     pub fn map(&mut self, options: &str) -> Result<String> {
         let device = self.guest_ashlar(&format!("map r0/0 {options}"))?.trim().to_owned();
-        ensure!(device.starts_with("/dev/ublkb"), "that is no device: {device:?}");
+        let faces = [("--face nbd", "/dev/nbd"), ("--face fuse", "/dev/loop")];
+        let face = faces.iter().find(|(face, _)| options.contains(face));
+        let kind = face.map_or("/dev/ublkb", |(_, kind)| kind);
+        ensure!(device.starts_with(kind), "that is no such device: {device:?}");
         self.device = device;
         Ok(self.device.clone())
     }

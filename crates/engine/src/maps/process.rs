@@ -1,7 +1,9 @@
-//! A volume as a loop device, whose file is served by a process of its own (the crate `face`).
+//! A volume as a device that is served by a process of its own (the crate `face`): a loop device on its file, or a
+//! device of the kernel's NBD client.
 //!
 //! ```text
-//! open the volume ──► process ──► connect and serve it ──► its file appears ──► loop device on it
+//! open the volume ──► process ──► connect and serve it ──┬─► its file appears ──► loop device on it
+//!                                                        └─► it has the kernel make a device
 //! ```
 //!
 //! The process and the device outlive an engine that is killed. The next one finds them by the
@@ -22,9 +24,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use codec::admin::{Face, FaceStatus, FailureKind, MapOptions};
-use frontend::loopdev;
 use frontend::nbd::server::Parting;
 use frontend::ublk::DeviceKey;
+use frontend::{loopdev, nbddev};
 use runtime::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use vocab::{ConnState, Minor, VolumeNr};
@@ -59,10 +61,79 @@ const FREED: Duration = Duration::from_secs(5);
 /// How often is looked.
 const TICK: Duration = Duration::from_millis(5);
 
+/// What the kernel makes the device of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Front {
+    /// A loop device on a file of FUSE.
+    Loop,
+    /// Its NBD client.
+    Nbd,
+}
+
+impl Front {
+    const fn of(face: Face) -> Front {
+        match face {
+            Face::Nbd => Front::Nbd,
+            Face::Fuse | Face::Ublk => Front::Loop,
+        }
+    }
+
+    const fn face(self) -> Face {
+        match self {
+            Front::Loop => Face::Fuse,
+            Front::Nbd => Face::Nbd,
+        }
+    }
+
+    fn usable(self) -> Result<(), String> {
+        match self {
+            Front::Loop => loop_usable(),
+            Front::Nbd => nbddev::usable(),
+        }
+    }
+
+    /// Takes a device away, whoever uses it.
+    fn detach(self, path: &str) -> io::Result<()> {
+        match (self, nbd_number(path)) {
+            (Front::Loop, _) => loopdev::detach(path),
+            (Front::Nbd, Some(number)) => nbddev::Control::open()?.disconnect(number),
+            (Front::Nbd, None) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// The kernel is done with a device that was taken away.
+    fn is_free(self, path: &str) -> bool {
+        match self {
+            Front::Loop => loopdev::is_free(path),
+            Front::Nbd => nbd_number(path).and_then(nbddev::identifier).is_none(),
+        }
+    }
+
+    /// Bytes of what the process behind a directory serves, as the kernel knows them.
+    fn size(self, directory: &Path) -> Option<u64> {
+        match self {
+            Front::Loop => fs::metadata(directory.join(face::FILE)).ok().map(|file| file.len()),
+            Front::Nbd => nbddev::size(nbd_at(directory)?),
+        }
+    }
+}
+
+fn nbd_number(path: &str) -> Option<u32> {
+    path.strip_prefix("/dev/nbd")?.parse().ok()
+}
+
+/// The number of the device of a directory's process, if it is connected.
+fn nbd_at(directory: &Path) -> Option<u32> {
+    let number = fs::read_to_string(directory.join(face::NBD_DEVICE)).ok()?.parse().ok()?;
+    let whose = nbddev::identifier(number)?;
+    (Path::new(&whose) == directory).then_some(number)
+}
+
 /// Where the process behind a device is found.
 #[derive(Clone)]
 struct Place {
     directory: PathBuf,
+    front: Front,
     /// The name of its connection among the NBD clients.
     client: String,
 }
@@ -72,6 +143,12 @@ pub(super) struct Process {
     place: Place,
     /// If this engine has started it.
     child: Mutex<Option<Child>>,
+}
+
+impl Process {
+    pub(super) const fn face(&self) -> Face {
+        self.place.front.face()
+    }
 }
 
 impl std::fmt::Debug for Process {
@@ -84,17 +161,18 @@ impl std::fmt::Debug for Process {
 pub(super) struct Leftover {
     /// The device.
     pub(super) path: String,
+    front: Front,
     directory: PathBuf,
 }
 
-/// Whether the kernel has what it takes.
-pub(super) fn status() -> FaceStatus {
-    let problem = usable().err();
-    let (name, usable) = (Face::Fuse.name().to_owned(), problem.is_none());
+/// Whether the kernel has what a face takes.
+pub(super) fn status(face: Face) -> FaceStatus {
+    let problem = Front::of(face).usable().err();
+    let (name, usable) = (face.name().to_owned(), problem.is_none());
     FaceStatus { name, usable, problem, features: Vec::new() }
 }
 
-fn usable() -> Result<(), String> {
+fn loop_usable() -> Result<(), String> {
     for (path, module) in [(FUSE, "fuse"), (loopdev::CONTROL, "loop")] {
         match OpenOptions::new().read(true).write(true).open(path) {
             Ok(_) => {}
@@ -140,9 +218,13 @@ fn wait(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
 
 /// The device that an engine has made by means of a directory, if it is still there.
 fn leftover_at(directory: &Path) -> Option<Leftover> {
+    let directory = directory.to_owned();
+    if let Some(number) = nbd_at(&directory) {
+        return Some(Leftover { path: nbddev::path(number), front: Front::Nbd, directory });
+    }
     let name = fs::read_to_string(directory.join(DEVICE_NAME)).ok()?;
     let path = find_device(name)?;
-    Some(Leftover { path, directory: directory.to_owned() })
+    Some(Leftover { path, front: Front::Loop, directory })
 }
 
 /// The device of that name, if there is one.
@@ -164,7 +246,7 @@ fn find_device(name: String) -> Option<String> {
 impl Leftover {
     /// Takes it away, whoever uses it.
     pub(super) fn remove(self) {
-        if let Err(e) = loopdev::detach(&self.path) {
+        if let Err(e) = self.front.detach(&self.path) {
             log!(Level::Warn, "engine", "{} stays: {e}", self.path);
         }
         remove_directory(&self.directory);
@@ -187,17 +269,19 @@ fn remove_directory(directory: &Path) {
 
 impl Engine {
     /// Opens the volume and makes its device, or goes on with the one that is there.
-    pub(super) fn make_fuse(
+    pub(super) fn make_by_process(
         self: &Arc<Self>,
         entry: &Entry,
         nr: VolumeNr,
         minor: Minor,
+        face: Face,
         options: MapOptions,
         links: Links,
     ) -> Done<Mapped> {
         let what = format!("{}/{nr}", entry.name);
-        usable().map_err(|e| failed(&what, e, "`ashlar info` shows all ways there are"))?;
-        if self.fuse_leftover(entry, nr)?.is_some() {
+        let usable = Front::of(face).usable();
+        usable.map_err(|e| failed(&what, e, "`ashlar info` shows all ways there are"))?;
+        if self.process_leftover(entry, nr)?.is_some() {
             self.wait_for_peers(entry)?;
         }
         let (key, target) = self.open_volume(entry, nr, options.read_only)?;
@@ -208,21 +292,21 @@ impl Engine {
                 "{what} has no size yet; attach a disk, or connect"
             )));
         }
-        let process = self.adopt_process(entry, nr, minor);
+        let process = self.adopt_process(entry, nr, minor, face);
         let made = self.device(entry, nr, &options, &process).and_then(|path| {
             let linked = links.make(&path);
             linked.map_err(|e| failed(&what, e, "see to /dev, then repeat it")).map(|()| path)
         });
         match made {
             Ok(path) => {
-                let (kind, watch) = (Kind::Fuse(process), self.watch_size(&entry.name));
+                let (kind, watch) = (Kind::Process(process), self.watch_size(&entry.name));
                 let mapped = Mapped { path, links, shard, key, kind, watch };
-                self.follow_fuse(entry, nr, options, &mapped);
+                self.follow_process(entry, nr, options, &mapped);
                 Ok(mapped)
             }
             Err(stop) => {
                 if let Some(left) = leftover_at(&process.place.directory) {
-                    let _ = loopdev::detach(&left.path);
+                    let _ = left.front.detach(&left.path);
                 }
                 self.end_process(&process, shard, key)?;
                 Err(stop)
@@ -231,12 +315,16 @@ impl Engine {
     }
 
     /// The process of a volume, which this engine has not started yet, or never will.
-    pub(super) fn adopt_process(&self, entry: &Entry, nr: VolumeNr, minor: Minor) -> Process {
+    pub(super) fn adopt_process(
+        &self,
+        entry: &Entry,
+        nr: VolumeNr,
+        minor: Minor,
+        face: Face,
+    ) -> Process {
         let client = format!("map {}/{nr}", entry.name);
-        Process {
-            place: Place { directory: self.face_directory(minor), client },
-            child: Mutex::new(None),
-        }
+        let (directory, front) = (self.face_directory(minor), Front::of(face));
+        Process { place: Place { directory, front, client }, child: Mutex::new(None) }
     }
 
     /// The device, with its process served. The volume is open.
@@ -259,7 +347,9 @@ impl Engine {
                      when the last engine was killed",
                     left.path
                 );
-            } else if self.serve_process(entry, nr, options, &process.place).is_ok() {
+            } else if left.front == process.place.front
+                && self.serve_process(entry, nr, options, &process.place).is_ok()
+            {
                 log!(Level::Info, entry.name, "volume {nr}: {} goes on", left.path);
                 return Ok(left.path);
             } else {
@@ -272,18 +362,26 @@ impl Engine {
             let path = directory.display();
             failed(&what, format!("no process in {path}: {e}"), "see to what it says")
         };
-        self.start_process(options, process).map_err(no_process)?;
+        let (front, block) = (process.place.front, self.block_size(entry, nr)?);
+        self.start_process(options, process, block).map_err(no_process)?;
         self.serve_process(entry, nr, options, &process.place)?;
         let file = directory.join(face::FILE);
-        if !wait(START, || fs::metadata(&file).is_ok()) {
+        if !wait(START, || front.size(directory).is_some()) {
             let said = fs::read_to_string(directory.join("log")).unwrap_or_default();
-            let why = format!("its process does not serve {}: {}", file.display(), said.trim());
+            let what_of = match front {
+                Front::Loop => format!("serve {}", file.display()),
+                Front::Nbd => "have the kernel make a device".to_owned(),
+            };
+            let why = format!("its process does not {what_of}: {}", said.trim());
             return Err(failed(&what, why, "see to what it says"));
+        }
+        if let Some(number) = nbd_at(directory) {
+            return Ok(nbddev::path(number));
         }
         // Of its own: a device that was taken away under its users stays until they close it.
         let name = format!("ashlar-{:016x}", crate::random::seed());
         fs::write(directory.join(DEVICE_NAME), &name).map_err(no_process)?;
-        let (read_only, block) = (options.read_only, self.block_size(entry, nr)?);
+        let read_only = options.read_only;
         let attached = within(DEVICE, move || {
             let file = OpenOptions::new().read(true).write(!read_only).open(file)?;
             loopdev::attach(&file, read_only, block, &name)
@@ -308,7 +406,7 @@ impl Engine {
     }
 
     /// The device that an earlier engine has left of a volume.
-    pub(super) fn fuse_leftover(&self, entry: &Entry, nr: VolumeNr) -> Done<Option<Leftover>> {
+    pub(super) fn process_leftover(&self, entry: &Entry, nr: VolumeNr) -> Done<Option<Leftover>> {
         Ok(leftover_at(&self.face_directory(self.minor_of(entry, nr)?)))
     }
 
@@ -342,7 +440,7 @@ impl Engine {
 
     /// Starts the process. It leaves the engine's group, so that what ends the engine by a key or a
     /// signal to its group spares it.
-    fn start_process(&self, options: &MapOptions, process: &Process) -> io::Result<()> {
+    fn start_process(&self, options: &MapOptions, process: &Process, block: u32) -> io::Result<()> {
         let directory = &process.place.directory;
         let parent = directory.parent().unwrap_or(directory);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory.join(face::MOUNT))?;
@@ -355,6 +453,9 @@ impl Engine {
         command.args(["--patience", &PATIENCE.as_secs().to_string()]);
         if options.read_only {
             command.arg("--read-only");
+        }
+        if process.place.front == Front::Nbd {
+            command.args(["--nbd", &block.to_string()]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
         // A folder of the engine's is none of its business, and could not be unmounted.
@@ -402,7 +503,13 @@ impl Engine {
 
     /// Takes the device away: now, or without a hold of it once nobody has it open any more, who has
     /// it getting errors until then.
-    pub(super) fn end_fuse(&self, mapped: &Mapped, process: &Process, hold: Option<File>) -> Done {
+    pub(super) fn end_by_process(
+        &self,
+        mapped: &Mapped,
+        process: &Process,
+        hold: Option<File>,
+    ) -> Done {
+        let front = process.place.front;
         let path = mapped.path.clone();
         let flushed = within(DEVICE, move || loopdev::flush(&path));
         match (flushed, &hold) {
@@ -420,10 +527,10 @@ impl Engine {
             }
         }
         let is_held = hold.is_some();
-        let detached = loopdev::detach(&mapped.path);
+        let detached = front.detach(&mapped.path);
         detached.map_err(|e| failed(&mapped.path, e, "try again; `dmesg` may say more"))?;
         drop(hold);
-        if is_held && !wait(FREED, || loopdev::is_free(&mapped.path)) {
+        if is_held && !wait(FREED, || front.is_free(&mapped.path)) {
             return Err(failed(&mapped.path, "the kernel keeps it", "see who uses it, try again"));
         }
         mapped.links.remove(&mapped.path);
@@ -447,7 +554,7 @@ impl Engine {
     }
 
     /// What is wrong with a device.
-    pub(super) fn fuse_problem(&self, mapped: &Mapped, process: &Process) -> Option<String> {
+    pub(super) fn process_problem(&self, mapped: &Mapped, process: &Process) -> Option<String> {
         let name = process.place.client.clone();
         let served = self.on(mapped.shard, move |shard| {
             shard.nbd.clients().any(|client| client.export.as_deref() == Some(&name))
@@ -458,40 +565,45 @@ impl Engine {
         })
     }
 
-    /// Has a loop device follow the size of its volume.
-    pub(super) fn follow_fuse(
+    /// Has a device follow the size of its volume.
+    pub(super) fn follow_process(
         self: &Arc<Self>,
         entry: &Entry,
         nr: VolumeNr,
         options: MapOptions,
         mapped: &Mapped,
     ) {
-        let Kind::Fuse(process) = &mapped.kind else { return };
+        let Kind::Process(process) = &mapped.kind else { return };
         let (place, path) = (process.place.clone(), mapped.path.clone());
-        self.follow_size(entry, nr, mapped, LoopSize { nr, options, place, path });
+        self.follow_size(entry, nr, mapped, ServedSize { nr, options, place, path });
     }
 }
 
-/// A loop device whose process hears of the volume's size when it is connected anew.
-struct LoopSize {
+/// A device whose process hears of the volume's size when it is connected anew.
+struct ServedSize {
     nr: VolumeNr,
     options: MapOptions,
     place: Place,
     path: String,
 }
 
-impl Resize for LoopSize {
+impl Resize for ServedSize {
     fn kib(&self) -> Option<u64> {
-        file_size(&self.place.directory).map(|bytes| bytes.div_ceil(1024))
+        let Place { directory, front, .. } = &self.place;
+        front.size(directory).map(|bytes| bytes.div_ceil(1024))
     }
 
     fn renew(&self, engine: &Engine, entry: &Entry) -> Result<(), String> {
-        let before = file_size(&self.place.directory);
+        let Place { directory, front, .. } = &self.place;
+        let before = front.size(directory);
         engine
             .serve_process(entry, self.nr, &self.options, &self.place)
             .map_err(|stop| crate::restore::text(&stop))?;
-        if !wait(START, || file_size(&self.place.directory) != before) {
+        if !wait(START, || front.size(directory) != before) {
             return Err("its process does not take it over".to_owned());
+        }
+        if *front == Front::Nbd {
+            return Ok(());
         }
         let device = self.path.clone();
         match within(DEVICE, move || loopdev::renew_size(&device)) {
@@ -500,11 +612,6 @@ impl Resize for LoopSize {
             None => Err("the kernel takes too long".to_owned()),
         }
     }
-}
-
-/// Bytes of the file that a process serves.
-fn file_size(directory: &Path) -> Option<u64> {
-    fs::metadata(directory.join(face::FILE)).ok().map(|file| file.len())
 }
 
 #[cfg(test)]
