@@ -4,7 +4,7 @@
 //! in parts, and is answered when all of them are.
 
 use std::fs;
-use std::io::{self, IoSlice, Read};
+use std::io::{self, BufReader, IoSlice, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -23,6 +23,9 @@ pub const DEVICE: &str = "nbd";
 
 /// Longest transfer of an engine, in bytes.
 const TRANSFER_MAX: u32 = 1 << 20;
+
+/// What is read from the kernel at a time, in bytes.
+const RECEIVE: usize = 64 << 10;
 
 /// Where replies go.
 type Replies = Arc<Mutex<UnixStream>>;
@@ -149,7 +152,9 @@ fn tell_device(directory: &Path, index: u32) -> io::Result<()> {
 }
 
 /// Passes requests on until the kernel has no more.
-fn pass_on(link: &Arc<Link<Answer>>, mut from: UnixStream, to: &Replies) -> io::Result<()> {
+fn pass_on(link: &Arc<Link<Answer>>, from: UnixStream, to: &Replies) -> io::Result<()> {
+    // Short requests that have come meanwhile are read together.
+    let mut from = BufReader::with_capacity(RECEIVE, from);
     let mut buf = Vec::new();
     loop {
         let mut header = [0; REQUEST_LEN];
