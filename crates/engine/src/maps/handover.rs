@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use vocab::VolumeNr;
 
 use super::links::Links;
+use super::ublk::{knows, needs};
 use super::{Kind, Map, Mapped, State};
 use crate::engine::{Done, Engine, Entry, Stop, lock};
 use crate::restore::text;
@@ -25,8 +26,44 @@ struct FrozenMap {
     path: String,
     shard: usize,
     key: DeviceKey,
-    /// The driver's number, if it is a device of ublk.
-    ublk: Option<u32>,
+    /// If it is a device of ublk.
+    ublk: Option<FrozenUblk>,
+}
+
+/// A device of ublk.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(untagged)]
+enum FrozenUblk {
+    /// The driver's number: any engine can go on with it.
+    Plain(u32),
+    /// It uses features of the driver that an engine has to know. One from before them does not understand this,
+    /// and refuses to take over.
+    Special { number: u32, needs: Vec<String> },
+}
+
+impl FrozenUblk {
+    fn new(number: u32, needs: Vec<String>) -> FrozenUblk {
+        match needs.is_empty() {
+            true => FrozenUblk::Plain(number),
+            false => FrozenUblk::Special { number, needs },
+        }
+    }
+
+    /// The driver's number.
+    ///
+    /// # Errors
+    /// This engine lacks something.
+    fn number(self) -> Result<u32, String> {
+        match self {
+            FrozenUblk::Plain(number) => Ok(number),
+            FrozenUblk::Special { number, needs } => match needs.iter().find(|f| !knows(f)) {
+                Some(unknown) => Err(format!(
+                    "/dev/ublkb{number} uses {unknown}, which this engine does not know; unmap it first"
+                )),
+                None => Ok(number),
+            },
+        }
+    }
 }
 
 impl Engine {
@@ -59,23 +96,27 @@ impl Engine {
     /// If that can not be put into words.
     pub(crate) fn freeze_maps(&self) -> Result<String, String> {
         let maps = lock(&self.maps);
-        let frozen = maps.by_volume.iter().filter_map(|((resource, volume), map)| {
-            let (options, mapped) = map.there();
-            let mapped = mapped?;
-            Some(FrozenMap {
+        let (mut frozen, mut control) = (Vec::new(), None);
+        for ((resource, volume), map) in &maps.by_volume {
+            let (options, Some(mapped)) = map.there() else { continue };
+            let ublk = match mapped.kind {
+                Kind::Ublk(number) => {
+                    let needs = needs(&mut control, number).map_err(|e| e.to_string())?;
+                    Some(FrozenUblk::new(number, needs))
+                }
+                Kind::Process(_) => None,
+            };
+            frozen.push(FrozenMap {
                 resource: resource.clone(),
                 volume: *volume,
                 options,
                 path: mapped.path.clone(),
                 shard: mapped.shard,
                 key: mapped.key,
-                ublk: match mapped.kind {
-                    Kind::Ublk(number) => Some(number),
-                    Kind::Process(_) => None,
-                },
-            })
-        });
-        serde_json::to_string(&frozen.collect::<Vec<_>>()).map_err(|e| e.to_string())
+                ublk,
+            });
+        }
+        serde_json::to_string(&frozen).map_err(|e| e.to_string())
     }
 
     /// Takes over what another process had mapped; the devices wait for [`Engine::go_on_with_maps`].
@@ -90,7 +131,7 @@ impl Engine {
             let entry = self.entry(&resource).map_err(|stop| text(&stop))?;
             let minor = self.minor_of(&entry, nr).map_err(|stop| text(&stop))?;
             let links = Links::new(&resource, nr, options.drbd_names.then_some(minor))?;
-            let kind = match ublk {
+            let kind = match ublk.map(FrozenUblk::number).transpose()? {
                 Some(number) => Kind::Ublk(number),
                 None => {
                     // It was chosen when the volume was mapped.
@@ -146,5 +187,27 @@ impl Engine {
         if let Err(stop) = self.map_entry(entry, nr, options) {
             log!(Level::Error, entry.name, "volume {nr} is not mapped: {}", text(&stop));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_an_engine_does_not_know_how_to_serve_is_not_taken_over() {
+        let plain = FrozenUblk::new(7, Vec::new());
+        assert_eq!(serde_json::to_string(&plain).unwrap(), "7", "as earlier engines have it");
+        assert_eq!(serde_json::from_str::<FrozenUblk>("7").unwrap().number(), Ok(7));
+        let special = FrozenUblk::new(7, vec!["batch-io".to_owned()]);
+        let text = serde_json::to_string(&special).unwrap();
+        assert!(
+            serde_json::from_str::<Option<u32>>(&text).is_err(),
+            "earlier engines refuse {text}"
+        );
+        assert_eq!(serde_json::from_str::<FrozenUblk>(&text).unwrap().number(), Ok(7));
+        let newer = text.replace("batch-io", "from-the-future");
+        let refused = serde_json::from_str::<FrozenUblk>(&newer).unwrap().number();
+        assert!(refused.unwrap_err().contains("from-the-future"));
     }
 }

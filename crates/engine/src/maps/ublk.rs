@@ -69,6 +69,25 @@ const UNPRIVILEGED_IO: u32 = 256 << 10;
 /// Beyond this number the kernel has no devices; it chooses one itself then.
 const NUMBERS: u32 = 1 << 20;
 
+/// What an engine has to know of the driver to serve devices, beyond what all of them do. They are looked at through
+/// `control`, which is opened once for all: their I/O waits.
+pub(super) fn needs(
+    control: &mut Option<Control>,
+    number: u32,
+) -> Result<Vec<String>, ControlError> {
+    let control = match control {
+        Some(control) => control,
+        none => none.insert(Control::open(FEATURES)?),
+    };
+    let flags = control.info(number)?.flags;
+    Ok(feature_names(flags & WANTED).map(str::to_owned).collect())
+}
+
+/// This engine knows a feature of the driver that a device was made with.
+pub(super) fn knows(feature: &str) -> bool {
+    feature_names(WANTED).any(|known| known == feature)
+}
+
 /// Whether the driver can be used, and what it offers.
 pub(super) fn status() -> FaceStatus {
     let features = Control::open(FEATURES).and_then(|mut control| control.features());

@@ -142,8 +142,10 @@ impl<C: Channel> Device<C> {
         if u64::from(tag) == UblkSlot::END {
             match done.result {
                 Err(Errno::ENODEV | Errno::ECANCELED) => self.end_queue(queue, None),
-                // More than there was memory for at a time.
-                Ok(_) | Err(Errno::ENOBUFS) => self.fetch_all(ring, queue),
+                // More than there was memory for at a time, or room for completions.
+                Ok(_) | Err(Errno::ENOBUFS | Errno::ENOMEM | Errno::EAGAIN | Errno::EINTR) => {
+                    self.fetch_all(ring, queue);
+                }
                 Err(errno) => self.end_queue(queue, Some(errno)),
             }
             return;
