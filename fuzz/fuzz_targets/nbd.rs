@@ -136,7 +136,16 @@ fn transmission(
 fn submit(target: &mut MemoryTarget, job: &Job, index: u32, buf: Option<Buf>) {
     let part = job.part(index);
     let (tag, offset, len) = (part.tag, part.offset, part.len);
-    target.submit(Request { opener: OPENER, tag, op: job.op, offset, len, fua: job.fua, buf });
+    target.submit(Request {
+        opener: OPENER,
+        tag,
+        op: job.op,
+        offset,
+        len,
+        fua: job.fua,
+        buf,
+        place: None,
+    });
 }
 
 fn complete(session: &mut Session, target: &mut MemoryTarget, sent: &mut Count) {
