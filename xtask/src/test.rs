@@ -2,8 +2,10 @@
 //!
 //! Sections run one after the other, cheapest first, but for some with guests, which leave a processor
 //! free: they run beside those after them, but never beside `tests`. A section that fails does not keep the next from
-//! running. The last line adds them up: a check counts as one test, a simulated seed does not.
+//! running. What failed is told again before the summary, whose last line adds them up: a check counts as one test, a
+//! simulated seed does not.
 
+mod failures;
 mod known;
 mod libtest;
 mod runners;
@@ -118,6 +120,7 @@ impl Section {
         let begun = Instant::now();
         let outcome = (self.run)().unwrap_or_else(|error| {
             println!("{}: {error:#}", self.name);
+            failures::keep(self.name, &format!("{error:#}"));
             Outcome::of(false)
         });
         let verdict = if outcome.is_good() { "ok" } else { "FAILED" };
@@ -183,6 +186,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         }
         beside.into_iter().map(ended).for_each(add);
     });
+    failures::tell();
     println!("\n== summary");
     for line in summary {
         println!("{line}");
@@ -265,7 +269,14 @@ fn guests(kind: Kind, parts: &[&[&str]]) -> Result<Outcome> {
             [output.stdout, output.stderr].map(|o| String::from_utf8_lossy(&o).into_owned());
         let (part, seconds) = (part.join(" "), begun.elapsed().as_secs());
         println!("-- cargo xtask vm {part}, {seconds} s\n{said}{errors}");
-        outcome += Outcome::of(output.status.success());
+        let good = output.status.success();
+        if !good {
+            failures::keep(
+                &format!("cargo xtask vm {part}"),
+                &format!("{said}{errors}{}", output.status),
+            );
+        }
+        outcome += Outcome::of(good);
     }
     Ok(outcome)
 }

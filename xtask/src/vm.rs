@@ -53,10 +53,11 @@ cargo xtask vm zfs [pools|physical]
 cargo xtask vm luks
     An encrypted volume of an engine in an emulated guest, whose disk dm-crypt opens; each reads what the
     other has written.
-cargo xtask vm blockdev [--newest] [--brief]
+cargo xtask vm blockdev [--newest] [--brief | --deaths N]
     Maps a volume as a block device in an emulated guest, with a peer on this side, and uses it: file
     systems, checksums, discards, LVM, dm-crypt, loss of the peer, a killed engine. Some minutes.
-    With --newest the guest has the newest kernel; --brief is what kernels may do differently.
+    With --newest the guest has the newest kernel; --brief is what kernels may do differently; with
+    --deaths the peer dies and comes back N times under load, each some half a minute, and no more.
 cargo xtask vm vhost
     Boots an emulated guest from a replicated volume over vhost-user, and kills and restarts engines under
     it. Needs nbdcopy (libnbd-bin), sfdisk (fdisk) and GRUB (grub-pc-bin, grub-common). Some minutes.
@@ -70,7 +71,8 @@ cargo xtask vm soak [--minutes N] [--seed N]
     times in the usual 30 minutes) or loses its power (10 times); then their disks are compared.
 cargo xtask vm run --kind user-mode|emulated|newest [--modules M,...] COMMAND
     Boots a guest, runs a shell command in it, prints what that prints.
-All of it needs root. Guests have 512 MiB of memory and a disk of 64 MiB, /dev/ubda or /dev/vda.";
+All of it needs root. Guests have 512 MiB of memory, emulated ones 1 GiB, and a disk of 64 MiB, /dev/ubda or
+/dev/vda.";
 
 /// How long a command of a test may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -106,10 +108,20 @@ pub fn main(arguments: &[String]) -> Result<()> {
         ("luks", []) => luks::main(),
         ("smoke", []) => KINDS.into_iter().try_for_each(smoke),
         ("smoke", ["--kind", kind]) => smoke(kind.parse()?),
-        ("blockdev", options) if options.iter().all(|o| ["--newest", "--brief"].contains(o)) => {
-            let newest = options.contains(&"--newest");
-            let kind = if newest { Kind::Newest } else { Kind::Emulated };
-            blockdev::main(kind, options.contains(&"--brief"))
+        ("blockdev", options) => {
+            let (kind, options) = match options {
+                ["--newest", options @ ..] => (Kind::Newest, options),
+                options => (Kind::Emulated, options),
+            };
+            match options {
+                [] => blockdev::main(kind, false),
+                ["--brief"] => blockdev::main(kind, true),
+                ["--deaths", times] => {
+                    let times = times.parse().with_context(|| format!("{times} is no number"))?;
+                    blockdev::deaths(kind, times)
+                }
+                _ => bail!("that is not understood\n{HELP}"),
+            }
         }
         ("vhost", []) => vhost::main(),
         ("interop", []) => {

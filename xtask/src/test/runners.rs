@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use super::failures;
 use super::known::Known;
 use super::libtest::{Reading, Say};
 use super::{Outcome, cargo, limited, side_by_side};
@@ -241,6 +242,9 @@ fn follow(
     let mut log = log.lock().expect("nothing panics with the log");
     writeln!(log, "== {name}\n{}", lines.join("\n")).context("target/test.log")?;
     says.iter().for_each(|say| println!("{say}"));
+    if outcome.failed > 0 {
+        failures::keep(name, &says.join("\n"));
+    }
     Ok(outcome)
 }
 

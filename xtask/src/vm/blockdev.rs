@@ -128,28 +128,49 @@ const STEPS: &[Step] = &[
 /// The command, in a guest of an emulated kind. A brief test has what kernels may do differently: the driver's
 /// limits and requests, its recovery, its new size.
 pub fn main(kind: Kind, brief: bool) -> Result<()> {
+    on_nodes(kind, |nodes| steps(nodes, brief))
+}
+
+/// The peer of a mapped volume dies so many times under load, until the first error.
+pub fn deaths(kind: Kind, times: u32) -> Result<()> {
+    on_nodes(kind, |nodes| {
+        maps(nodes)?;
+        peer_dies(nodes, times)?;
+        compare(nodes)
+    })
+}
+
+fn on_nodes(kind: Kind, test: impl FnOnce(&mut Nodes<'_>) -> Result<()>) -> Result<()> {
     let images = Images::get(kind)?;
     let rig = Rig::new(&images)?;
     let modules = ["ublk_drv", "nbd", "dm-crypt", "ext4", "xfs", "loop"];
     let guest = rig.boot(kind, 1, DISK_MIB, &modules)?;
     println!("guest: Linux {}", guest.run("uname -r", PATIENCE)?.trim());
     let mut nodes = Nodes::start(&rig, &guest, binary()?)?;
-    maps(&mut nodes)?;
-    limits(&mut nodes, brief)?;
-    peer_dies(&mut nodes)?;
-    refusals(&mut nodes)?;
-    user::has_a_device(&nodes)?;
-    engine_dies(&mut nodes, if brief { 1 } else { 2 })?;
-    engine_is_replaced(&mut nodes, if brief { 1 } else { 3 })?;
+    test(&mut nodes)
+}
+
+fn steps(nodes: &mut Nodes<'_>, brief: bool) -> Result<()> {
+    maps(nodes)?;
+    limits(nodes, brief)?;
+    peer_dies(nodes, 1)?;
+    refusals(nodes)?;
+    user::has_a_device(nodes)?;
+    engine_dies(nodes, if brief { 1 } else { 2 })?;
+    engine_is_replaced(nodes, if brief { 1 } else { 3 })?;
     if !brief {
-        written_elsewhere(&mut nodes)?;
-        read_only(&mut nodes)?;
-        kernel_nbd(&mut nodes)?;
+        written_elsewhere(nodes)?;
+        read_only(nodes)?;
+        kernel_nbd(nodes)?;
     }
-    nbd_face(&mut nodes)?;
+    nbd_face(nodes)?;
     for options in ["", "--face nbd"] {
-        grows(&mut nodes, options)?;
+        grows(nodes, options)?;
     }
+    compare(nodes)
+}
+
+fn compare(nodes: &mut Nodes<'_>) -> Result<()> {
     let begun = Instant::now();
     nodes.compare()?;
     done("the replicas are equal", begun);
@@ -204,28 +225,26 @@ fn limits(nodes: &mut Nodes<'_>, brief: bool) -> Result<()> {
 }
 
 /// The peer is killed while the device is written, and comes back; nothing is lost.
-fn peer_dies(nodes: &mut Nodes<'_>) -> Result<()> {
-    let begun = Instant::now();
-    // At least ten seconds of it, however fast the guest is.
-    let mut fio = nodes.load(
-        "--name=load --filename=$dev --direct=1 --rw=randwrite --bs=4k --size=64m --io_size=16m \
-         --iodepth=16 --fsync=256 --rate_iops=400",
-    )?;
-    std::thread::sleep(Duration::from_secs(3));
-    nodes.kill_peer();
-    nodes.wait("the peer is missed", |status| {
-        status[0]["connections"][0]["connection-state"] != "Connected"
-    })?;
-    ensure!(
-        fio.runs()?,
-        "the load ended before the peer was lost\n{}",
-        nodes.guest.run("tail -n 40 /tmp/log; dmesg | tail -n 5; ashlar status -v", PATIENCE)?
-    );
-    std::thread::sleep(Duration::from_secs(3));
-    nodes.start_peer()?;
-    nodes.wait("the peer is UpToDate again", Nodes::is_in_sync)?;
-    nodes.wait_load(fio)?;
-    done("loss and return of a peer under load", begun);
+fn peer_dies(nodes: &mut Nodes<'_>, times: u32) -> Result<()> {
+    for _ in 0..times {
+        let begun = Instant::now();
+        // At least ten seconds of it, however fast the guest is.
+        let mut fio = nodes.load(
+            "--name=load --filename=$dev --direct=1 --rw=randwrite --bs=4k --size=64m --io_size=16m \
+             --iodepth=16 --fsync=256 --rate_iops=400",
+        )?;
+        std::thread::sleep(Duration::from_secs(3));
+        nodes.kill_peer();
+        nodes.wait("the peer is missed", |status| {
+            status[0]["connections"][0]["connection-state"] != "Connected"
+        })?;
+        ensure!(fio.runs()?, "the load ended before the peer was lost\n{}", nodes.logs());
+        std::thread::sleep(Duration::from_secs(3));
+        nodes.start_peer()?;
+        nodes.wait("the peer is UpToDate again", Nodes::is_in_sync)?;
+        nodes.wait_load(fio)?;
+        done("loss and return of a peer under load", begun);
+    }
     Ok(())
 }
 

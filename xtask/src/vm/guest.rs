@@ -262,9 +262,9 @@ fn ssh(rig: &Rig<'_>, nr: u8) -> Vec<PathBuf> {
     let words = command.get_args().skip_while(|word| *word != "ip");
     let mut words: Vec<PathBuf> = words.map(PathBuf::from).collect();
     for option in [
-        "ConnectTimeout=10",
+        "ConnectTimeout=60",
         "ServerAliveInterval=5",
-        "ServerAliveCountMax=6",
+        "ServerAliveCountMax=12",
         "StrictHostKeyChecking=no",
         "UserKnownHostsFile=/dev/null",
         "LogLevel=ERROR",

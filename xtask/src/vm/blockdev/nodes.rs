@@ -21,6 +21,7 @@ const TICK: Duration = Duration::from_millis(500);
 const FIO: &str = "fio --minimal --output=/tmp/fio.out --randseed=7 --ioengine=libaio \
                    --verify=crc32c --verify_fatal=1 --do_verify=1 --group_reporting";
 const PEER_SOCKET: &str = "bravo.sock";
+const PEER_LOG: &str = "bravo.log";
 
 /// The engines.
 pub struct Nodes<'a> {
@@ -81,10 +82,10 @@ impl<'a> Nodes<'a> {
     /// Starts the engine on the host's side; it knows what it was told before.
     pub fn start_peer(&mut self) -> Result<()> {
         let mut engine = self.rig.command(&self.program);
-        engine.args(["engine", "--node", "bravo", "--threads", "1", "--log-level", "info"]);
+        engine.args(["engine", "--node", "bravo", "--threads", "1", "--log-level", "debug"]);
         engine.arg("--socket").arg(self.rig.file(PEER_SOCKET));
         engine.arg("--state-dir").arg(self.rig.file("bravo"));
-        self.peer = Some(Daemon::start(engine, self.rig.file("bravo.log"))?);
+        self.peer = Some(Daemon::start(engine, self.rig.file(PEER_LOG))?);
         self.peer_ashlar(&["info", "--wait-engine", "30"]).map(drop)
     }
 
@@ -98,7 +99,7 @@ impl<'a> Nodes<'a> {
     /// Starts the engine in the guest.
     pub fn start_engine(&self) -> Result<()> {
         self.guest.run(
-            "ashlar engine --node alpha --buffers 64 --threads 1 < /dev/null >> /tmp/log 2>&1 & \
+            "ashlar engine --node alpha --buffers 64 --threads 1 --log-level debug < /dev/null >> /tmp/log 2>&1 & \
              echo $! > /tmp/pid",
             PATIENCE,
         )?;
@@ -184,7 +185,7 @@ impl<'a> Nodes<'a> {
     /// Runs a script in the guest that uses the device.
     pub fn on_device(&self, script: &str) -> Result<String> {
         self.guest.run(&self.script(script), PATIENCE).with_context(|| {
-            let log = self.guest.run("tail -n 3 /tmp/log; dmesg | tail -n 5", PATIENCE);
+            let log = self.guest.run("tail -n 10 /tmp/log; dmesg | tail -n 5", PATIENCE);
             format!("the logs end with:\n{}", log.unwrap_or_default())
         })
     }
@@ -194,14 +195,28 @@ impl<'a> Nodes<'a> {
         Ok(Load(self.guest.start(&self.script(&format!("$fio {arguments}")))?))
     }
 
+    /// What fio, both engines and the guest's kernel have said last.
+    pub fn logs(&self) -> String {
+        let guest = "cat /tmp/fio.out; tail -n 30 /tmp/log; dmesg | tail -n 10; ashlar status -v";
+        let guest = self.guest.run(guest, PATIENCE);
+        let peer = fs::read_to_string(self.rig.file(PEER_LOG)).unwrap_or_default();
+        let peer: Vec<&str> = peer.lines().collect();
+        let peer = peer[peer.len().saturating_sub(10)..].join("\n");
+        format!("{}\nits peer's log:\n{peer}", guest.unwrap_or_else(|error| format!("{error:#}")))
+    }
+
     /// Waits until it has ended, without errors.
     pub fn wait_load(&self, Load(mut child): Load) -> Result<()> {
         let begun = Instant::now();
         loop {
             match child.try_wait()? {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) => bail!("the load in the guest failed: {status}"),
-                None if begun.elapsed() > PATIENCE => bail!("the load in the guest does not end"),
+                Some(status) => {
+                    bail!("the load in the guest failed: {status}\n{}", self.logs())
+                }
+                None if begun.elapsed() > PATIENCE => {
+                    bail!("the load in the guest does not end\n{}", self.logs())
+                }
                 None => std::thread::sleep(TICK),
             }
         }
@@ -233,7 +248,7 @@ impl<'a> Nodes<'a> {
                 return Ok(());
             }
             if begun.elapsed() > PATIENCE {
-                bail!("waited in vain until {what}: {status}");
+                bail!("waited in vain until {what}: {status}\n{}", self.logs());
             }
             std::thread::sleep(TICK);
         }
