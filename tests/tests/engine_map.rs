@@ -27,6 +27,8 @@ fn a_kernel_without_ublk_is_said_to_be_so_and_nothing_changes() {
     assert!(why.contains("r0/0 is not mapped"), "{why}");
     let (_, why) = alpha.fails(&["map", "r0/0", "--face", "fuse", "--queues", "2"]);
     assert!(why.contains("one queue"), "{why}");
+    let (_, why) = alpha.fails(&["map", "r0/0", "--face", "fuse", "--depth", "129"]);
+    assert!(why.contains("a depth of at most 128"), "{why}");
     let (_, why) = alpha.fails(&["map", "r0/0", "--depth", "0"]);
     assert!(why.contains("--depth"), "{why}");
 }

@@ -154,6 +154,7 @@ impl Engine {
     ) -> Done<MapStatus> {
         let key = (entry.name.clone(), nr.0);
         let there = lock(&self.maps).by_volume.get(&key).map(Map::there);
+        let fresh = there.is_none();
         let options = match there {
             // What was chosen for it is kept, unless it is chosen now.
             Some((there, _)) => MapOptions { face: options.face.or(there.face), ..options },
@@ -181,7 +182,7 @@ impl Engine {
         let links = Links::new(&entry.name, nr, names).map_err(|e| {
             Stop::failed(FailureKind::Io, e, "remove it, or map without --drbd-names")
         })?;
-        let mapped = match choose(&format!("{}/{nr}", entry.name), &options)? {
+        let mapped = match choose(&format!("{}/{nr}", entry.name), &options, fresh)? {
             Face::Ublk => self.make_ublk(entry, nr, minor, options, links)?,
             face @ (Face::Nbd | Face::Fuse) => {
                 self.make_by_process(entry, nr, minor, face, options, links)?
@@ -411,8 +412,9 @@ fn check(options: &MapOptions) -> Done {
     Ok(())
 }
 
-/// The way to make a device: the one that is wished for, or the best one that there is.
-fn choose(what: &str, options: &MapOptions) -> Done<Face> {
+/// The way to make a device: the one that is wished for, or the best one that there is. `fresh` if nothing of it
+/// is kept from before.
+fn choose(what: &str, options: &MapOptions, fresh: bool) -> Done<Face> {
     let face = match options.face {
         Some(face) => face,
         None => {
@@ -429,8 +431,14 @@ fn choose(what: &str, options: &MapOptions) -> Done<Face> {
     if options.queues > 1 {
         return Err(Stop::invalid(format!("{what}: {one} has one queue; leave --queues out")));
     }
-    if face == Face::Nbd && options.depth != MapOptions::default().depth {
-        let detail = format!("{what}: {one} has a depth of 128; leave --depth out");
+    if face == Face::Nbd && options.depth != process::DEPTH_MAX {
+        let detail =
+            format!("{what}: {one} has a depth of {}; leave --depth out", process::DEPTH_MAX);
+        return Err(Stop::invalid(detail));
+    }
+    // Engines before took more and used this, and what they have kept comes back.
+    if fresh && options.depth > process::DEPTH_MAX {
+        let detail = format!("{what}: {one} has a depth of at most {}", process::DEPTH_MAX);
         return Err(Stop::invalid(detail));
     }
     Ok(face)

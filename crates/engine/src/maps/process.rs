@@ -45,8 +45,8 @@ const FUSE: &str = "/dev/fuse";
 const DIRECTORIES: &str = "faces";
 /// The name of the device, in a directory.
 const DEVICE_NAME: &str = "device";
-/// Most requests in flight: what a loop device has room for.
-const DEPTH_MAX: u16 = 128;
+/// Most requests in flight: what a loop device has room for, and one of the kernel's NBD client always has.
+pub(super) const DEPTH_MAX: u16 = 128;
 /// How long a device may wait for the next engine. Long enough for a restart whose volume needs a
 /// peer, short enough that nobody hangs for ever.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -432,7 +432,7 @@ pub enum Command {
         #[arg(long, value_name = "N", default_value_t = MapOptions::default().queues,
               value_parser = clap::value_parser!(u16).range(1..=i64::from(MapOptions::QUEUES_MAX)))]
         queues: u16,
-        /// Requests in flight in each queue
+        /// Requests in flight in each queue; at most 128 where it is not ublk
         #[arg(long, value_name = "N", default_value_t = MapOptions::default().depth,
               value_parser = clap::value_parser!(u16).range(1..=i64::from(MapOptions::DEPTH_MAX)))]
         depth: u16,
