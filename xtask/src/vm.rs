@@ -74,8 +74,8 @@ cargo xtask vm run --kind user-mode|emulated|newest [--modules M,...] COMMAND
 All of it needs root. Guests have 512 MiB of memory, emulated ones 1 GiB, and a disk of 64 MiB, /dev/ubda or
 /dev/vda.";
 
-/// How long a command of a test may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a command of a test may take, on a machine that stands still now and then.
+const PATIENCE: Duration = Duration::from_secs(120);
 const DISK_MIB: u64 = 64;
 const KINDS: [Kind; 3] = [Kind::UserMode, Kind::Emulated, Kind::Newest];
 

@@ -16,13 +16,12 @@ use anyhow::{Context, Result, bail, ensure};
 use super::engine::Engine;
 use super::guest::{Guest, Kind};
 use super::image::Images;
+use super::interop::SETTLED;
 use super::rig::{Rig, address};
 use super::{DISK_MIB, PATIENCE};
 use crate::process;
 use crate::torture::nbd::Client;
 
-/// How long a resync, and all that comes before it, may take.
-const SETTLED: Duration = Duration::from_secs(60);
 /// How long writes go on before the power goes.
 const LOAD: Duration = Duration::from_secs(4);
 /// Their blocks are the first so many of the volume: six extents of the activity log; a prime number, so

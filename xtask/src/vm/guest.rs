@@ -15,7 +15,7 @@ use crate::process::{self, Daemon};
 /// How long a boot may take, also on a machine with other work.
 const BOOT_PATIENCE: Duration = Duration::from_secs(180);
 /// How long it may take from then until it is reached.
-const SSH_PATIENCE: Duration = Duration::from_secs(30);
+const SSH_PATIENCE: Duration = Duration::from_secs(120);
 /// How long copying a file may take.
 const COPY_PATIENCE: Duration = Duration::from_secs(120);
 /// What /init says when all is set up.

@@ -19,7 +19,7 @@ use crate::process::{self, Daemon};
 
 /// How long a resync, and all that comes before it, may take on a machine that is busy with other things. A
 /// source that has users gives way to them but for 250 KiB/s, at which 48 MiB take 200 s.
-const SETTLED: Duration = Duration::from_secs(300);
+pub const SETTLED: Duration = Duration::from_secs(300);
 /// The guest.
 const KERNEL: u8 = 1;
 /// Its modules.

@@ -18,8 +18,13 @@ use crate::vm::rig::{Rig, address};
 /// How often is looked whether something holds yet.
 const TICK: Duration = Duration::from_millis(500);
 /// fio with checks of what it has written, in one pass at the end.
-const FIO: &str = "fio --minimal --output=/tmp/fio.out --randseed=7 --ioengine=libaio \
+const FIO: &str = "fio --output-format=json --output=/tmp/fio.out --randseed=7 --ioengine=libaio \
                    --verify=crc32c --verify_fatal=1 --do_verify=1 --group_reporting";
+/// Starts the engine in the guest.
+const ENGINE: &str = "ashlar engine --node alpha --buffers 64 --threads 1 --log-level debug < /dev/null >> /tmp/log 2>&1 & \
+                      echo $! > /tmp/pid";
+const KILL: &str =
+    "kill -9 $(cat /tmp/pid); while [ -d /proc/$(cat /tmp/pid) ]; do sleep 0.02; done";
 const PEER_SOCKET: &str = "bravo.sock";
 const PEER_LOG: &str = "bravo.log";
 
@@ -98,11 +103,7 @@ impl<'a> Nodes<'a> {
 
     /// Starts the engine in the guest.
     pub fn start_engine(&self) -> Result<()> {
-        self.guest.run(
-            "ashlar engine --node alpha --buffers 64 --threads 1 --log-level debug < /dev/null >> /tmp/log 2>&1 & \
-             echo $! > /tmp/pid",
-            PATIENCE,
-        )?;
+        self.guest.run(ENGINE, PATIENCE)?;
         self.guest_ashlar("info --wait-engine 60").map(drop)
     }
 
@@ -115,9 +116,21 @@ impl<'a> Nodes<'a> {
 
     /// Kills it, and waits until it is gone.
     pub fn kill_engine(&self) -> Result<()> {
-        let script =
-            "kill -9 $(cat /tmp/pid); while [ -d /proc/$(cat /tmp/pid) ]; do sleep 0.1; done";
-        self.guest.run(script, PATIENCE).map(drop)
+        self.guest.run(KILL, PATIENCE).map(drop)
+    }
+
+    /// Kills it, and starts it as soon as it is gone, as a supervisor does.
+    pub fn restart_engine(&self) -> Result<()> {
+        self.guest.run(&format!("{KILL}; {ENGINE}"), PATIENCE)?;
+        self.guest_ashlar("info --wait-engine 60").map(drop)
+    }
+
+    /// The longest that a read or a write of the last load took.
+    pub fn longest_wait(&self) -> Result<Duration> {
+        let said: Value = serde_json::from_str(&self.guest.run("cat /tmp/fio.out", PATIENCE)?)?;
+        let of = |kind: &str| said["jobs"][0][kind]["clat_ns"]["max"].as_u64();
+        let longest = of("read").max(of("write")).context("fio does not say how long it waited")?;
+        Ok(Duration::from_nanos(longest))
     }
 
     /// An operator's command in the guest; returns what it printed.
@@ -195,9 +208,9 @@ impl<'a> Nodes<'a> {
         Ok(Load(self.guest.start(&self.script(&format!("$fio {arguments}")))?))
     }
 
-    /// What fio, both engines and the guest's kernel have said last.
+    /// What both engines and the guest's kernel have said last.
     pub fn logs(&self) -> String {
-        let guest = "cat /tmp/fio.out; tail -n 30 /tmp/log; dmesg | tail -n 10; ashlar status -v";
+        let guest = "tail -n 30 /tmp/log; dmesg | tail -n 10; ashlar status -v";
         let guest = self.guest.run(guest, PATIENCE);
         let peer = fs::read_to_string(self.rig.file(PEER_LOG)).unwrap_or_default();
         let peer: Vec<&str> = peer.lines().collect();
