@@ -406,3 +406,59 @@ fn backups_are_made_by_schedule_and_old_ones_go() {
     bed.controller().ok("schedule delete often");
     assert_eq!(bed.controller().json("backup schedule list"), Value::Array(Vec::new()));
 }
+
+#[test]
+fn an_encrypted_volume_comes_back_with_its_passphrase() {
+    let Some(bed) = Bed::new() else { return };
+    let controller = bed.controller();
+    controller.ok("resource-group create secret --place 2 --pool thin --encrypted");
+    controller.ok(&format!("resource-group spawn secret safe {}M", SIZE / MIB));
+    let on = controller.replicas("safe")[0].clone();
+    let mut client = bed.open_on("safe", &on);
+    let text = pattern(1, 4096);
+    client.write(0, &text).unwrap();
+    client.write(20 * MIB, &pattern(2, 12 << 20)).unwrap();
+    client.flush().unwrap();
+    let first = read(&mut client);
+    controller.ok(&format!("backup create vault safe --snapshot first --on {on}"));
+    client.write(21 * MIB, &pattern(3, 2 << 20)).unwrap();
+    client.flush().unwrap();
+    let second = read(&mut client);
+    let (status, said) = controller.typing("volume passphrase safe", "another\n");
+    assert_eq!(status, Some(0), "{said}");
+    controller.ok(&format!("backup create vault safe --snapshot second --on {on}"));
+    client.close();
+    // Another replica is encrypted with another key, so what is there is of no use to its backup.
+    let other = controller.replicas("safe").into_iter().find(|node| *node != on).unwrap();
+    controller.ok(&format!("backup create vault safe --snapshot third --on {other}"));
+
+    let backups = bed.backups();
+    let id = |snapshot: &str| {
+        let found = backups.iter().find(|backup| backup["snapshot"] == snapshot).unwrap();
+        assert_eq!(found["state"], "complete", "{found}");
+        (found["id"].as_str().unwrap().to_owned(), found["based_on"].clone())
+    };
+    let ((full, none), (incremental, base), (elsewhere, full_too)) =
+        (id("first"), id("second"), id("third"));
+    assert!(none.is_null() && base == full.as_str() && full_too.is_null(), "{backups:?}");
+    for (name, object) in &bed.server.kept().objects {
+        let has = |part: &[u8]| object.windows(part.len()).any(|bytes| bytes == part);
+        assert!(!has(&text) && !has(b"another"), "{name} is not encrypted");
+    }
+
+    controller.ok(&format!("backup restore vault {full} one --on n3 --group secret"));
+    controller.ok(&format!("backup restore vault {incremental} two --on n2"));
+    // As if another cluster had made it: whoever has its master passphrase can have its volumes.
+    let line = format!("backup restore vault {elsewhere} three --on n1 --other-cluster");
+    let (status, said) = controller.typing(&line, "wrong\n");
+    assert!(status == Some(10) && said.contains("its master key is not had"), "{said}");
+    let (status, said) = controller.typing(&line, "secret\n");
+    assert_eq!(status, Some(0), "{said}");
+    assert!(bed.content("one", "n3") == first, "the passphrase of then is the one that opens it");
+    assert!(bed.content("two", "n2") == second);
+    assert!(bed.content("three", "n1") == second);
+    controller.ok("volume place one --more 1");
+    controller.wait("the other replica is UpToDate", || {
+        controller.json("volume list one")[0]["state"] == "UpToDate"
+    });
+}

@@ -33,6 +33,7 @@ use crate::pools::{Open, Pools};
 use crate::record::{Record, Store, Volume};
 use crate::ship::Shipments;
 pub use keys::Master;
+pub(crate) use keys::open;
 pub(crate) use volumes::path_of;
 
 /// How long a step may take. What a pool's own program needs is added where one is run.

@@ -443,6 +443,7 @@ impl Daemon {
             providers: pools::kinds(),
             pools: pools.clone(),
             ships: true,
+            ships_encrypted: true,
         };
         let mut outgoing = self.lock();
         // What changes from here on is told after it.

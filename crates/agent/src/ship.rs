@@ -188,7 +188,8 @@ impl Work<'_> {
 
     /// A client of the bucket. Its keys are opened here, and nowhere kept.
     fn client(&self, bucket: &Bucket) -> Result<Client, Failed> {
-        let open = |sealed: &str| self.node.master.unseal(sealed, "the key of the remote");
+        let next = "enter it anew (`ashlar remote modify`)";
+        let open = |sealed: &str| self.node.master.unseal(sealed, "the key of the remote", next);
         let place = Place {
             endpoint: bucket.endpoint.clone(),
             bucket: bucket.bucket.clone(),

@@ -21,7 +21,8 @@ use cluster::plan::{
 };
 use cluster::question::{Question, ReactorCall, ReactorVerb, Reply};
 use cluster::shipping::{
-    Bucket, Described, DescribedVolume, DownloadOrder, Phase, ShipmentState, UploadOrder,
+    Bucket, Described, DescribedKeys, DescribedVolume, DownloadOrder, Phase, ShipmentState,
+    UploadOrder,
 };
 use prost::Message;
 use proto::{from_agent, to_agent};
@@ -187,6 +188,7 @@ fn actions() -> Vec<Action> {
                 peer_slots: 0,
                 props: BTreeMap::new(),
                 volumes: BTreeMap::new(),
+                keys: None,
                 ..upload(None).described
             },
             ..upload(None)
@@ -201,6 +203,7 @@ fn actions() -> Vec<Action> {
             ],
             volumes: [(0, (pool(), Provider::FileThin, 1 << 30))].into(),
             drbd: true,
+            passphrases: [(0, "sealed".to_owned())].into(),
         })),
         Action::StopShipping { token },
     ]
@@ -235,6 +238,10 @@ fn upload(base: Option<(SnapshotName, String)>) -> UploadOrder {
             peer_slots: 7,
             props: texts(),
             volumes: [(VolumeNr(0), volume)].into(),
+            keys: Some(DescribedKeys {
+                master: "wrapped".to_owned(),
+                passphrases: [(VolumeNr(0), "sealed".to_owned())].into(),
+            }),
         },
     }
 }
@@ -334,6 +341,7 @@ fn news() -> Vec<News> {
         providers: Provider::ALL.iter().copied().collect(),
         pools: [(pool(), pool_state.clone())].into(),
         ships: true,
+        ships_encrypted: true,
     };
     let suspended = |state| {
         let suspension = Some(Suspension { token: Generation(5), state });

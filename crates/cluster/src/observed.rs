@@ -42,6 +42,9 @@ pub struct NodeState {
     /// Its agent can ship snapshots: those of older releases can not.
     #[serde(default)]
     pub ships: bool,
+    /// It can ship those of encrypted volumes, too.
+    #[serde(default)]
+    pub ships_encrypted: bool,
 }
 
 /// A pool.

@@ -144,6 +144,9 @@ pub struct Found {
     /// Its volumes.
     #[serde(with = "row::by_volume")]
     pub volumes: BTreeMap<VolumeNr, FoundVolume>,
+    /// Passphrases of encrypted volumes, encrypted under this cluster's master key.
+    #[serde(default, with = "row::by_volume")]
+    pub passphrases: BTreeMap<VolumeNr, String>,
 }
 
 /// A volume of a backup.
@@ -202,6 +205,19 @@ pub struct Described {
     /// Its volumes.
     #[serde(with = "row::by_volume")]
     pub volumes: BTreeMap<VolumeNr, DescribedVolume>,
+    /// The keys of encrypted volumes.
+    #[serde(default)]
+    pub keys: Option<DescribedKeys>,
+}
+
+/// The keys of encrypted volumes in a description.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DescribedKeys {
+    /// The master key, encrypted under the master passphrase.
+    pub master: String,
+    /// Passphrases, encrypted under the master key.
+    #[serde(with = "row::by_volume")]
+    pub passphrases: BTreeMap<VolumeNr, String>,
 }
 
 /// A volume in a description.
@@ -234,6 +250,9 @@ pub struct DownloadOrder {
     /// At the ends of the volumes are DRBD's metadata, which know peers that are none here.
     #[serde(default)]
     pub drbd: bool,
+    /// Passphrases of encrypted volumes, encrypted under the master key.
+    #[serde(default)]
+    pub passphrases: BTreeMap<u16, String>,
 }
 
 /// What an agent says of something that it ships, or has.

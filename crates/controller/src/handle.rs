@@ -1,5 +1,6 @@
 //! The way to the owner: its thread, and what others hold of it.
 
+use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -21,6 +22,7 @@ use linstor::controller::{
     Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, Settings,
     State, Unanswered,
 };
+use shipping::description::LuksInfo;
 use shipping::s3::Client;
 use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -282,6 +284,18 @@ impl Controller for Handle {
 
     fn seal(&self, passphrases: &[Secret]) -> Result<Vec<String>, Failure> {
         keys::seal(self.state().observed.master.as_ref(), passphrases)
+    }
+
+    fn adopt(
+        &self,
+        keys: LuksInfo,
+        origin: Option<Secret>,
+    ) -> Later<'_, Result<BTreeMap<u16, String>, Failure>> {
+        let master = self.state().observed.master.clone();
+        Box::pin(async move {
+            let work = move || keys::adopt(master.as_ref(), &keys, origin.as_ref());
+            tokio::task::spawn_blocking(work).await.unwrap_or(Err(Failure::Stopping))
+        })
     }
 
     fn open_bucket(&self, bucket: &Bucket) -> Result<Client, Failure> {

@@ -1,5 +1,6 @@
 //! The master passphrase: what is kept of it, and what is sealed with the key that it protects.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use cluster::refusal::{Code, Refusal};
 use cluster::shipping::Bucket;
 use crypt::seal::{Error, MasterKey};
 use linstor::controller::{Failure, MasterPassphrase};
+use shipping::description::LuksInfo;
 use shipping::s3::{Client, Place};
 use vocab::options::Secret;
 
@@ -67,6 +69,51 @@ pub fn seal(master: Option<&MasterKey>, passphrases: &[Secret]) -> Result<Vec<St
     with_chance(|random| passphrases.iter().map(|one| master.seal(one, random)).collect())
 }
 
+/// Passphrases of a backup's volumes, encrypted under this master key. `origin` is the master passphrase of the
+/// cluster that has made it, which is not needed where that is this one. This takes a while, on purpose.
+///
+/// # Errors
+/// If they can not be opened, or the master key is not known.
+pub fn adopt(
+    master: Option<&MasterKey>,
+    keys: &LuksInfo,
+    origin: Option<&Secret>,
+) -> Result<BTreeMap<u16, String>, Failure> {
+    let refuse = |code, cause: String, next: &str| {
+        let text = "the backup's encrypted volumes can not be opened";
+        Failure::from(Refusal::new(code, text).cause(cause).correction(next))
+    };
+    let Some(master) = master else {
+        let cause = "the master passphrase was not entered since the controller started".to_owned();
+        let next = "enter it (`ashlar encryption unlock`), or create one";
+        return Err(refuse(Code::NoMasterKey, cause, next));
+    };
+    let from = match origin {
+        None => master.clone(),
+        Some(origin) => MasterKey::unwrap(&keys.master_key, origin).map_err(|error| {
+            let next =
+                "give the master passphrase that the cluster of the backup had when it was made";
+            refuse(Code::WrongPassphrase, format!("its master key is not had: {error}"), next)
+        })?,
+    };
+    let open = |(number, sealed): (&u16, &String)| {
+        let passphrase = from.unseal(sealed).map_err(|error| match origin {
+            None => {
+                let cause = "another cluster has made it".to_owned();
+                let next = "give the master passphrase of that cluster (`ashlar backup restore --other-cluster`)";
+                refuse(Code::WrongPassphrase, cause, next)
+            }
+            Some(_) => {
+                let cause = format!("the passphrase of volume {number} is not had: {error}");
+                refuse(Code::InvalidBackup, cause, "restore another backup; this one is damaged")
+            }
+        })?;
+        let sealed = with_chance(|random| master.seal(&passphrase, random))?;
+        Ok((*number, sealed))
+    };
+    keys.passphrases.iter().map(open).collect()
+}
+
 /// How long a store that does not answer is asked again: somebody waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -113,5 +160,40 @@ fn with_chance<T>(make: impl FnOnce(crypt::Random<'_>) -> T) -> Result<T, Failur
     match failed {
         None => Ok(made),
         Some(error) => Err(Failure::Store(format!("the kernel gives no random bytes: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn master(byte: u8) -> MasterKey {
+        MasterKey::new(&mut |bytes| bytes.fill(byte))
+    }
+
+    #[test]
+    fn passphrases_of_a_backup_are_had_by_whoever_has_a_master_passphrase() {
+        let (ours, theirs) = (master(1), master(2));
+        let mut random = |bytes: &mut [u8]| bytes.fill(3);
+        let keys = LuksInfo {
+            master_key: theirs.wrap(&"of then".into(), &mut random),
+            passphrases: [(0, theirs.seal(&"of the disk".into(), &mut random))].into(),
+        };
+        let code = |refused: Result<BTreeMap<u16, String>, Failure>| match refused {
+            Err(Failure::Refused(refusal)) => refusal.code,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(code(adopt(None, &keys, None)), Code::NoMasterKey);
+        assert_eq!(code(adopt(Some(&ours), &keys, None)), Code::WrongPassphrase);
+        let wrong = Secret::from("of now");
+        assert_eq!(code(adopt(Some(&ours), &keys, Some(&wrong))), Code::WrongPassphrase);
+        let origin = Secret::from("of then");
+        for (master, origin) in [(&ours, Some(&origin)), (&theirs, Some(&origin)), (&theirs, None)]
+        {
+            let adopted = adopt(Some(master), &keys, origin).unwrap();
+            assert_eq!(master.unseal(&adopted[&0]), Ok("of the disk".into()));
+        }
+        let damaged = LuksInfo { passphrases: [(0, "1$x$y".into())].into(), ..keys };
+        assert_eq!(code(adopt(Some(&ours), &damaged, Some(&origin))), Code::InvalidBackup);
     }
 }

@@ -66,6 +66,7 @@ fn put(store: &server::Server, id: &str, based_on: Option<&str>) {
         cluster_id: "another".to_owned(),
         snap_dfn_uuid: "u".to_owned(),
         snap_name: name.snapshot_name(),
+        luks_info: None,
     };
     let mut kept = store.kept();
     kept.objects.insert(name.archive(0), vec![0; 4000]);

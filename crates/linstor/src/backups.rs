@@ -22,6 +22,8 @@ use shipping::description::Description;
 use shipping::name::Id;
 use shipping::s3::{Client, Error};
 use time::OffsetDateTime;
+use vocab::VolumeNr;
+use vocab::options::Secret;
 
 use crate::answer::{Answer, Call, Changed, Entry, Found, Read, without_empty};
 use crate::ask::{App, Asked, Body, Path, unsupported};
@@ -317,7 +319,6 @@ async fn restore(
     Body(body): Body<Restore>,
 ) -> Changed {
     unsupported(&[
-        ("passphrase", body.passphrase.is_some(), "encrypted volumes are not shipped yet"),
         ("force_restore", body.force_restore, "restore to a new resource definition"),
         ("force_mv_rsc_grp", body.force_mv_rsc_grp, "restore to a new resource definition"),
     ])?;
@@ -332,7 +333,12 @@ async fn restore(
     let catalog = ask(client, move |client| bucket::load(client, &prefix)).await?;
     let snapshot = body.src_snap_name.as_deref();
     let backup = chosen(&catalog, resource.as_deref(), snapshot, id.as_deref())?;
-    let found = found::of(&catalog, backup)?;
+    let mut found = found::of(&catalog, backup)?;
+    if let Some(keys) = backup.description.as_ref().ok().and_then(|d| d.luks_info.clone()) {
+        let origin = body.passphrase.filter(|passphrase| !passphrase.is_empty());
+        let adopted = app.adopt(keys, origin.map(Secret::from)).await?;
+        found.passphrases = adopted.into_iter().map(|(nr, p)| (VolumeNr(nr), p)).collect();
+    }
     let to = match to {
         Some(to) => to,
         None => ResourceName::new(&backup.id.resource)?,

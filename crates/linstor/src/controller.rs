@@ -1,6 +1,7 @@
 //! What the surface needs of a controller: to look at the state, to have commands carried out, and
 //! to hear of changes. The crate `controller` is one.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -19,6 +20,7 @@ use cluster::place::Placed;
 use cluster::question::{Question, Reply};
 use cluster::refusal::{Note, Refusal};
 use serde::{Deserialize, Serialize};
+use shipping::description::LuksInfo;
 use tokio::sync::{broadcast, oneshot};
 use vocab::LogLevel;
 use vocab::options::Secret;
@@ -64,6 +66,17 @@ pub trait Controller: Send + Sync + 'static {
     /// # Errors
     /// If the master passphrase was not entered.
     fn seal(&self, passphrases: &[Secret]) -> Result<Vec<String>, Failure>;
+
+    /// Passphrases of a backup's volumes, encrypted under this cluster's master key. Of a backup of another cluster the
+    /// master passphrase that it had then is needed.
+    ///
+    /// # Errors
+    /// If they can not be opened, or the master passphrase was not entered.
+    fn adopt(
+        &self,
+        keys: LuksInfo,
+        origin: Option<Secret>,
+    ) -> Later<'_, Result<BTreeMap<u16, String>, Failure>>;
 
     /// A client of a remote's bucket, with its keys opened.
     ///

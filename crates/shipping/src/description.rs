@@ -42,6 +42,19 @@ pub struct Description {
     pub snap_dfn_uuid: String,
     /// The snapshot's name.
     pub snap_name: String,
+    /// How the volumes are opened, if they are encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub luks_info: Option<LuksInfo>,
+}
+
+/// The keys of encrypted volumes, which whoever has the master passphrase can open.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LuksInfo {
+    /// The cluster's master key, encrypted under the master passphrase of then (`crypt::seal`).
+    pub master_key: String,
+    /// The passphrase of each volume, encrypted under that key.
+    pub passphrases: BTreeMap<u16, String>,
 }
 
 /// What layers need of a replica.
@@ -229,6 +242,7 @@ pub(crate) mod tests {
             cluster_id: "c".to_owned(),
             snap_dfn_uuid: "u".to_owned(),
             snap_name: id.snapshot_name(),
+            luks_info: None,
         }
     }
 

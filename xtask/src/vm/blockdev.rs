@@ -136,6 +136,7 @@ pub fn deaths(kind: Kind, times: u32) -> Result<()> {
     on_nodes(kind, |nodes| {
         maps(nodes)?;
         peer_dies(nodes, times)?;
+        unmap(nodes)?;
         compare(nodes)
     })
 }

@@ -43,11 +43,11 @@ impl Master {
         Ok(other)
     }
 
-    /// Opens something that is kept under it; `what` names that.
+    /// Opens something that is kept under it; `what` names that, and `next` what to do if it is not under this one.
     ///
     /// # Errors
     /// If the key is not known, or is another one.
-    pub fn unseal(&self, sealed: &str, what: &str) -> Result<Secret, Failed> {
+    pub fn unseal(&self, sealed: &str, what: &str, next: &str) -> Result<Secret, Failed> {
         let Some(master) = self.get() else {
             let text =
                 format!("{what} is encrypted, and the cluster's master key is not known here");
@@ -56,12 +56,9 @@ impl Master {
                 "enter the master passphrase (`ashlar encryption unlock`)",
             ));
         };
-        master.unseal(sealed).map_err(|error| {
-            Failed::new(
-                format!("{what} is not had: {error}"),
-                "enter it anew (`ashlar remote modify`)",
-            )
-        })
+        master
+            .unseal(sealed)
+            .map_err(|error| Failed::new(format!("{what} is not had: {error}"), next))
     }
 
     fn get(&self) -> Option<MasterKey> {
@@ -96,6 +93,23 @@ impl change::Device for Header<'_> {
     fn sync(&mut self) -> Result<(), String> {
         self.file.sync_all().map_err(|error| error.to_string())
     }
+}
+
+/// The key of an encrypted volume.
+///
+/// # Errors
+/// If its header can not be read, or not be opened by this passphrase.
+pub(crate) fn open(path: &str, passphrase: &Secret) -> Result<Opened, Failed> {
+    let failed = |why: &dyn std::fmt::Display| {
+        Failed::new(
+            format!("the encrypted volume {path} can not be opened: {why}"),
+            "look at it with `cryptsetup luksDump`; if nobody needs it, delete the resource",
+        )
+    };
+    let file = File::open(path).map_err(|error| failed(&error))?;
+    let mut read =
+        |at, to: &mut [u8]| file.read_exact_at(to, at).map_err(|error| error.to_string());
+    luks::open(&mut read, passphrase).map_err(|error| failed(&error))
 }
 
 impl Step<'_> {
@@ -169,17 +183,7 @@ impl Step<'_> {
 
     /// The key of a volume.
     pub(super) fn open(&self, number: u16, path: &str, sealed: &str) -> Result<Opened, Failed> {
-        let passphrase = self.passphrase(number, sealed)?;
-        let failed = |why: &dyn std::fmt::Display| {
-            Failed::new(
-                format!("the encrypted volume {path} can not be opened: {why}"),
-                "look at it with `cryptsetup luksDump`; if nobody needs it, delete the resource",
-            )
-        };
-        let file = File::open(path).map_err(|error| failed(&error))?;
-        let mut read =
-            |at, to: &mut [u8]| file.read_exact_at(to, at).map_err(|error| error.to_string());
-        luks::open(&mut read, &passphrase).map_err(|error| failed(&error))
+        open(path, &self.passphrase(number, sealed)?)
     }
 
     /// Has a volume opened by another passphrase. Whatever happens in between, one of both opens it, and both

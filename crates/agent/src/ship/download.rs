@@ -17,9 +17,9 @@ use shipping::s3::{Client, Download};
 use vocab::Bytes;
 
 use super::{Work, of_archive, of_io};
-use crate::carry::{Node, path_of};
+use crate::carry::{Node, open, path_of};
 use crate::failed::Failed;
-use crate::metadata;
+use crate::metadata::{self, At};
 use crate::record::Snapshot;
 use crate::storage::Name;
 
@@ -93,9 +93,19 @@ impl Work<'_> {
             let file = file.map_err(|error| of_io(&what, &error))?;
             self.fill(order, &client, *number, *size, (&file, clean), &mut done, total)?;
             file.sync_all().map_err(|error| of_io(&what, &error))?;
+            let path = path_of(&made)?;
+            let key = match order.passphrases.get(number) {
+                Some(sealed) => {
+                    let what = format!("the passphrase of volume {number} of {}", self.name);
+                    let next = "restore it again, by a controller with its master passphrase";
+                    let passphrase = self.node.master.unseal(sealed, &what, next)?;
+                    Some(open(&path, &passphrase)?)
+                }
+                None => None,
+            };
             if order.drbd {
                 // Peers of the replica that it is of are not to be waited for.
-                metadata::alone(&*path_of(&made)?)?;
+                metadata::alone(At { path: &path, key: key.as_ref() })?;
             }
         }
         self.phase(Phase::Finishing);

@@ -160,6 +160,7 @@ impl Bed {
                 peer_slots: 7,
                 props: BTreeMap::new(),
                 volumes: [(VolumeNr(0), volume)].into(),
+                keys: None,
             },
         };
         carry(node, &web(), Action::Upload(Box::new(order)), Generation(10))
@@ -173,6 +174,7 @@ impl Bed {
             chain: chain.iter().map(|id| (*id).to_owned()).collect(),
             volumes: [(0, (pool(), Provider::FileThin, SIZE))].into(),
             drbd: false,
+            passphrases: BTreeMap::new(),
         };
         carry(node, &copy(), Action::Download(Box::new(order)), Generation(20))
     }

@@ -14,7 +14,8 @@ use cluster::shipping::{Phase, UploadOrder};
 use logging::{Level, log};
 use shipping::archive::{Header, Identity, Writer};
 use shipping::description::{
-    Archived, Definition, Description, LayerData, Resource, VERSION, Volume, VolumeDefinition,
+    Archived, Definition, Description, LayerData, LuksInfo, Resource, VERSION, Volume,
+    VolumeDefinition,
 };
 use shipping::extents;
 use shipping::name::Id;
@@ -150,6 +151,10 @@ impl Work<'_> {
             cluster_id: described.cluster.clone(),
             snap_dfn_uuid: described.uuid.clone(),
             snap_name: order.snapshot.to_string(),
+            luks_info: described.keys.as_ref().map(|keys| LuksInfo {
+                master_key: keys.master.clone(),
+                passphrases: keys.passphrases.iter().map(|(nr, p)| (nr.0, p.clone())).collect(),
+            }),
         }
     }
 

@@ -297,7 +297,7 @@ fn preferred(edit: &Edit<'_>, key: &SeriesKey) -> Option<NodeName> {
     let able = replica.is_replica()
         && !replica.flags.contains(&ResourceFlag::Evacuate)
         && replica.deactivated.is_none();
-    (able && shipping::ships(edit, &node).is_ok()).then_some(node)
+    (able && shipping::ships(edit, &node, &definition.layers).is_ok()).then_some(node)
 }
 
 /// A time as names of backups have it: `yyyyMMdd_HHmmss`, UTC.

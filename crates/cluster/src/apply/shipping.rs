@@ -178,8 +178,8 @@ fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refus
     Ok(remote)
 }
 
-/// Refuses a node that can not ship.
-pub fn ships(edit: &Edit<'_>, node: &NodeName) -> Result<(), Refusal> {
+/// Refuses a node that can not ship what has these layers.
+pub fn ships(edit: &Edit<'_>, node: &NodeName, layers: &[Layer]) -> Result<(), Refusal> {
     let key = Key::Node(node.clone());
     edit.node(node)?;
     let state = edit.observed().nodes.get(node).filter(|state| state.connected);
@@ -187,7 +187,7 @@ pub fn ships(edit: &Edit<'_>, node: &NodeName) -> Result<(), Refusal> {
         None => {
             (Code::NotConnected, "it is not connected", "wait until it is, or name another node")
         }
-        Some(state) if !state.ships => (
+        Some(state) if !state.ships || layers.contains(&Layer::Luks) && !state.ships_encrypted => (
             Code::ProviderUnsupported,
             "its agent is too old",
             "update it to the controller's release, or name another node",
@@ -271,16 +271,9 @@ pub fn create(
             .correction(next)
             .about(key.clone()))
     };
-    if definition.layers.contains(&Layer::Luks) {
-        let next = "back its data up from where they are used";
-        return refuse(
-            Code::LayerUnsupported,
-            "encrypted volumes are not shipped yet".to_owned(),
-            next,
-        );
-    }
+    let layers = &definition.layers;
     let chosen: Vec<NodeName> = wish.node.iter().cloned().collect();
-    chosen.iter().try_for_each(|node| ships(edit, node))?;
+    chosen.iter().try_for_each(|node| ships(edit, node, layers))?;
     match edit.model.snapshot(name, &snapshot) {
         None => {
             let new = vec![(name.clone(), snapshot.clone(), Vec::new())];
@@ -302,7 +295,7 @@ pub fn create(
     }
     let found = edit.snapshot(name, &snapshot)?;
     let able: Vec<&NodeName> =
-        found.nodes.keys().filter(|node| ships(edit, node).is_ok()).collect();
+        found.nodes.keys().filter(|node| ships(edit, node, layers).is_ok()).collect();
     if let Some(node) = chosen.iter().find(|node| !found.nodes.contains_key(node)) {
         let cause = format!("node {node} has no such snapshot");
         return refuse(Code::UnknownSnapshot, cause, "name a node with a replica, or none");
@@ -388,12 +381,18 @@ pub fn start(edit: &mut Edit<'_>) {
         let Some(upload) = found.uploads.get(&remote) else { continue };
         let free = |node: &&NodeName| {
             let count = running.get(*node).copied().unwrap_or_default();
-            ships(edit, node).is_ok() && most(edit, node).is_none_or(|most| count < most)
+            ships(edit, node, &found.layers).is_ok()
+                && most(edit, node).is_none_or(|most| count < most)
         };
         let wished = |node: &&NodeName| upload.node.as_ref().is_none_or(|wished| wished == *node);
         let has_base = |node: &&NodeName| {
             let (base, _) = upload.base.as_ref()?;
             let base = edit.model.snapshot(&name, base).filter(|base| base.is_successful())?;
+            // Each replica is encrypted with a key of its own: another node's has nothing in common with it.
+            let by = base.uploads.get(&remote).and_then(|upload| upload.node.as_ref());
+            if found.layers.contains(&Layer::Luks) && by != Some(*node) {
+                return None;
+            }
             base.nodes.get(*node).filter(|on_node| !on_node.deleting).map(drop)
         };
         let holders = found.nodes.iter().filter(|(_, on_node)| !on_node.deleting);
@@ -462,11 +461,12 @@ pub fn restore(
             .correction(next)
             .about(key.clone()))
     };
-    ships(edit, &node)?;
+    ships(edit, &node, &found.layers)?;
     nodes::accepting(edit, &node)?;
-    if found.layers.contains(&Layer::Luks) {
-        let cause = "encrypted volumes are not shipped yet".to_owned();
-        return refuse(Code::LayerUnsupported, cause, "restore another backup");
+    let encrypted = found.layers.contains(&Layer::Luks);
+    if encrypted && !found.volumes.keys().all(|number| found.passphrases.contains_key(number)) {
+        let cause = "its volumes are encrypted, and it lacks a passphrase".to_owned();
+        return refuse(Code::InvalidBackup, cause, "restore another backup");
     }
     let mut placed = BTreeMap::new();
     for (number, volume) in &found.volumes {
@@ -519,6 +519,19 @@ pub fn restore(
         return refuse(Code::InvalidLayerStack, cause, "restore to a new resource definition");
     }
     let layers = found.layers.clone();
+    // As it is in the definition, unless that has other ones.
+    let mut passphrases = BTreeMap::new();
+    if !definition.volumes.is_empty() && encrypted {
+        if !download_only {
+            let cause = "its volumes have passphrases of their own".to_owned();
+            return refuse(
+                Code::VolumeDefinitionExists,
+                cause,
+                "restore to a new resource definition",
+            );
+        }
+        passphrases = found.passphrases.clone();
+    }
     if definition.volumes.is_empty() {
         for (number, volume) in &found.volumes {
             let new = NewVolumeDefinition {
@@ -526,6 +539,7 @@ pub fn restore(
                 size: volume.size,
                 gross_size: volume.gross_size,
                 props: volume.props.clone(),
+                passphrase: found.passphrases.get(number).filter(|_| encrypted).cloned(),
                 ..NewVolumeDefinition::default()
             };
             definitions::create_volume(edit, &to, new)?;
@@ -570,7 +584,7 @@ pub fn restore(
         token,
         nodes: [(node, on_node)].into(),
         clone_to: None,
-        passphrases: BTreeMap::new(),
+        passphrases,
         uploads: BTreeMap::new(),
         scheduled: None,
         download: Some(download),

@@ -1,13 +1,18 @@
 //! Steps that ship snapshots. An agent begins what it is told once and goes on by itself; what is not
 //! wanted any more is stopped, whoever began it.
 
+use std::collections::BTreeMap;
+
+use vocab::VolumeNr;
+
 use super::step::Action;
 use super::{Ask, Plan};
 use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
 use crate::shipping::{
-    Bucket, Described, DescribedVolume, Download, DownloadOrder, Phase, Upload, UploadOrder,
+    Bucket, Described, DescribedKeys, DescribedVolume, Download, DownloadOrder, Phase, Upload,
+    UploadOrder,
 };
 
 /// Adds the steps of everything that is shipped.
@@ -106,6 +111,13 @@ fn upload_order(
         peer_slots: definition.peer_slots,
         props: snapshot.frozen_props.clone(),
         volumes: volumes.collect(),
+        keys: match snapshot.layers.contains(&Layer::Luks) {
+            true => Some(DescribedKeys {
+                master: ask.model.controller().master_key.clone()?,
+                passphrases: passphrases(ask, snapshot)?,
+            }),
+            false => None,
+        },
     };
     Some(UploadOrder {
         token: upload.token,
@@ -117,13 +129,22 @@ fn upload_order(
     })
 }
 
+/// The passphrases of an encrypted snapshot's volumes.
+fn passphrases(ask: &Ask<'_>, snapshot: &SnapshotDefinition) -> Option<BTreeMap<VolumeNr, String>> {
+    let of = |number: &VolumeNr| {
+        let now = || ask.definition.volumes.get(number)?.passphrase.as_ref();
+        Some((*number, snapshot.passphrases.get(number).or_else(now)?.clone()))
+    };
+    snapshot.sizes.keys().map(of).collect()
+}
+
 fn download_order(
     ask: &Ask<'_>,
     snapshot: &SnapshotDefinition,
     download: &Download,
 ) -> Option<DownloadOrder> {
     let on_node = snapshot.nodes.get(&download.node)?;
-    let volume = |(number, pool): (&vocab::VolumeNr, &PoolName)| {
+    let volume = |(number, pool): (&VolumeNr, &PoolName)| {
         let provider = ask.model.pool(&download.node, pool)?.provider;
         let size = download.sizes.get(number)?.0;
         Some((number.0, (pool.clone(), provider, size)))
@@ -135,5 +156,9 @@ fn download_order(
         chain: download.chain.clone(),
         volumes: on_node.pools.iter().map(volume).collect::<Option<_>>()?,
         drbd: snapshot.layers.contains(&Layer::Drbd),
+        passphrases: match snapshot.layers.contains(&Layer::Luks) {
+            true => passphrases(ask, snapshot)?.into_iter().map(|(nr, p)| (nr.0, p)).collect(),
+            false => BTreeMap::new(),
+        },
     })
 }

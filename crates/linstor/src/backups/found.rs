@@ -61,6 +61,7 @@ pub fn of(catalog: &Catalog, backup: &Backup) -> Result<Found, Refusal> {
         peer_slots: described.layer_data.peer_slots.clamp(1, 31),
         props: described.rsc_dfn.props.clone(),
         volumes,
+        passphrases: BTreeMap::new(),
     })
 }
 

@@ -361,6 +361,7 @@ impl<'t> World<'t> {
             providers: Provider::ALL.iter().copied().collect(),
             pools: [(pool(), state)].into(),
             ships: self.schedules.is_some(),
+            ships_encrypted: self.schedules.is_some(),
         };
         self.observed.nodes.insert(node(index), state);
         for replicas in self.observed.resources.values_mut() {

@@ -32,7 +32,9 @@ pub fn bed() -> Bed {
     bed.place("web", 2).unwrap();
     bed.settle("web");
     bed.observed.master = Some(MasterKey::new(&mut |bytes| bytes.fill(1)));
-    bed.observed.nodes.values_mut().for_each(|node| node.ships = true);
+    for node in bed.observed.nodes.values_mut() {
+        (node.ships, node.ships_encrypted) = (true, true);
+    }
     bed.ok(Command::CreateRemote { name: remote(), bucket: bucket() });
     bed
 }
@@ -239,6 +241,7 @@ fn found() -> Found {
         props: [("Aux/a".to_owned(), "1".to_owned()), ("Newer/b".to_owned(), "2".to_owned())]
             .into(),
         volumes: [(VolumeNr(0), volume)].into(),
+        passphrases: BTreeMap::new(),
     }
 }
 
@@ -339,4 +342,112 @@ fn what_can_not_be_is_refused_with_its_reason() {
     assert_eq!(bed.refused(elsewhere).code, Code::UnknownPool);
     bed.observed.master = None;
     assert_eq!(bed.refused(backup("20261129_000000", &[])).code, Code::NoMasterKey);
+}
+
+/// The same, of encrypted volumes.
+fn encrypted() -> Bed {
+    let mut bed = Bed::new(3);
+    let master = MasterKey::new(&mut |bytes| bytes.fill(1));
+    let wrapped = master.wrap(&"secret".into(), &mut |bytes| bytes.fill(2));
+    bed.ok(Command::SetMasterKey { wrapped, before: None });
+    bed.observed.master = Some(master);
+    for node in bed.observed.nodes.values_mut() {
+        node.ships = true;
+        node.layers.insert(Layer::Luks);
+    }
+    bed.ok(Command::CreateRemote { name: remote(), bucket: bucket() });
+    let layers = Some(vec![Layer::Drbd, Layer::Luks, Layer::Storage]);
+    let definition = NewDefinition { name: Some(rd("web")), layers, ..NewDefinition::default() };
+    bed.ok(Command::CreateDefinition { definition });
+    let size = vocab::Bytes(1 << 30);
+    let volume = NewVolumeDefinition { size, ..NewVolumeDefinition::default() };
+    bed.ok(Command::CreateVolumeDefinition { name: rd("web"), volume });
+    bed.place("web", 2).unwrap();
+    bed.settle("web");
+    bed
+}
+
+#[test]
+fn keys_of_encrypted_volumes_go_with_them_and_nodes_have_nothing_in_common() {
+    let mut bed = encrypted();
+    let old = bed.refused(backup("20261129_000000", &[]));
+    assert!(
+        old.cause.contains("its agent is too old"),
+        "who knows no keys would leave them out: {old}"
+    );
+    bed.observed.nodes.values_mut().for_each(|node| node.ships_encrypted = true);
+    bed.ok(backup("20261129_000000", &[]));
+    take(&mut bed);
+    let first = upload(&bed, "back_20261129_000000");
+    let [(on, Action::Upload(order))] = &actions(&bed, "web")[..] else { panic!() };
+    let keys = order.described.keys.clone().unwrap();
+    assert_eq!(Some(&keys.master), bed.model.controller().master_key.as_ref());
+    let passphrase = || {
+        bed.model.definition(&rd("web")).unwrap().volumes[&VolumeNr(0)].passphrase.clone().unwrap()
+    };
+    assert_eq!(keys.passphrases, [(VolumeNr(0), passphrase())].into());
+    let on = on.clone();
+    let mut holders = bed.model.resources_of(&rd("web")).map(|resource| resource.node.clone());
+    let other = holders.find(|node| *node != on).unwrap();
+    drop(holders);
+    say(&mut bed, &rd("web"), &on, first.token, Phase::Success);
+
+    // Where that was made from builds on it. Another node has the snapshot, too, of other bytes.
+    for (stamp, node, base) in [("20261130_000000", &on, true), ("20261201_000000", &other, false)]
+    {
+        let mut wish = backup(stamp, &[FIRST]);
+        if let Command::CreateBackup { node: wished, .. } = &mut wish {
+            *wished = Some(node.clone());
+        }
+        bed.ok(wish);
+        take(&mut bed);
+        let next = upload(&bed, &format!("back_{stamp}"));
+        assert_eq!((next.phase, next.base.is_some()), (Phase::Shipping, base), "{node}");
+        say(&mut bed, &rd("web"), node, next.token, Phase::Success);
+    }
+}
+
+#[test]
+fn an_encrypted_backup_is_restored_with_its_passphrases() {
+    let mut bed = encrypted();
+    bed.observed.nodes.values_mut().for_each(|node| node.ships_encrypted = true);
+    let with = |passphrases: BTreeMap<VolumeNr, String>, only: bool| {
+        let mut restore = restore(only);
+        if let Command::RestoreBackup { found, .. } = &mut restore {
+            found.layers = vec![Layer::Drbd, Layer::Luks, Layer::Storage];
+            found.passphrases = passphrases;
+        }
+        restore
+    };
+    let none = bed.refused(with(BTreeMap::new(), false));
+    assert_eq!(none.code, Code::InvalidBackup, "{none}");
+    let sealed = BTreeMap::from([(VolumeNr(0), "sealed".to_owned())]);
+    bed.ok(with(sealed.clone(), false));
+    let passphrase = |bed: &Bed, name: &str| {
+        bed.model.definition(&rd(name)).unwrap().volumes[&VolumeNr(0)].passphrase.clone()
+    };
+    assert_eq!(passphrase(&bed, "copy").as_deref(), Some("sealed"));
+    let [(_, Action::Download(order))] = &actions(&bed, "copy")[..] else { panic!() };
+    assert_eq!(order.passphrases, [(0, "sealed".to_owned())].into());
+
+    // Volumes that are there already have others: the snapshot keeps those of the backup for itself.
+    let to = |only: bool| {
+        let mut restore = with(sealed.clone(), only);
+        if let Command::RestoreBackup { to, node: on, .. } = &mut restore {
+            (*to, *on) = (rd("other"), node(2));
+        }
+        restore
+    };
+    let layers = Some(vec![Layer::Drbd, Layer::Luks, Layer::Storage]);
+    let definition = NewDefinition { name: Some(rd("other")), layers, ..NewDefinition::default() };
+    bed.ok(Command::CreateDefinition { definition });
+    let size = vocab::Bytes(1 << 30);
+    let volume = NewVolumeDefinition { size, ..NewVolumeDefinition::default() };
+    bed.ok(Command::CreateVolumeDefinition { name: rd("other"), volume });
+    let refused = bed.refused(to(false));
+    assert!(refused.cause.contains("passphrases of their own"), "{refused}");
+    bed.ok(to(true));
+    let [(_, Action::Download(order))] = &actions(&bed, "other")[..] else { panic!() };
+    assert_eq!(order.passphrases, [(0, "sealed".to_owned())].into());
+    assert_ne!(passphrase(&bed, "other").as_deref(), Some("sealed"));
 }

@@ -7,12 +7,15 @@ use serde_json::{Value, json};
 use vocab::Bytes;
 
 use super::super::error::Error;
+use super::super::secret::Ask;
 use super::args::{BackupCommand, RestoreTo};
 use super::http::{Change, Http, part, query};
 use super::table::{Cell, Row, Tone};
 use super::view::Snapshot;
 use super::wait::{self, Bar, Progress};
 use super::{Session, schedules, settled, table, volumes};
+
+const ORIGIN: Ask = Ask::Known("master passphrase of the cluster that has made it");
 
 pub(super) fn run(session: &mut Session<'_>, command: &BackupCommand) -> Result<(), Error> {
     match command {
@@ -134,10 +137,14 @@ fn restore(
         };
         pools.insert(old, new);
     }
-    let body = json!({
+    let mut body = json!({
         "last_backup": backup, "target_rsc_name": name, "node_name": to.on,
         "stor_pool_map": pools, "dst_rsc_grp": to.group, "download_only": to.snapshot_only,
     });
+    if to.other_cluster {
+        let [origin] = session.passphrases(&what, [ORIGIN])?;
+        body["passphrase"] = json!(origin.expose());
+    }
     let before: Vec<String> =
         snapshots(&session.http, name)?.into_iter().map(|found| found.name).collect();
     session.change(&what, &Change::Post(format!("{}/restore", of(remote)), body), None)?;

@@ -162,6 +162,10 @@ pub struct RestoreTo {
     /// Make nothing but a snapshot of it
     #[arg(long)]
     pub snapshot_only: bool,
+    /// Its volumes are encrypted, and another cluster has made it: ask for the master passphrase that that one had
+    /// then. Without a terminal it is a line of the standard input
+    #[arg(long)]
+    pub other_cluster: bool,
 }
 
 impl BackupCommand {
