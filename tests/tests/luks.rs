@@ -143,6 +143,8 @@ fn cryptsetup_opens_what_is_formatted_here() {
         second.check(&mut of_file(&path)).unwrap();
         let wrong = luks::open(&mut of_file(&path), &pass("third one"));
         assert_eq!(wrong.unwrap_err(), Error::WrongPassphrase);
+        let uuid = cryptsetup(&["luksUUID"], &path, "").unwrap();
+        assert_eq!(luks::uuid(&mut of_file(&path)).as_deref(), Ok(uuid.trim()));
         // The volume key is the one that cryptsetup has.
         let key = folder.path().join("key");
         let dump = ["luksDump", "--batch-mode", "--dump-volume-key", "--volume-key-file"];

@@ -1,7 +1,7 @@
 //! Carrying out the steps of a plan on this node (`cluster::plan::Action`).
 //!
 //! - Here: what a node is, and which step is done where. `volumes`: backing volumes and metadata.
-//!   `keys`: encrypted volumes. `up`: the resource in the engine. `grow`: volumes that grow. `snapshots`: suspensions and
+//!   `keys`: encrypted volumes. `mapped`: those that the kernel decrypts. `up`: the resource in the engine. `grow`: volumes that grow. `snapshots`: suspensions and
 //!   snapshots. `rollback`: resources that are kept down, and those that go back to a snapshot.
 //!
 //! The rules that all of them follow: nothing older than what was begun is done; what is about to be
@@ -11,6 +11,7 @@
 
 mod grow;
 mod keys;
+mod mapped;
 mod rollback;
 mod snapshots;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use codec::admin::ResourceStatus;
 
 use crate::engine::{self, Engine};
 use crate::failed::Failed;
+use crate::mapper::Mapper;
 use crate::metadata;
 use crate::pools::{Open, Pools};
 use crate::record::{Record, Store, Volume};
@@ -60,6 +62,8 @@ pub struct Node {
     pub files_below: Vec<PathBuf>,
     /// The cluster's master key, once it was told.
     pub master: Master,
+    /// Its device-mapper, for encrypted volumes.
+    pub mapper: Mapper,
     /// What it ships.
     pub shipments: Shipments,
     /// Our own program, for what it tells of the engine.
@@ -211,8 +215,7 @@ impl Step<'_> {
                 let mut any = false;
                 let there = |v: &Volume| v.size != 0 && !v.removing;
                 for (number, volume) in record.volumes.iter().filter(|(_, v)| there(v)) {
-                    let key = self.key_of(*number, volume)?;
-                    any |= metadata::has_data(volume.at(key.as_ref()))?;
+                    any |= metadata::has_data(self.reach(*number, volume)?.at())?;
                 }
                 !any
             }

@@ -4,7 +4,7 @@
 //! whatever the node's language is, because some of them are looked at.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use logging::{Level, log};
 use rustix::process::{Pid, Signal, kill_process_group};
+use vocab::options::Secret;
 
 /// How long a command may take unless said otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(45);
@@ -88,6 +89,15 @@ impl Default for System {
     }
 }
 
+/// What a command is given besides its arguments.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Input<'a> {
+    /// What it reads from standard input, to the end. It is in no argument, file or log.
+    pub secret: Option<&'a Secret>,
+    /// Variables of its environment.
+    pub env: &'a [(&'a str, &'a str)],
+}
+
 /// What a command that has ended said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
@@ -101,23 +111,35 @@ pub struct Output {
 
 impl Runner for System {
     fn run(&self, argv: &[&str]) -> Result<String, CommandError> {
-        let Output { status, stdout, stderr } = self.call(argv)?;
+        self.run_with(argv, &Input::default())
+    }
+}
+
+impl System {
+    /// Runs `argv` (the program first) with an input, and returns what it wrote to standard output.
+    ///
+    /// # Errors
+    /// As for [`Runner::run`].
+    pub fn run_with(&self, argv: &[&str], input: &Input<'_>) -> Result<String, CommandError> {
+        let Output { status, stdout, stderr } = self.call_with(argv, input)?;
         if status == Some(0) {
             return Ok(stdout);
         }
         let why = Failure::Exit { code: status, stderr: stderr.trim().to_owned() };
         Err(CommandError { command: argv.join(" "), why })
     }
-}
 
-impl System {
     /// Runs `argv` (the program first), whatever its exit status.
     ///
     /// # Errors
     /// If it can not be started, or takes too long.
     pub fn call(&self, argv: &[&str]) -> Result<Output, CommandError> {
+        self.call_with(argv, &Input::default())
+    }
+
+    fn call_with(&self, argv: &[&str], input: &Input<'_>) -> Result<Output, CommandError> {
         let began = Instant::now();
-        let output = self.called(argv);
+        let output = self.called(argv, input);
         if logging::enabled(Level::Debug) {
             let (line, took) = (argv.join(" "), began.elapsed().as_millis());
             let end = match &output {
@@ -130,7 +152,7 @@ impl System {
         output
     }
 
-    fn called(&self, argv: &[&str]) -> Result<Output, CommandError> {
+    fn called(&self, argv: &[&str], input: &Input<'_>) -> Result<Output, CommandError> {
         let failed = |why| CommandError { command: argv.join(" "), why };
         let Some((program, arguments)) = argv.split_first() else {
             return Err(failed(Failure::NotRun("no program was named".into())));
@@ -141,7 +163,8 @@ impl System {
             // LVM complains on standard error of descriptors that it inherits, whoever left them
             // open: what it has to say would drown in that.
             .env("LVM_SUPPRESS_FD_WARNINGS", "1")
-            .stdin(Stdio::null())
+            .envs(input.env.iter().copied())
+            .stdin(if input.secret.is_some() { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // A group of its own, so that at the deadline its children end as well: they would
@@ -152,6 +175,9 @@ impl System {
                 io::ErrorKind::NotFound => failed(Failure::NotInstalled),
                 _ => failed(Failure::NotRun(error.to_string())),
             })?;
+        if let (Some(secret), Some(pipe)) = (input.secret, child.stdin.take()) {
+            feed(pipe, secret.clone());
+        }
         let stdout = drain(child.stdout.take());
         let stderr = drain(child.stderr.take());
         let status = wait(&mut child, self.deadline).map_err(failed)?;
@@ -159,6 +185,14 @@ impl System {
         let status = if status.signal().is_some() { None } else { status.code() };
         Ok(Output { status, stdout, stderr })
     }
+}
+
+/// Writes a secret to a pipe and closes it, on a thread: a program that does not read is not waited for.
+fn feed(mut pipe: impl Write + Send + 'static, secret: Secret) {
+    thread::spawn(move || {
+        // If it has ended, or wants no more, its exit status says what that means.
+        let _ = pipe.write_all(secret.expose().as_bytes());
+    });
 }
 
 /// Reads a pipe to its end on a thread, so that a program that writes much is not held up.
@@ -219,6 +253,16 @@ mod tests {
     fn messages_are_in_english_and_lvm_does_not_speak_of_descriptors() {
         let script = "echo $LC_ALL $LVM_SUPPRESS_FD_WARNINGS";
         assert_eq!(run(&["sh", "-c", script]).unwrap(), "C 1\n");
+    }
+
+    #[test]
+    fn a_secret_is_read_to_its_end_and_a_program_may_leave_it() {
+        let long = Secret::from("x".repeat(200_000));
+        let input = Input { secret: Some(&long), env: &[("ASHLAR_TEST", "yes")] };
+        let system = System::default();
+        let count = system.run_with(&["sh", "-c", "wc -c; echo $ASHLAR_TEST"], &input).unwrap();
+        assert_eq!(count.split_whitespace().collect::<Vec<_>>(), ["200000", "yes"]);
+        assert_eq!(system.run_with(&["true"], &input).unwrap(), "");
     }
 
     #[test]

@@ -109,10 +109,10 @@ fn volume(
     });
     let backing = match there {
         Some(there) => Some(BackingConfig {
-            disk: there.path.clone(),
+            disk: there.mapped.as_ref().unwrap_or(&there.path).clone(),
             meta_disk: MetaDisk::Internal,
             options: options::<DiskOptions>(name, &volume.options)?,
-            luks: there.luks.is_some(),
+            luks: there.is_for_engine(),
         }),
         None => None,
     };

@@ -30,6 +30,7 @@ use crate::carry::{Master, Node};
 use crate::device_pool::Maker;
 use crate::failed::Failed;
 use crate::link::{self, Identity, NoIdentity, Talk};
+use crate::mapper::{Choice, Mapper};
 use crate::pools::{self, Pools};
 use crate::questions;
 use crate::record::{Record, Store};
@@ -78,6 +79,8 @@ pub struct Options {
     pub suspend_for: Duration,
     /// Folders below which a controller may put external files.
     pub files_below: Vec<PathBuf>,
+    /// Who decrypts encrypted volumes that are made from now on.
+    pub luks: Choice,
     /// Our own program.
     pub program: Option<PathBuf>,
     /// Most detailed lines of the log, until the controller says something else.
@@ -162,10 +165,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
         files_below: options.files_below.clone(),
         program: options.program.clone(),
         master: Master::default(),
+        mapper: Mapper::new(options.luks),
         shipments: Shipments::default(),
     };
     logging::set_level(options.log_level);
     log!(Level::Info, "agent", "{identity:?}");
+    log!(Level::Info, "agent", "{}", node.mapper.described());
     let daemon = Arc::new_cyclic(|own| Daemon {
         node,
         queue: Queue::default(),

@@ -6,6 +6,7 @@
 //! - [`engine`]: the engine's control socket. `configure`: its words. `metadata`: how data begin, grow.
 //! - [`storage`]: pools and volumes, whatever they are made of. [`pools`]: those of this node.
 //! - [`disks`]: those that nobody uses. [`device_pool`]: pools that are made of them.
+//! - [`mapper`]: encrypted volumes that the kernel decrypts.
 //! - `questions`: what is asked outside of plans. [`command`]: how other programs are run.
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ pub mod engine;
 pub mod failed;
 mod files;
 pub mod link;
+pub mod mapper;
 mod metadata;
 pub mod pools;
 mod questions;

@@ -88,12 +88,23 @@ pub struct Volume {
     /// Its passphrase, encrypted under the cluster's master key, if it is encrypted.
     #[serde(default)]
     pub luks: Option<String>,
-    /// How often that was changed.
+    /// Where its data are once the kernel decrypts them, if it does and not the engine: decided when it
+    /// was made.
+    #[serde(default)]
+    pub mapped: Option<String>,
+    /// How often its passphrase was changed.
     #[serde(default)]
     pub passphrase_changes: u32,
     /// The passphrase that it is about to have, or has: until it is known which, both are tried.
     #[serde(default)]
     pub next: Option<Next>,
+}
+
+impl Volume {
+    /// True if it is encrypted, and the engine decrypts it.
+    pub fn is_for_engine(&self) -> bool {
+        self.luks.is_some() && self.mapped.is_none()
+    }
 }
 
 /// A passphrase that takes the place of another one.

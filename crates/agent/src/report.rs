@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cluster::layer::Layer;
 use cluster::name::{NodeName, ResourceName};
 use cluster::objects::Millis;
-use cluster::observed::{ReplicaState, SnapshotState, VolumeState};
+use cluster::observed::{Mapped, ReplicaState, SnapshotState, VolumeState};
 use codec::admin::ResourceStatus;
 use vocab::{Bytes, ConnState, DiskState, VolumeNr};
 
@@ -122,6 +122,10 @@ fn report(
             state.backing = Some(Bytes(volume.size));
             state.metadata = volume.metadata == Metadata::Made;
             state.passphrase_changes = volume.passphrase_changes;
+            state.mapped = volume
+                .mapped
+                .as_ref()
+                .map(|device| Mapped { device: device.clone(), backing: volume.path.clone() });
             if !drbd && record.config.is_some() {
                 (state.disk, state.size) = (Some(DiskState::UpToDate), Bytes(volume.size));
             }

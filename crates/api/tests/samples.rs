@@ -13,7 +13,7 @@ use cluster::layer::Layer;
 use cluster::name::{FilePath, NodeName, PoolName, ResourceName, SnapshotName};
 use cluster::objects::{Generation, Millis, Provider};
 use cluster::observed::{
-    DownForRollback, NodeState, PoolState, ReplicaState, SnapshotState, Suspension,
+    DownForRollback, Mapped, NodeState, PoolState, ReplicaState, SnapshotState, Suspension,
     SuspensionState, VolumeState,
 };
 use cluster::plan::{
@@ -321,6 +321,10 @@ fn news() -> Vec<News> {
         size: Bytes(1 << 29),
         done_percent: Some(12.5),
         passphrase_changes: 3,
+        mapped: Some(Mapped {
+            device: "/dev/mapper/Linstor-Crypt-web_00000".to_owned(),
+            backing: "/dev/disks/web_00000".to_owned(),
+        }),
     };
     let numbers = (0..).map(VolumeNr);
     let state = ReplicaState {

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent::mapper::Choice;
 use surfaces::cli;
 
 /// Where the agent keeps what it has made, and who this node is.
@@ -23,6 +24,10 @@ pub struct Args {
     /// Directory below which the controller may put files [default: none]
     #[arg(long, value_name = "DIRECTORY")]
     files_below: Vec<PathBuf>,
+    /// Who decrypts encrypted volumes that are made from now on: cryptsetup, so that they are below /dev/mapper
+    /// (in pools of LVM and ZFS), the engine, or auto: cryptsetup where it and device-mapper can be used
+    #[arg(long, value_name = "WHO", default_value_t = Choice::Auto)]
+    luks: Choice,
     /// Most detailed lines of the log: error, warn, info, debug or trace; clients of the controller can
     /// change it
     #[arg(long, value_name = "LEVEL", default_value = "info")]
@@ -36,6 +41,7 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         socket: std::path::absolute(&common.socket)?,
         suspend_for: Duration::from_secs(args.suspend_timeout.into()),
         files_below: args.files_below.clone(),
+        luks: args.luks,
         program: std::env::current_exe().ok(),
         log_level: args.log_level,
     };

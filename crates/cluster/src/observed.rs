@@ -154,6 +154,18 @@ pub struct VolumeState {
     /// How often the passphrase of its disk was changed.
     #[serde(default, skip_serializing_if = "row::is_zero")]
     pub passphrase_changes: u32,
+    /// Where its data are, if the kernel decrypts them; open or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapped: Option<Mapped>,
+}
+
+/// A device of the kernel's behind which an encrypted volume is decrypted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Mapped {
+    /// Its path.
+    pub device: String,
+    /// The path of the volume.
+    pub backing: String,
 }
 
 /// A suspension of I/O for a snapshot. An agent begins it once: one that has ended is not begun again.

@@ -35,6 +35,10 @@ pub const DATA_OFFSET: u64 = 16 << 20;
 /// Bytes of a header that is made here: the two copies, and one keyslot.
 pub const HEADER: usize = SLOT_AT as usize + SLOT_SIZE as usize;
 
+/// How the kernel's devices are called behind which volumes of the control plane are decrypted, before the
+/// name of the volume: as LINSTOR calls them.
+pub const MAPPED: &str = "Linstor-Crypt-";
+
 /// Where the first keyslot is in headers that are made here, and what room it has.
 const SLOT_AT: u64 = 2 * COPY as u64;
 const SLOT_SIZE: u64 = (KEY * keyslot::STRIPES).next_multiple_of(4096) as u64;
@@ -145,6 +149,17 @@ pub fn exists(read: Read<'_>) -> Result<bool, Error> {
         Err(Error::NotLuks) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// What tells a disk's header from others: a UUID, in small letters. A new header has a new one, and so has its
+/// disk another key; changes of passphrases leave it as it is.
+///
+/// # Errors
+/// If it can not be read, or there is no header.
+pub fn uuid(read: Read<'_>) -> Result<String, Error> {
+    let mut first = [0; 4096];
+    read(0, &mut first).map_err(Error::Read)?;
+    header::uuid(&first).ok_or(Error::NotLuks)
 }
 
 /// Opens a disk with a passphrase. This takes a while, on purpose, and up to 1 GiB of memory, as the keyslots say.

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Mutex;
 
 use codec::admin::{Note, ResourceStatus};
@@ -50,6 +51,13 @@ pub(crate) fn behind_header(key: Option<&Opened>) -> DiskOptions {
         },
         None => DiskOptions::default(),
     }
+}
+
+/// True of a device that an agent has the kernel make of an encrypted volume, and that is not there.
+fn is_closed(disk: &str) -> bool {
+    let path = Path::new(disk);
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(luks::MAPPED)) && !path.exists()
 }
 
 /// Reads of a disk, which may be in use.
@@ -115,7 +123,7 @@ impl Engine {
         Ok(Some(opened))
     }
 
-    /// Says which volumes wait for the key of their disk.
+    /// Says which volumes wait for the key of their disk, or for the kernel to decrypt it.
     pub(crate) fn locked(&self, entry: &Entry, status: &ResourceStatus) -> Vec<Note> {
         let volumes = lock(&entry.stored).config.volumes.clone();
         let keys = lock(&self.keys.opened);
@@ -125,16 +133,24 @@ impl Engine {
         };
         let locked = volumes.into_iter().filter_map(|volume| {
             let backing = volume.backing?;
-            let locked = backing.luks && !keys.contains_key(&backing.disk) && diskless(volume.nr);
-            locked.then(|| Note {
-                age_seconds: 0,
-                object: format!("volume {}", volume.nr),
-                text: format!(
-                    "{} is encrypted and waits for its passphrase, which the engine keeps in no file: \
-                     enter the cluster's master passphrase, or `ashlar unlock {}`",
-                    backing.disk, backing.disk
-                ),
-            })
+            let disk = &backing.disk;
+            let text = if !diskless(volume.nr) {
+                return None;
+            } else if backing.luks && !keys.contains_key(disk) {
+                format!(
+                    "{disk} is encrypted and waits for its passphrase, which the engine keeps in no file: \
+                     enter the cluster's master passphrase, or `ashlar unlock {disk}`"
+                )
+            } else if is_closed(disk) {
+                format!(
+                    "{disk} is encrypted and not open: this node's agent has cryptsetup open it, and the \
+                     engine attach it, once it knows the key; enter the cluster's master passphrase, and \
+                     see the agent's log if that was done"
+                )
+            } else {
+                return None;
+            };
+            Some(Note { age_seconds: 0, object: format!("volume {}", volume.nr), text })
         });
         locked.collect()
     }

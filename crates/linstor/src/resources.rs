@@ -230,7 +230,8 @@ impl<'a> Seen<'a> {
         }))
     }
 
-    /// The layer LUKS of a volume. The engine has no device between storage and DRBD: there is no path.
+    /// The layer LUKS of a volume. Where the engine decrypts there is no device between storage and DRBD: there
+    /// is no path.
     fn luks(
         &self,
         number: VolumeNr,
@@ -240,13 +241,16 @@ impl<'a> Seen<'a> {
     ) -> Value {
         let allocated = self.allocated(volume, wanted, there);
         let open = there.and_then(|there| there.disk).is_some_and(|d| d > DiskState::Diskless);
-        json!({
+        let mapped = there.and_then(|there| there.mapped.as_ref());
+        without_empty(json!({
             "volume_number": number.0,
+            "device_path": mapped.map(|mapped| &mapped.device),
+            "backing_device": mapped.map(|mapped| &mapped.backing),
             "allocated_size_kib": allocated,
             "usable_size_kib": allocated.saturating_sub(size::LUKS / 1024),
             "disk_state": if open { "Open" } else { "Closed" },
             "opened": open,
-        })
+        }))
     }
 
     /// What it takes in its pool, in KiB. Thin volumes count in full: agents do not report how much is

@@ -50,12 +50,31 @@ impl Bed {
         let invited = bed.ashlar(&invite)?;
         let (_, join) = invited.trim().split_once(": ashlar ").context("there is no invitation")?;
         bed.ashlar(join)?;
-        guest.run("ashlar agent < /dev/null > /tmp/agent 2>&1 &", PATIENCE)?;
-        wait("the node is online", || {
-            let nodes: Value = serde_json::from_str(&bed.ashlar("node list --json")?)?;
-            Ok(nodes[0].to_string().to_ascii_lowercase().contains("online"))
-        })?;
+        bed.start_agent("")?;
         Ok(bed)
+    }
+
+    /// Starts the agent with these options, and waits until its node is online.
+    pub fn start_agent(&self, options: &str) -> Result<()> {
+        let start = format!(
+            "ashlar agent {options} < /dev/null >> /tmp/agent 2>&1 & echo $! > /tmp/agent.pid"
+        );
+        self.guest.run(&start, PATIENCE)?;
+        wait("the node is online", || {
+            let nodes: Value = serde_json::from_str(&self.ashlar("node list --json")?)?;
+            Ok(nodes[0].to_string().to_ascii_lowercase().contains("online"))
+        })
+    }
+
+    /// Ends the agent, and waits until the controller has noticed.
+    pub fn stop_agent(&self) -> Result<()> {
+        let end = "kill $(cat /tmp/agent.pid); \
+                   while [ -d /proc/$(cat /tmp/agent.pid) ]; do sleep 0.1; done";
+        self.guest.run(end, PATIENCE)?;
+        wait("the node is offline", || {
+            let nodes: Value = serde_json::from_str(&self.ashlar("node list --json")?)?;
+            Ok(!nodes[0].to_string().to_ascii_lowercase().contains("online"))
+        })
     }
 
     /// An operator's command in the guest; what it printed.

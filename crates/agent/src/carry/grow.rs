@@ -29,9 +29,10 @@ impl Step<'_> {
             Metadata::None | Metadata::Begun => None,
         };
         let grown = pool.grow(&self.volume_name(number)?, size)?;
+        self.fit_mapped(number, &volume)?;
         if let (Some(growing), false) = (growing, volume.provider.starts_zeroed()) {
-            let key = self.key_of(number, &volume)?;
-            metadata::forget_others(volume.at(key.as_ref()), growing.device_uuid)?;
+            let reached = self.reach(number, &volume)?;
+            metadata::forget_others(reached.at(), growing.device_uuid)?;
         }
         self.update(|record| {
             record.volumes.entry(number).and_modify(|volume| volume.size = grown.size.0);
@@ -42,8 +43,8 @@ impl Step<'_> {
     /// Writes down where the metadata of a volume can be until they are known to be at its end.
     fn remember_end(&self, number: u16) -> Result<Growing, Failed> {
         let volume = self.volume(number)?;
-        let key = self.key_of(number, &volume)?;
-        let at = volume.at(key.as_ref());
+        let reached = self.reach(number, &volume)?;
+        let at = reached.at();
         let end = metadata::device_size(at)?;
         let mut growing = match volume.growing.clone() {
             Some(growing) => growing,
@@ -75,8 +76,8 @@ impl Step<'_> {
             let Some(growing) = volume.growing.as_ref().filter(|_| !volume.removing) else {
                 continue;
             };
-            let key = self.key_of(*number, volume)?;
-            let at = volume.at(key.as_ref());
+            let reached = self.reach(*number, volume)?;
+            let at = reached.at();
             let at_end = metadata::is_at_end(at, growing.device_uuid)?;
             let attached = has_disk(status.as_ref(), *number);
             if !at_end && attached {
@@ -195,6 +196,6 @@ fn device(status: Option<&ResourceStatus>, number: u16) -> Option<&DeviceStatus>
 }
 
 /// True if the engine has the disk, in whatever state.
-fn has_disk(status: Option<&ResourceStatus>, number: u16) -> bool {
+pub(super) fn has_disk(status: Option<&ResourceStatus>, number: u16) -> bool {
     device(status, number).is_some_and(|device| device.disk_state > DiskState::Diskless)
 }

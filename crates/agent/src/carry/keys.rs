@@ -15,12 +15,12 @@ use cluster::plan::Backing;
 use codec::admin::Request;
 use crypt::luks::{self, Kdf, Opened, change};
 use crypt::seal::MasterKey;
+use logging::{Level, log};
 use vocab::options::Secret;
 use vocab::{DiskState, VolumeNr};
 
 use super::Step;
 use crate::failed::Failed;
-use crate::metadata::At;
 use crate::record::{Metadata, Next, Record, Volume};
 
 /// The cluster's master key, if the controller has told it.
@@ -63,13 +63,6 @@ impl Master {
 
     fn get(&self) -> Option<MasterKey> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Volume {
-    /// Where its metadata are.
-    pub(super) fn at<'a>(&'a self, key: Option<&'a Opened>) -> At<'a> {
-        At { path: &self.path, key }
     }
 }
 
@@ -127,7 +120,7 @@ impl Step<'_> {
         Ok(Some(sealed.clone()))
     }
 
-    fn passphrase(&self, number: u16, sealed: &str) -> Result<Secret, Failed> {
+    pub(super) fn passphrase(&self, number: u16, sealed: &str) -> Result<Secret, Failed> {
         let volume = format!("volume {number} of {}", self.name);
         let Some(master) = self.node.master.get() else {
             return Err(Failed::new(
@@ -284,17 +277,27 @@ impl Step<'_> {
         }
     }
 
-    /// Gives the engine the passphrase of a volume, if it is encrypted.
+    /// Gives the engine the passphrase of a volume, if it is encrypted; or the disk itself, if the kernel
+    /// decrypts it.
     pub(super) fn unlock(&self, number: u16, volume: &Volume) -> Result<(), Failed> {
+        if let Some(device) = &volume.mapped {
+            self.reach(number, volume)?;
+            return self.attach_mapped(number, device);
+        }
         let Some(sealed) = &volume.luks else { return Ok(()) };
         let (disk, passphrase) = (volume.path.clone(), self.passphrase(number, sealed)?);
         let what = format!("unlock volume {number} of {}", self.name);
         self.engine.ask(&what, Request::Unlock { disk, passphrase }).map(drop)
     }
 
-    /// Has the engine forget a volume's key. Nobody relies on that: it forgets all when it ends.
+    /// Has the engine, or the kernel, forget a volume's key. Nobody relies on that: they forget all when they
+    /// end.
     pub(super) fn lock(&self, number: u16, volume: &Volume) {
-        if volume.luks.is_some() {
+        if volume.mapped.is_some() {
+            if let Err(failed) = self.close_mapped(volume) {
+                log!(Level::Warn, self.name, "{failed}");
+            }
+        } else if volume.luks.is_some() {
             let what = format!("lock volume {number} of {}", self.name);
             let _ = self.engine.ask(&what, Request::Lock { disk: volume.path.clone() });
         }

@@ -17,8 +17,8 @@ use vocab::{NodeId, VolumeNr};
 use super::Step;
 use crate::engine;
 use crate::failed::Failed;
-use crate::metadata::{self, At};
-use crate::record::{Down, DownState, Export, Metadata, Record};
+use crate::metadata;
+use crate::record::{Down, DownState, Export, Metadata, Record, Volume};
 use crate::storage::Name;
 
 impl Step<'_> {
@@ -130,11 +130,18 @@ impl Step<'_> {
         };
         let part = Name::new(name.as_str())?;
         for (number, (pool, kind)) in &snapshot.volumes {
+            let there = record.volumes.get(number);
+            if let Some(there) = there {
+                // Whoever has the old data open would write over the new ones.
+                self.close_mapped(there)?;
+            }
             let volume = self.pool(pool, *kind)?.rollback(&self.volume_name(*number)?, &part)?;
             let path = super::volumes::path_of(&volume)?;
-            let luks = record.volumes.get(number).and_then(|volume| volume.luks.clone());
-            let key = luks.map(|sealed| self.open(*number, &path, &sealed)).transpose()?;
-            let has = metadata::exists(At { path: &path, key: key.as_ref() })?;
+            let there = there.map(|there| Volume { path: path.clone(), ..there.clone() });
+            let has = match &there {
+                Some(there) => metadata::exists(self.reach(*number, there)?.at())?,
+                None => metadata::exists(&path)?,
+            };
             self.update(|record| {
                 if let Some(there) = record.volumes.get_mut(number) {
                     (there.size, there.path) = (volume.size.0, path);

@@ -23,7 +23,10 @@ use vocab::options::DeviceOptions;
 use vocab::{Bytes, DiskState, GenUuid, Minor, NodeId, Suspended, VolumeNr};
 
 use super::*;
+use crate::mapper::Choice;
 use crate::record::Metadata;
+
+mod mapped;
 
 const MIB: u64 = 1 << 20;
 
@@ -259,6 +262,8 @@ fn connected(peers: &[&str]) -> Action {
 struct Bed {
     directory: tempfile::TempDir,
     fake: Arc<Mutex<Fake>>,
+    /// Who decrypts volumes, with programs of the test's own; the engine without them.
+    luks: Option<Choice>,
 }
 
 fn name() -> ResourceName {
@@ -282,7 +287,7 @@ impl Bed {
                 std::thread::spawn(move || serve(stream, &served));
             }
         });
-        Bed { directory, fake }
+        Bed { directory, fake, luks: None }
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
@@ -300,6 +305,10 @@ impl Bed {
             shipments: Default::default(),
             files_below: Vec::new(),
             master: Master::default(),
+            mapper: match self.luks {
+                Some(choice) => Mapper::fake(choice, self.path("mapper"), self.path("bin")),
+                None => Mapper::new(Choice::Engine),
+            },
             program: None,
         };
         let props = [("StorDriver/StorPoolName".to_owned(), text(&self.path("pool")))];

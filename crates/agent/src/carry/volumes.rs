@@ -6,12 +6,13 @@ use cluster::objects::Generation;
 use cluster::plan::{Backing, Begin, Guard};
 use codec::admin::Request;
 use codec::config::MetaDisk;
+use logging::{Level, log};
 use vocab::{DiskState, GenUuid, NodeId};
 
 use super::Step;
 use crate::engine;
 use crate::failed::Failed;
-use crate::metadata::{self, At};
+use crate::metadata;
 use crate::record::{Metadata, Record, Volume};
 use crate::storage::{self, Name};
 
@@ -42,6 +43,10 @@ impl Step<'_> {
         source: Option<(Name, Name)>,
     ) -> Result<(), Failed> {
         let luks = self.sealed(number, backing)?;
+        let mapped = match luks {
+            Some(_) => self.mapped(number, backing)?,
+            None => None,
+        };
         if self.record()?.volumes.get(&number).is_some_and(|volume| volume.removing) {
             self.delete_volume(number)?;
         }
@@ -55,6 +60,10 @@ impl Step<'_> {
             return self.enlarge(number, &there, backing);
         }
         let found = pool.volumes()?.iter().any(|volume| volume.name == name.as_str());
+        if let Some(begun) = self.record()?.volumes.get(&number) {
+            // It may be open by the header that is about to be replaced.
+            self.close_mapped(begun)?;
+        }
         self.update(|record| {
             let begun = record.volumes.get(&number).is_some_and(|volume| volume.fresh);
             let volume = Volume {
@@ -68,6 +77,7 @@ impl Step<'_> {
                 removing: false,
                 growing: None,
                 luks: luks.clone(),
+                mapped: mapped.clone(),
                 passphrase_changes: backing.passphrase_changes,
                 next: None,
             };
@@ -86,7 +96,13 @@ impl Step<'_> {
             }
         };
         let path = path_of(&made)?;
-        let fresh = self.record()?.volumes.get(&number).is_some_and(|volume| volume.fresh);
+        self.update(|record| {
+            record.volumes.entry(number).and_modify(|volume| volume.path.clone_from(&path));
+        })?;
+        let mut volume = self.begun(number)?;
+        let fresh = volume.fresh;
+        // By that name it can only have been left open by one who lost the record of it.
+        self.close_mapped(&volume)?;
         let restored = source.is_some();
         if fresh && !restored && !backing.provider.starts_zeroed() {
             metadata::wipe(&path)?;
@@ -94,13 +110,30 @@ impl Step<'_> {
         if let (Some(sealed), false) = (&luks, restored) {
             self.format(number, &path, sealed, fresh)?;
         }
-        let key = luks.as_ref().map(|sealed| self.open(number, &path, sealed)).transpose()?;
-        let has = restored && metadata::exists(At { path: &path, key: key.as_ref() })?;
-        self.update(|record| {
-            if let Some(volume) = record.volumes.get_mut(&number) {
-                (volume.size, volume.path) = (made.size.0, path);
-                volume.metadata = if has { Metadata::Made } else { Metadata::None };
+        let reached = match self.reach(number, &volume) {
+            Err(failed) if volume.mapped.is_some() && self.node.mapper.may_give_up() => {
+                // Nothing went through it yet, and the bytes are the same: the engine can have it.
+                self.close_mapped(&volume)?;
+                log!(Level::Warn, self.name, "the engine decrypts volume {number}: {failed}");
+                volume.mapped = None;
+                self.reach(number, &volume)?
             }
+            reached => reached?,
+        };
+        let has = restored && metadata::exists(reached.at())?;
+        self.update(|record| {
+            if let Some(there) = record.volumes.get_mut(&number) {
+                (there.size, there.mapped) = (made.size.0, volume.mapped);
+                there.metadata = if has { Metadata::Made } else { Metadata::None };
+            }
+        })
+    }
+
+    /// A volume that is being made.
+    fn begun(&self, number: u16) -> Result<Volume, Failed> {
+        self.record()?.volumes.get(&number).cloned().ok_or_else(|| {
+            let text = format!("volume {number} of {} is not being made any more", self.name);
+            Failed::new(text, "nothing is to be done: the next plan makes it")
         })
     }
 
@@ -111,6 +144,7 @@ impl Step<'_> {
         }
         let pool = self.pool(&there.pool, there.provider)?;
         let grown = pool.grow(&self.volume_name(number)?, backing.size)?;
+        self.fit_mapped(number, there)?;
         self.update(|record| {
             if let Some(volume) = record.volumes.get_mut(&number) {
                 volume.size = grown.size.0;
@@ -150,9 +184,9 @@ impl Step<'_> {
             Metadata::None => false,
         };
         let what = format!("make metadata on volume {number} of {}", self.name);
-        let (disk, meta_disk) = (volume.path.clone(), MetaDisk::Internal);
-        let key = self.key_of(number, &volume)?;
-        let at = volume.at(key.as_ref());
+        let reached = self.reach(number, &volume)?;
+        let (disk, meta_disk) = (reached.path.clone(), MetaDisk::Internal);
+        let at = reached.at();
         if !force && metadata::exists(at)? {
             return Err(Failed::new(
                 format!(
@@ -164,8 +198,10 @@ impl Step<'_> {
             ));
         }
         set(Metadata::Begun)?;
-        self.unlock(number, &volume)?;
-        let (max_peers, luks) = (peer_slots, volume.luks.is_some());
+        if volume.mapped.is_none() {
+            self.unlock(number, &volume)?;
+        }
+        let (max_peers, luks) = (peer_slots, volume.is_for_engine());
         let request = Request::CreateMd { disk, meta_disk, max_peers, force, luks };
         self.engine.ask(&what, request)?;
         metadata::begin(at, node_id, day_0, begin)?;
@@ -212,9 +248,8 @@ impl Step<'_> {
             let what = format!("detach volume {number} of {}", self.name);
             self.engine.ask_patiently(&what, &Request::Detach { minor, force, diskless })?;
         }
-        let begun = self
-            .key_of(number, &volume)
-            .and_then(|key| metadata::begin_data(volume.at(key.as_ref())));
+        let begun =
+            self.reach(number, &volume).and_then(|reached| metadata::begin_data(reached.at()));
         // Whatever came of it, the disk is attached again.
         self.adjust()?;
         begun.map(drop)
@@ -228,7 +263,11 @@ impl Step<'_> {
                 record.volumes.entry(number).and_modify(|volume| volume.removing = true);
             })?;
         }
-        self.lock(number, &volume);
+        match volume.mapped {
+            // What is open stays: somebody uses it.
+            Some(_) => self.close_mapped(&volume)?,
+            None => self.lock(number, &volume),
+        }
         let remains = volume.metadata != Metadata::None && !volume.provider.starts_zeroed();
         // Of an encrypted one nothing can be read without its header.
         if remains && volume.luks.is_none() {

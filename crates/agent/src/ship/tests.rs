@@ -24,6 +24,7 @@ use vocab::{Bytes, NodeId, VolumeNr};
 
 use super::*;
 use crate::carry::Master;
+use crate::mapper::{Choice, Mapper};
 use crate::pools::Pools;
 use crate::record::{Snapshot, Store};
 use crate::storage::Name;
@@ -107,6 +108,7 @@ impl Bed {
             shipments: Shipments::default(),
             files_below: Vec::new(),
             master: Master::default(),
+            mapper: Mapper::new(Choice::Engine),
             program: None,
         };
         node.master.tell(&master().to_secret()).unwrap();

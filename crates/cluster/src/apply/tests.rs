@@ -160,6 +160,7 @@ impl Bed {
                 size: Bytes(GIB),
                 done_percent: None,
                 passphrase_changes: 0,
+                mapped: None,
             };
             let volumes = resource.volumes.keys().map(|number| {
                 let passphrase_changes = changes.get(number).copied().unwrap_or_default();

@@ -531,6 +531,7 @@ fn report(
             ),
             done_percent: None,
             passphrase_changes: disk.map_or(0, |disk| disk.passphrase_changes),
+            mapped: None,
         };
         (VolumeNr(number), volume)
     });

@@ -173,6 +173,17 @@ impl Binary {
     }
 }
 
+/// What tells the header from others, as its first copy says it; none if that is no text, or empty.
+pub fn uuid(first: &[u8; 4096]) -> Option<String> {
+    if !first.starts_with(MAGIC[Place::First as usize]) {
+        return None;
+    }
+    let text = first[UUID..UUID + 40].split(|byte| *byte == 0).next()?;
+    let text = std::str::from_utf8(text).ok()?;
+    let good = |c: char| c.is_ascii_hexdigit() || c == '-';
+    (!text.is_empty() && text.chars().all(good)).then(|| text.to_ascii_lowercase())
+}
+
 /// Random bits as a UUID of version 4, in words.
 fn uuid_text(random: [u8; 16]) -> String {
     let bits = u128::from_be_bytes(random) & !(0xf << 76) & !(0x3 << 62) | 4 << 76 | 2 << 62;

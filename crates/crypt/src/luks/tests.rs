@@ -265,3 +265,17 @@ fn who_does_not_know_the_passphrase_changes_nothing() {
     }
     assert!(disk.durable[8_388_608..8_392_704].iter().all(|byte| *byte == 7));
 }
+
+#[test]
+fn a_header_is_told_from_others_by_its_uuid() {
+    let image = format(&pass("one"), FAST, &mut chance(4)).unwrap();
+    let other = format(&pass("one"), FAST, &mut chance(5)).unwrap();
+    let found = uuid(&mut of(&image)).unwrap();
+    assert_eq!(found.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
+    assert_ne!(uuid(&mut of(&other)).unwrap(), found);
+    assert_eq!(uuid(&mut of(&vec![0; 4096])), Err(Error::NotLuks));
+    assert!(matches!(uuid(&mut of(&[])), Err(Error::Read(_))));
+    let mut without = image.clone();
+    without[168..208].fill(0);
+    assert_eq!(uuid(&mut of(&without)), Err(Error::NotLuks), "a header without one");
+}

@@ -109,6 +109,7 @@ impl Record {
                 size: Bytes(disk.filter(|_| !down).map_or(0, |disk| disk.device)),
                 done_percent: None,
                 passphrase_changes: disk.map_or(0, |disk| disk.passphrase_changes),
+                mapped: None,
             };
             (VolumeNr(number), state)
         });
