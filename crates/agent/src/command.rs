@@ -15,6 +15,8 @@ use logging::{Level, log};
 use rustix::process::{Pid, Signal, kill_process_group};
 use vocab::options::Secret;
 
+use crate::storage::lvm::filter;
+
 /// How long a command may take unless said otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(45);
 
@@ -157,7 +159,11 @@ impl System {
         let Some((program, arguments)) = argv.split_first() else {
             return Err(failed(Failure::NotRun("no program was named".into())));
         };
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        if filter::concerns(program) {
+            command.arg("--config").arg(filter::config());
+        }
+        let mut child = command
             .args(arguments)
             .env("LC_ALL", "C")
             // LVM complains on standard error of descriptors that it inherits, whoever left them

@@ -140,9 +140,9 @@ fn snapshots_by_kernel(bed: &Bed) -> Result<()> {
     let device = mapped(bed, "light")?;
     let write = format!("dd if=/run/noise of={device} bs=1M seek=80 oflag=direct 2>/dev/null");
     guest.run(&write, PATIENCE)?;
-    // LVM reads every block device that there is, and would wait for one whose I/O is suspended.
-    bed.ashlar("unmap light")?;
+    // Mapped: LVM reads every block device that it may, and this one answers when the snapshot is there.
     bed.ashlar("snapshot create light one")?;
+    bed.ashlar("unmap light")?;
     let device = mapped(bed, "light")?;
     let spoil =
         format!("dd if=/dev/urandom of={device} bs=1M count=8 seek=80 oflag=direct 2>/dev/null");

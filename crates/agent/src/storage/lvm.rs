@@ -3,6 +3,8 @@
 //! A snapshot is a read-only thin volume that is not activated by itself. Thick volumes have none:
 //! LVM's old snapshots slow every write down and break when they are full.
 
+pub(crate) mod filter;
+
 use std::path::PathBuf;
 
 use serde::Deserialize;
