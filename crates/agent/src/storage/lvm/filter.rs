@@ -1,4 +1,5 @@
-//! What LVM is not to look at when an agent calls it: devices of volumes, ours and DRBD's.
+//! What LVM is not to look at when an agent calls it: devices of volumes, ours and DRBD's, and their disks once
+//! they are decrypted.
 //!
 //! LVM reads every block device that it may. One whose I/O is suspended, as it is while a snapshot is taken, does
 //! not answer before LVM has: the snapshot would take until that is given up. And what LVM finds on a volume it
@@ -14,7 +15,8 @@ use crate::command::{CommandError, Runner as _, System};
 /// Where each volume that is a block device has a name.
 const NAMES: &str = "/dev/ashlar";
 /// Names that nobody else's devices have.
-const OURS: [&str; 3] = ["r|^/dev/ublkb|", "r|^/dev/drbd|", "r|^/dev/ashlar/|"];
+const OURS: [&str; 4] =
+    ["r|^/dev/ublkb|", "r|^/dev/drbd|", "r|^/dev/ashlar/|", "r|^/dev/mapper/Linstor-Crypt-|"];
 
 /// True of LVM's programs that look at devices.
 pub fn concerns(program: &str) -> bool {
@@ -74,7 +76,7 @@ mod tests {
 
     #[test]
     fn what_the_operator_keeps_out_stays_out() {
-        let ours = r#""r|^/dev/ublkb|","r|^/dev/drbd|","r|^/dev/ashlar/|""#;
+        let ours = r#""r|^/dev/ublkb|","r|^/dev/drbd|","r|^/dev/ashlar/|","r|^/dev/mapper/Linstor-Crypt-|""#;
         assert_eq!(of("", &[]), format!("devices/global_filter=[{ours}]"));
         assert_eq!(
             of("global_filter=[\"r|^/dev/sdz|\", \"a|.*|\"]\n", &["/dev/loop3".to_owned()]),
