@@ -117,8 +117,9 @@ pub fn main(arguments: &[String]) -> Result<()> {
                 [] => blockdev::main(kind, false),
                 ["--brief"] => blockdev::main(kind, true),
                 ["--deaths", times] => {
-                    let times = times.parse().with_context(|| format!("{times} is no number"))?;
-                    blockdev::deaths(kind, times)
+                    let times: std::num::NonZeroU32 =
+                        times.parse().with_context(|| format!("{times} deaths"))?;
+                    blockdev::deaths(kind, times.get())
                 }
                 _ => bail!("that is not understood\n{HELP}"),
             }

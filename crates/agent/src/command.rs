@@ -160,8 +160,8 @@ impl System {
             return Err(failed(Failure::NotRun("no program was named".into())));
         };
         let mut command = Command::new(program);
-        if filter::concerns(program) {
-            command.arg("--config").arg(filter::config());
+        if let Some(config) = filter::concerns(program).then(filter::config).flatten() {
+            command.arg("--config").arg(config);
         }
         let mut child = command
             .args(arguments)

@@ -166,8 +166,14 @@ async fn backups_are_listed_told_of_and_deleted_in_their_order() {
     let create = call(&server, "POST", B, json!({ "rsc_name": "Vol" })).await;
     let text = String::from_utf8_lossy(&create.body).into_owned();
     assert!(create.status == 500 && text.contains("its agent is too old"), "{text}");
-    for field in ["force_restore", "force_mv_rsc_grp"] {
-        let body = json!({ "node_name": "n1", "last_backup": FULL, field: true });
+    let fields = [
+        ("force_restore", json!(true)),
+        ("force_mv_rsc_grp", json!(true)),
+        // Of a backup that has nothing to open.
+        ("passphrase", json!("secret")),
+    ];
+    for (field, value) in fields {
+        let body = json!({ "node_name": "n1", "last_backup": FULL, field: value });
         let refused = call(&server, "POST", &format!("{B}/restore"), body).await;
         assert_eq!(refused.first(), (234, true), "{field}");
     }

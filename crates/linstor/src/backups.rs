@@ -334,10 +334,16 @@ async fn restore(
     let snapshot = body.src_snap_name.as_deref();
     let backup = chosen(&catalog, resource.as_deref(), snapshot, id.as_deref())?;
     let mut found = found::of(&catalog, backup)?;
-    if let Some(keys) = backup.description.as_ref().ok().and_then(|d| d.luks_info.clone()) {
-        let origin = body.passphrase.filter(|passphrase| !passphrase.is_empty());
-        let adopted = app.adopt(keys, origin.map(Secret::from)).await?;
-        found.passphrases = adopted.into_iter().map(|(nr, p)| (VolumeNr(nr), p)).collect();
+    let origin = body.passphrase.filter(|passphrase| !passphrase.is_empty());
+    match backup.description.as_ref().ok().and_then(|d| d.luks_info.clone()) {
+        Some(keys) => {
+            let adopted = app.adopt(keys, origin.map(Secret::from)).await?;
+            found.passphrases = adopted.into_iter().map(|(nr, p)| (VolumeNr(nr), p)).collect();
+        }
+        None => {
+            let why = "the backup is not encrypted: leave the passphrase out";
+            unsupported(&[("passphrase", origin.is_some(), why)])?;
+        }
     }
     let to = match to {
         Some(to) => to,

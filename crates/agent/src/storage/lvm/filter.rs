@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::command::{CommandError, Runner as _, System};
+use crate::command::{CommandError, Failure, Runner as _, System};
 
 /// Where each volume that is a block device has a name.
 const NAMES: &str = "/dev/ashlar";
@@ -25,16 +25,29 @@ pub fn concerns(program: &str) -> bool {
     looks && ["lv", "vg", "pv"].into_iter().any(|kind| program.starts_with(kind))
 }
 
-/// What such a program is told with `--config`.
-pub fn config() -> String {
+/// What such a program is told with `--config`; nothing while it is not known what the operator has said, which
+/// it would take the place of.
+pub fn config() -> Option<String> {
     static OPERATORS: OnceLock<String> = OnceLock::new();
-    let operators = OPERATORS.get_or_init(|| {
+    let operators = match OPERATORS.get() {
+        Some(known) => known,
+        None => {
+            let said =
+                operators(System::default().run(&["lvm", "lvmconfig", "devices/global_filter"]))?;
+            OPERATORS.get_or_init(|| said)
+        }
+    };
+    Some(of(operators, &mapped(Path::new(NAMES))))
+}
+
+/// What the operator has said, as far as that is known.
+fn operators(said: Result<String, CommandError>) -> Option<String> {
+    match said {
+        Ok(said) => Some(said),
         // Without that setting it fails.
-        let said: Result<String, CommandError> =
-            System::default().run(&["lvmconfig", "devices/global_filter"]);
-        said.unwrap_or_default()
-    });
-    of(operators, &mapped(Path::new(NAMES)))
+        Err(CommandError { why: Failure::Exit { code: Some(_), .. }, .. }) => Some(String::new()),
+        Err(_) => None,
+    }
 }
 
 /// The devices that volumes have now, of whatever kind.
@@ -55,9 +68,15 @@ fn of(operators: &str, mapped: &[String]) -> String {
     let theirs = operators.split_once('[').and_then(|(_, rest)| rest.rsplit_once(']'));
     let theirs = theirs.map_or("", |(patterns, _)| patterns).split(',').map(str::trim);
     // One that takes everything would take our devices by other names that they have.
-    let all = |pattern: &&str| pattern.trim_matches('"').trim_start_matches('a') == "|.*|";
-    patterns.extend(theirs.filter(|p| !p.is_empty() && !all(p)).map(str::to_owned));
+    patterns.extend(theirs.filter(|p| !p.is_empty() && !takes_all(p)).map(str::to_owned));
     format!("devices/global_filter=[{}]", patterns.join(","))
+}
+
+/// True of `a|.*|`, whatever stands around the expression.
+fn takes_all(pattern: &str) -> bool {
+    let mut inside = pattern.trim_matches('"').strip_prefix('a').unwrap_or_default().chars();
+    let (first, last) = (inside.next(), inside.next_back());
+    first.is_some() && first == last && [".*", ".*/", "."].contains(&inside.as_str())
 }
 
 #[cfg(test)]
@@ -82,8 +101,21 @@ mod tests {
             of("global_filter=[\"r|^/dev/sdz|\", \"a|.*|\"]\n", &["/dev/loop3".to_owned()]),
             format!(r#"devices/global_filter=[{ours},"r|^/dev/loop3$|","r|^/dev/sdz|"]"#)
         );
+        for all in [r#""a/.*/""#, r#""a|.*/|""#, r#""a!.!""#] {
+            assert!(takes_all(all), "{all}");
+        }
+        assert!(!takes_all(r#""a|/dev/sda|""#) && !takes_all(r#""r|.*|""#) && !takes_all(""));
         let chosen = of(r#"global_filter=["a|/dev/sda|","r|.*|"]"#, &[]);
         assert!(chosen.ends_with(r#","a|/dev/sda|","r|.*|"]"#), "{chosen}");
+    }
+
+    #[test]
+    fn nothing_is_said_in_the_operators_place_before_that_is_known() {
+        let failed = |why| Err(CommandError { command: "lvmconfig".to_owned(), why });
+        let unset = Failure::Exit { code: Some(5), stderr: "not found".to_owned() };
+        assert_eq!(operators(failed(unset)), Some(String::new()));
+        assert_eq!(operators(failed(Failure::NotRun("no memory".to_owned()))), None);
+        assert_eq!(operators(failed(Failure::Exit { code: None, stderr: String::new() })), None);
     }
 
     #[test]
