@@ -11,8 +11,8 @@
 //!   becomes of them.
 //! - `targets`: what the project wants to reach, each with a verdict; `control`: the same of the
 //!   control plane.
-//! - `writes` with `profile`, `shares`, `activity_log`, `idle`, `integrity`, `resync`: closer looks
-//!   at one thing each.
+//! - `writes` with `profile`, `shares`, `activity_log`, `idle`, `integrity`, `faces`, `deaths`, `resync`:
+//!   closer looks at one thing each.
 //! - `fio`, `cpu`, `limit`, `namespace`: the client, CPU time, disks of a known speed, and processes
 //!   that all end together.
 
@@ -22,6 +22,7 @@ mod chart;
 mod cluster;
 mod control;
 mod cpu;
+mod deaths;
 mod faces;
 mod fio;
 mod history;
@@ -113,11 +114,14 @@ cargo xtask bench NAME [--nodes N] [--seconds S] [--depth D] [--mib M] [--al-ext
     faces                IOPS, latency and CPU time of the whole machine per 4 KiB request over NBD, on a
                          loop device (`ashlar map`) and over vhost-user, at depths 1 and 32; disks in
                          memory, volumes of 256 MiB. Needs root
+    deaths               how long a write waits when the engine is killed and at once started again, over NBD,
+                         on a loop device and over vhost-user, by clients that write one block after
+                         the other and go on with the next engine; eleven deaths each. Needs root
     Replicas on N nodes (default 3), each round S seconds (default 10), D requests in flight
     (default 64, else 32), volumes of M MiB (default 4096, 1024, 64 and 256), activity logs of E extents,
     V volumes (default 300; only idle has several).
     --profile (of writes) says where the engines spend it; needs Linux' perf.
-    --json (of integrity, shares and faces) prints every run and the medians as JSON.
+    --json (of integrity, shares, faces and deaths) prints every run and the medians as JSON.
     The disks are files in TMPDIR, unless said otherwise; it should be on a real file system.
 cargo xtask bench resync [OPTION...]
     How fast one of three replicas is resynced, and what an application notices of it.
@@ -133,6 +137,8 @@ cargo xtask bench resync [OPTION...]
 struct Options {
     nodes: usize,
     seconds: u64,
+    /// They were asked for.
+    timed: bool,
     depth: Option<u32>,
     mib: Option<u64>,
     al_extents: Option<u32>,
@@ -155,6 +161,7 @@ impl Options {
             served: 1,
             net: Vec::new(),
             disk,
+            quorum: false,
             engine: &["--threads=1"],
         };
         Cluster::start(program, directory, shape)
@@ -199,7 +206,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
     if arguments.iter().any(|argument| argument == "resync") {
         return resync::run(arguments);
     }
-    let single_ones = ["writes", "activity-log", "shares", "idle", "integrity", "faces"];
+    let single_ones = ["writes", "activity-log", "shares", "idle", "integrity", "faces", "deaths"];
     match arguments.iter().any(|argument| single_ones.contains(&argument.as_str())) {
         true => single(arguments),
         false => table::run(arguments),
@@ -211,6 +218,7 @@ fn single(arguments: &[String]) -> Result<()> {
     let mut options = Options {
         nodes: 3,
         seconds: 10,
+        timed: false,
         depth: None,
         mib: None,
         al_extents: None,
@@ -227,7 +235,7 @@ fn single(arguments: &[String]) -> Result<()> {
         };
         match argument.as_str() {
             "--nodes" => options.nodes = number()? as usize,
-            "--seconds" => options.seconds = u64::from(number()?),
+            "--seconds" => (options.seconds, options.timed) = (u64::from(number()?), true),
             "--depth" => options.depth = Some(number()?),
             "--mib" => options.mib = Some(u64::from(number()?)),
             "--al-extents" => options.al_extents = Some(number()?),
@@ -249,6 +257,9 @@ fn single(arguments: &[String]) -> Result<()> {
     if name == Some("idle") {
         return idle::run(&build(false)?, &options);
     }
+    if name == Some("deaths") {
+        return deaths::run(&build(false)?, &options);
+    }
     fio::require()?;
     match name {
         Some("activity-log") => activity_log::run(&build(false)?, &options),
@@ -264,9 +275,11 @@ fn single(arguments: &[String]) -> Result<()> {
 /// An option that the measurement does not honour is a mistake.
 fn refuse_unused(name: Option<&str>, options: &Options) -> Result<()> {
     let (idle, integrity) = (name == Some("idle"), name == Some("integrity"));
-    let (shares, faces) = (name == Some("shares"), name == Some("faces"));
+    let (shares, deaths) = (name == Some("shares"), name == Some("deaths"));
+    let faces = name == Some("faces") || deaths;
     let unused = [
         ("--volumes", !idle && options.volumes.is_some()),
+        ("--seconds", deaths && options.timed),
         ("--depth", (idle || faces) && options.depth.is_some()),
         ("--al-extents", (idle || integrity || shares || faces) && options.al_extents.is_some()),
         ("--profile", name != Some("writes") && options.profile),

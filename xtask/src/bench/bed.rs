@@ -138,6 +138,7 @@ impl Bed {
             served: options.volumes_used(),
             net: Vec::new(),
             disk: String::new(),
+            quorum: false,
             engine: &[],
         };
         let directory = tempfile::Builder::new().prefix("nodes").tempdir_in(self.folder.path())?;

@@ -69,6 +69,8 @@ pub struct Shape {
     pub net: Vec<String>,
     /// Lines for the section `disk`.
     pub disk: String,
+    /// Volumes are used where a majority is, and wait elsewhere.
+    pub quorum: bool,
     /// More arguments of the engines.
     pub engine: &'static [&'static str],
 }
@@ -164,6 +166,9 @@ impl Cluster {
             let net = self.shape.net.get(volume).map_or("", String::as_str);
             writeln!(config, "resource r{volume} {{\n  net {{ protocol C; {net} }}")?;
             writeln!(config, "  disk {{ {} }}", self.shape.disk)?;
+            if self.shape.quorum {
+                writeln!(config, "  options {{ quorum majority; on-no-quorum suspend-io; }}")?;
+            }
             for (id, name) in NAMES.iter().enumerate().take(nodes) {
                 let disk = match id < self.shape.replicas {
                     true => format!("{}; meta-disk internal", self.disk(id, volume).display()),
@@ -185,6 +190,13 @@ impl Cluster {
     }
 
     fn start_engine(&mut self, node: usize) -> Result<()> {
+        let engine = self.engine(node)?;
+        self.engines.push(engine);
+        self.command(node, &["info", "--wait-engine", "30"])?;
+        Ok(())
+    }
+
+    fn engine(&self, node: usize) -> Result<Daemon> {
         let directory = self.file(NAMES[node]);
         fs::create_dir_all(&directory)?;
         let mut engine = match self.shape.volumes {
@@ -200,9 +212,26 @@ impl Cluster {
         engine.arg("--socket").arg(self.socket(node));
         engine.arg("--state-dir").arg(directory.join("state"));
         engine.args(self.shape.engine);
-        self.engines.push(Daemon::start(engine, directory.join("log"))?);
-        self.command(node, &["info", "--wait-engine", "30"])?;
+        Daemon::start(engine, directory.join("log"))
+    }
+
+    /// Kills a node's engine and starts another one as soon as it is gone, as a supervisor does. Returns once it is started.
+    pub fn kill(&mut self, node: usize) -> Result<()> {
+        self.engines[node].end();
+        self.engines[node] = self.engine(node)?;
         Ok(())
+    }
+
+    /// Waits until all nodes are connected and their disks UpToDate.
+    pub fn settle(&self) -> Result<()> {
+        self.wait("all is well again", |resource| {
+            let connections = array(&resource["connections"]);
+            resource["devices"][0]["disk-state"] == "UpToDate"
+                && connections.iter().all(|peer| {
+                    peer["connection-state"] == "Connected"
+                        && peer["peer_devices"][0]["replication-state"] == "Established"
+                })
+        })
     }
 
     /// The first node is Primary from here on, also while nobody has a volume open.
@@ -268,7 +297,7 @@ impl Cluster {
         self.file(NAMES[node]).join("sock")
     }
 
-    fn nbd(&self, node: usize, volume: usize) -> PathBuf {
+    pub fn nbd(&self, node: usize, volume: usize) -> PathBuf {
         self.file(NAMES[node]).join(format!("nbd{volume}"))
     }
 

@@ -19,10 +19,10 @@ use super::options::Disks;
 use super::results::{Machine, Tree, now};
 use super::statistics::median;
 use crate::process;
-use driver::Driver;
+pub use driver::Driver;
 
 /// Each has a volume of its own, in this order.
-const FACES: [&str; 3] = ["nbd", "loop", "vhost-user"];
+pub const FACES: [&str; 3] = ["nbd", "loop", "vhost-user"];
 /// Requests in flight.
 const DEPTHS: [u32; 2] = [1, driver::DEPTH];
 /// Runs of each.
@@ -100,6 +100,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         served: 1,
         net: Vec::new(),
         disk: String::new(),
+        quorum: false,
         engine: &["--threads=1"],
     };
     let cluster = Cluster::start(program, directory, shape)?;

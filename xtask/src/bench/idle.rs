@@ -33,6 +33,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
             served: volumes,
             net: Vec::new(),
             disk: String::new(),
+            quorum: false,
             engine: &[],
         },
     )?;

@@ -74,6 +74,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         served: PROTECTIONS.len(),
         net: PROTECTIONS.map(|protection| net(protection, certificates.path())).to_vec(),
         disk: String::new(),
+        quorum: false,
         engine: &["--threads=1"],
     };
     let mut cluster = Cluster::start(program, directory, shape)?;

@@ -124,6 +124,7 @@ fn measure(program: &Path, disks: Disks, options: &Options) -> Result<Set> {
         served: 1,
         net: Vec::new(),
         disk: options.disk.clone(),
+        quorum: false,
         engine: &["--threads=1"],
     };
     let directory = tempfile::Builder::new().prefix("nodes").tempdir_in(folder)?;

@@ -96,7 +96,9 @@ pub(super) fn run(program: &Path, options: &Options) -> Result<()> {
     let (replicas, engine) = (options.nodes, &[]);
     let disk = String::new();
     let (diskless, volumes, sparse, served, net) = (true, 1, false, 1, Vec::new());
-    let shape = Shape { replicas, diskless, volumes, mib, sparse, served, net, disk, engine };
+    let quorum = false;
+    let shape =
+        Shape { replicas, diskless, volumes, mib, sparse, served, net, disk, quorum, engine };
     let mut cluster = Cluster::start(program, directory, shape)?;
     let local = cluster.local();
     let diskless = cluster.diskless().context("a cluster without a diskless node")?;

@@ -292,7 +292,7 @@ fn engine_dies(nodes: &mut Nodes<'_>, times: u32) -> Result<()> {
         nodes.restart_engine()?;
         ensure!(fio.runs()?, "the load ended before the engine was killed");
         nodes.wait_load(fio)?;
-        println!("killed and started; I/O waited {:.1} s", nodes.longest_wait()?.as_secs_f64());
+        println!("killed and started; I/O waited {} ms", nodes.longest_wait()?.as_millis());
     }
     nodes.wait_mapped()?;
     nodes.on_device(

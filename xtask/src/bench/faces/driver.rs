@@ -1,14 +1,19 @@
 //! The driver of a virtual machine's disk, without the machine: random requests of 4 KiB to a server of
 //! vhost-user, through one queue, as a guest's driver makes them (on a machine that is little-endian, as
-//! virtio is). rust-vmm's `vhost` speaks to the server.
+//! virtio is). rust-vmm's `vhost` speaks to the server. When the server goes, the driver waits for the next
+//! one, as QEMU does with `reconnect`, but looks every few milliseconds.
 
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
+use vhost::vhost_user::message::{
+    VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vm_memory::mmap::MmapRegion;
@@ -38,21 +43,29 @@ const READ: u32 = 0;
 const WRITE: u32 = 1;
 /// How long a request may take, in milliseconds.
 const PATIENCE_MS: i32 = 30_000;
+/// How often a server that has gone is looked for.
+const RETRY: Duration = Duration::from_millis(5);
+/// What `calls` says: there are answers, or the server has gone.
+const CALL: u64 = 0;
+const GONE: u64 = 1;
 
 /// A connection with its queue.
 pub struct Driver {
     memory: GuestRegionMmap<()>,
     kick: EventFd,
     call: EventFd,
-    /// Waits for `call`.
+    /// Waits for `call`, and for the server's end.
     calls: Epoll,
     /// Requests offered, and answers seen; both begin again after 65,535.
     offered: u16,
     seen: u16,
     /// Of the random offsets.
     seed: u64,
+    socket: PathBuf,
+    /// Where the server writes down what it works on, for the next one.
+    inflight: Option<(VhostUserInflight, File)>,
     /// Last: the server is there for as long as it is.
-    _frontend: Frontend,
+    frontend: Frontend,
 }
 
 /// What a run came to.
@@ -78,12 +91,29 @@ impl Driver {
         // As QEMU has them: io_uring writes to others by a thread of its own.
         let (kick, call) = (EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?);
         let calls = Epoll::new()?;
-        let readable = EpollEvent::new(EventSet::IN, 0);
+        let readable = EpollEvent::new(EventSet::IN, CALL);
         calls.ctl(ControlOperation::Add, call.as_raw_fd(), readable)?;
-        let mut frontend = Frontend::connect(socket, 1).context("the server's socket")?;
-        begin(&mut frontend, &memory, [&kick, &call]).context("the server of vhost-user")?;
+        let frontend = connect(socket, &calls)?;
         let (offered, seen, seed) = (0, 0, 0x9e37_79b9_7f4a_7c15);
-        Ok(Driver { memory, kick, call, calls, offered, seen, seed, _frontend: frontend })
+        let (socket, inflight) = (socket.to_owned(), None);
+        let mut driver =
+            Driver { memory, kick, call, calls, offered, seen, seed, socket, inflight, frontend };
+        driver.begin().context("the server of vhost-user")?;
+        Ok(driver)
+    }
+
+    /// Writes some block of the first so many MiB, and returns once that is answered, by whichever server.
+    ///
+    /// # Errors
+    /// As [`Driver::run`].
+    pub fn write(&mut self, mib: u64) -> Result<()> {
+        self.describe(0, true)?;
+        self.offer(0, mib)?;
+        self.publish(1)?;
+        while self.answered()?.is_none() {
+            self.wait()?;
+        }
+        Ok(())
     }
 
     /// Random reads or writes in the first so many MiB, `depth` of them in flight.
@@ -208,16 +238,85 @@ impl Driver {
         Ok(Some(slot))
     }
 
-    /// Sleeps until there are answers.
-    fn wait(&self) -> Result<()> {
+    /// Sleeps until there are answers, or another server.
+    fn wait(&mut self) -> Result<()> {
         self.put(AVAILABLE + 4 + 2 * u64::from(SIZE), self.seen)?;
         std::sync::atomic::fence(Ordering::SeqCst);
         let index: u16 = self.get(USED + 2)?;
         if index == self.seen {
-            let called = self.calls.wait(PATIENCE_MS, &mut [EpollEvent::default()])?;
+            let mut events = [EpollEvent::default()];
+            let called = self.calls.wait(PATIENCE_MS, &mut events)?;
             ensure!(called > 0, "no answer for {PATIENCE_MS} ms");
-            self.call.read()?;
+            match events[0].data() {
+                GONE => self.reconnect()?,
+                _ => _ = self.call.read()?,
+            }
         }
+        Ok(())
+    }
+
+    /// Has the next server go on, as soon as there is one that does.
+    fn reconnect(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            // The old one goes out of `calls` by being closed.
+            let tried = connect(&self.socket, &self.calls);
+            let tried = tried.map(|frontend| self.frontend = frontend).and_then(|()| self.begin());
+            match tried {
+                Ok(()) => return Ok(self.kick.write(1)?),
+                Err(error) => {
+                    let waited = begun.elapsed().as_millis();
+                    ensure!(waited < PATIENCE_MS as u128, "no other server: {error:#}");
+                    std::thread::sleep(RETRY);
+                }
+            }
+        }
+    }
+
+    /// Has the server serve the queue, as QEMU does: from the first request that was not answered.
+    fn begin(&mut self) -> Result<()> {
+        let base: u16 = self.get(USED + 2)?;
+        let user = self.memory.as_ptr() as u64;
+        let frontend = &mut self.frontend;
+        frontend.set_owner()?;
+        let features = frontend.get_features()?;
+        ensure!(features & FEATURES == FEATURES, "features {features:#x} lack {FEATURES:#x}");
+        let protocol = frontend.get_protocol_features()?;
+        let wanted =
+            VhostUserProtocolFeatures::REPLY_ACK | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        frontend.set_protocol_features(protocol & wanted)?;
+        if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+            frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        if protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            if self.inflight.is_none() {
+                let area = VhostUserInflight::new(0, 0, 1, SIZE);
+                self.inflight = Some(frontend.get_inflight_fd(&area)?);
+            }
+            if let Some((area, file)) = &self.inflight {
+                frontend.set_inflight_fd(area, file.as_raw_fd())?;
+            }
+        }
+        frontend.set_features(FEATURES)?;
+        let region = VhostUserMemoryRegionInfo::from_guest_region(&self.memory)?;
+        frontend.set_mem_table(&[region])?;
+        frontend.set_vring_num(0, SIZE)?;
+        frontend.set_vring_base(0, base)?;
+        frontend.set_vring_addr(
+            0,
+            &VringConfigData {
+                queue_max_size: SIZE,
+                queue_size: SIZE,
+                flags: 0,
+                desc_table_addr: user,
+                used_ring_addr: user + USED,
+                avail_ring_addr: user + AVAILABLE,
+                log_addr: None,
+            },
+        )?;
+        frontend.set_vring_call(0, &self.call)?;
+        frontend.set_vring_kick(0, &self.kick)?;
+        frontend.set_vring_enable(0, true)?;
         Ok(())
     }
 
@@ -239,45 +338,10 @@ fn header(slot: u16) -> u64 {
     HEADERS + 64 * u64::from(slot)
 }
 
-/// Has the server serve the queue, as QEMU does.
-fn begin(
-    frontend: &mut Frontend,
-    memory: &GuestRegionMmap<()>,
-    [kick, call]: [&EventFd; 2],
-) -> Result<()> {
-    frontend.set_owner()?;
-    let features = frontend.get_features()?;
-    ensure!(features & FEATURES == FEATURES, "features {features:#x} lack {FEATURES:#x}");
-    let protocol = frontend.get_protocol_features()?;
-    let wanted = VhostUserProtocolFeatures::REPLY_ACK | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
-    frontend.set_protocol_features(protocol & wanted)?;
-    if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
-        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-    }
-    if protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
-        let area = vhost::vhost_user::message::VhostUserInflight::new(0, 0, 1, SIZE);
-        let (area, file) = frontend.get_inflight_fd(&area)?;
-        frontend.set_inflight_fd(&area, file.as_raw_fd())?;
-    }
-    frontend.set_features(FEATURES)?;
-    frontend.set_mem_table(&[VhostUserMemoryRegionInfo::from_guest_region(memory)?])?;
-    let user = memory.as_ptr() as u64;
-    frontend.set_vring_num(0, SIZE)?;
-    frontend.set_vring_base(0, 0)?;
-    frontend.set_vring_addr(
-        0,
-        &VringConfigData {
-            queue_max_size: SIZE,
-            queue_size: SIZE,
-            flags: 0,
-            desc_table_addr: user,
-            used_ring_addr: user + USED,
-            avail_ring_addr: user + AVAILABLE,
-            log_addr: None,
-        },
-    )?;
-    frontend.set_vring_call(0, call)?;
-    frontend.set_vring_kick(0, kick)?;
-    frontend.set_vring_enable(0, true)?;
-    Ok(())
+/// A connection to the server, of which `calls` tells when it ends.
+fn connect(socket: &Path, calls: &Epoll) -> Result<Frontend> {
+    let stream = UnixStream::connect(socket).context("the server's socket")?;
+    let gone = EpollEvent::new(EventSet::READ_HANG_UP, GONE);
+    calls.ctl(ControlOperation::Add, stream.as_raw_fd(), gone)?;
+    Ok(Frontend::from_stream(stream, 1))
 }

@@ -117,6 +117,7 @@ impl Stand {
             served: plan.volumes,
             net: Vec::new(),
             disk: plan.disk.to_owned(),
+            quorum: false,
             engine: plan.engine,
         };
         let directory = tempfile::Builder::new().prefix("nodes").tempdir_in(place.folder.path())?;

@@ -58,9 +58,9 @@ impl<'a> Nodes<'a> {
         let config = rig.file("drbd.conf");
         let disk = rig.file("bravo.img");
         fs::File::create(&disk)?.set_len(DISK_MIB << 20)?;
-        // A guest answers pings late; new sockets are looked at for as long as by default.
+        // A guest answers pings late. What a killed engine takes is not to be the look at its new sockets.
         let text = format!(
-            "resource r0 {{\n  net {{ protocol C; ping-timeout 20; socket-check-timeout 5; }}\n  \
+            "resource r0 {{\n  net {{ protocol C; ping-timeout 20; socket-check-timeout 1; }}\n  \
              on alpha {{ node-id 0; address {}:7000; volume 0 {{ device minor 0; disk /dev/vda; \
              meta-disk internal; }} }}\n  \
              on bravo {{ node-id 1; address 10.77.0.1:7000; volume 0 {{ device minor 0; disk {}; \
