@@ -13,6 +13,7 @@ mod join;
 mod nodes;
 mod passphrase;
 mod pools;
+mod remotes;
 mod resources;
 mod rollback;
 mod schedules;
@@ -32,6 +33,7 @@ use crate::edit::{Applied, Context, Edit};
 use crate::model::Model;
 use crate::refusal::Refusal;
 use crate::schedule::Switch;
+use crate::shipping::Place;
 
 pub(crate) use helpers::has_no_data;
 
@@ -180,9 +182,13 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         CloneDefinition { name, to, props } => clone::begin(edit, &name, to, &props),
         RollBack { name, snapshot } => rollback::begin(edit, &name, &snapshot),
 
-        CreateRemote { name, bucket } => shipping::create_remote(edit, name, bucket),
-        ModifyRemote { name, bucket } => shipping::modify_remote(edit, &name, bucket),
-        DeleteRemote { name } => shipping::delete_remote(edit, &name),
+        CreateRemote { name, bucket } => remotes::create(edit, name, Place::Bucket(bucket)),
+        ModifyRemote { name, bucket } => remotes::modify_bucket(edit, &name, bucket),
+        CreateClusterRemote { name, cluster } => {
+            remotes::create(edit, name, Place::Cluster(cluster))
+        }
+        ModifyClusterRemote { name, cluster } => remotes::modify_cluster(edit, &name, cluster),
+        DeleteRemote { name } => remotes::delete(edit, &name),
         CreateBackup { name, remote, snapshot, stamp, node, incremental, present } => {
             let schedule = None;
             let wish = shipping::Wish { snapshot, stamp, node, incremental, present, schedule };

@@ -12,7 +12,7 @@ use crate::objects::{Encryption, Filter, JoinToken, NodeKind, Props, Provider};
 use crate::props::PropsEdit;
 use crate::row;
 use crate::schedule::{Level, OnFailure};
-use crate::shipping::{Bucket, Found};
+use crate::shipping::{Bucket, Found, OtherCluster};
 
 /// A network interface as it is wished for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -99,6 +99,17 @@ pub struct BucketEdit {
     pub access_key: Option<String>,
     /// The key, encrypted under the master key.
     pub secret_key: Option<String>,
+}
+
+/// Changes of a remote that is another cluster: what is not given stays.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ClusterEdit {
+    /// URL of its REST API, with the token that it wants, encrypted under the master key, if any.
+    pub url: Option<(String, Option<String>)>,
+    /// Its id; none if it is empty.
+    pub id: Option<String>,
+    /// Its master passphrase, encrypted under the master key; none if it is empty.
+    pub passphrase: Option<String>,
 }
 
 /// A schedule as it is wished for. Times are as crontabs have them.
@@ -329,6 +340,10 @@ pub enum Command {
     CreateRemote { name: RemoteName, bucket: Bucket },
     /// Changes what is given of a remote.
     ModifyRemote { name: RemoteName, bucket: BucketEdit },
+    /// A remote that is another cluster, with its secrets encrypted under the master key.
+    CreateClusterRemote { name: RemoteName, cluster: OtherCluster },
+    /// Changes what is given of one.
+    ModifyClusterRemote { name: RemoteName, cluster: ClusterEdit },
     /// Removes a remote; what is shipped with it is given up. Backups stay where they are.
     DeleteRemote { name: RemoteName },
     /// Takes a snapshot, or takes one that there is, and uploads it.

@@ -1,4 +1,5 @@
-//! Backups of snapshots in stores of objects: where they go, and how far each is (control plane §8.4).
+//! Snapshots that are shipped: to stores of objects, as backups, and to other clusters; where they go, and
+//! how far each is (control plane §8.4).
 //!
 //! What is shipped belongs to its snapshot definition: an upload by the remote that it goes to, a download
 //! for a snapshot that is made from a backup. Agents do it by themselves; what they report ends it.
@@ -36,18 +37,64 @@ pub struct Bucket {
     pub secret_key: String,
 }
 
-/// Where backups are kept.
+/// Another cluster, or this one. What is secret is encrypted under the master key.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OtherCluster {
+    /// URL of its REST API, with nobody's name in it.
+    pub url: String,
+    /// Its id, if that is known: by which it is known again when it ships something to this one.
+    #[serde(default)]
+    pub id: Option<String>,
+    /// A token of its REST API, sealed, if it wants one.
+    #[serde(default)]
+    pub token: Option<String>,
+    /// Its master passphrase, sealed: for the keys of encrypted volumes that it ships to this one.
+    #[serde(default)]
+    pub passphrase: Option<String>,
+}
+
+/// What a remote is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Place {
+    /// Backups are kept there.
+    #[serde(rename = "bucket")]
+    Bucket(Bucket),
+    /// Snapshots are shipped there, or come from there.
+    #[serde(rename = "cluster")]
+    Cluster(OtherCluster),
+}
+
+/// Where snapshots are shipped to.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Remote {
     /// Its name.
     pub name: RemoteName,
     /// Unique id.
     pub uuid: Uuid,
-    /// The bucket.
-    pub bucket: Bucket,
+    /// What it is.
+    #[serde(flatten)]
+    pub place: Place,
     /// Goes when nothing is shipped with it any more.
     #[serde(default)]
     pub deleting: bool,
+}
+
+impl Remote {
+    /// The bucket, if it is one.
+    pub fn bucket(&self) -> Option<&Bucket> {
+        match &self.place {
+            Place::Bucket(bucket) => Some(bucket),
+            Place::Cluster(_) => None,
+        }
+    }
+
+    /// The other cluster, if it is one.
+    pub fn cluster(&self) -> Option<&OtherCluster> {
+        match &self.place {
+            Place::Bucket(_) => None,
+            Place::Cluster(cluster) => Some(cluster),
+        }
+    }
 }
 
 words! {

@@ -100,7 +100,7 @@ fn now() -> String {
 
 /// A client of a remote's bucket.
 fn open(app: &App, remote: &RemoteName) -> Result<Client, Answer> {
-    let bucket = app.state().model.remote(remote).map(|remote| remote.bucket.clone());
+    let bucket = app.state().model.remote(remote).map(|remote| remote.bucket().cloned());
     let Some(bucket) = bucket else {
         return Err(Refusal::new(
             Code::InvalidRemoteName,
@@ -110,6 +110,14 @@ fn open(app: &App, remote: &RemoteName) -> Result<Client, Answer> {
         .correction("see `ashlar remote list`, or create it first")
         .about(Key::Remote(remote.clone()))
         .into());
+    };
+    let Some(bucket) = bucket else {
+        let key = Key::Remote(remote.clone());
+        return Err(Refusal::new(Code::InvalidBackup, format!("{key} has no backups"))
+            .cause("it is another cluster, and not a bucket")
+            .correction("see the snapshots of that cluster")
+            .about(key)
+            .into());
     };
     Ok(app.open_bucket(&bucket)?)
 }

@@ -1,12 +1,12 @@
-//! Remotes, and what is shipped with them (control plane §8.4).
+//! What is shipped with remotes (control plane §8.4).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use vocab::VolumeNr;
 
 use crate::change::{Key, Object};
-use crate::command::{BucketEdit, Command, NewDefinition, NewVolumeDefinition};
-use crate::edit::{Edit, unknown};
+use crate::command::{Command, NewDefinition, NewVolumeDefinition};
+use crate::edit::Edit;
 use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
@@ -14,7 +14,7 @@ use crate::props::{Owner, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 use crate::shipping::*;
 
-use super::{definitions, nodes, schedules, series, small, snapshots};
+use super::{definitions, nodes, remotes, series, snapshots};
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -48,113 +48,7 @@ pub struct Which {
     pub downloads: bool,
 }
 
-// Remotes.
-
-pub fn create_remote(edit: &mut Edit<'_>, name: RemoteName, bucket: Bucket) -> Result<(), Refusal> {
-    let key = Key::Remote(name.clone());
-    if edit.model.remote(&name).is_some() {
-        return Err(Refusal::new(Code::RemoteExists, format!("{key} exists"))
-            .cause("names of remotes are unique, without regard to case")
-            .correction("choose another name, or delete that one first")
-            .about(key));
-    }
-    check(&key, &bucket)?;
-    let uuid = edit.uuid();
-    edit.put(Object::Remote(Remote { name, uuid, bucket, deleting: false }));
-    Ok(())
-}
-
-pub fn modify_remote(
-    edit: &mut Edit<'_>,
-    name: &RemoteName,
-    new: BucketEdit,
-) -> Result<(), Refusal> {
-    let key = Key::Remote(name.clone());
-    let Some(mut remote) = edit.model.remote(name).cloned() else {
-        return Err(unknown(Code::UnknownRemote, key));
-    };
-    let bucket = &mut remote.bucket;
-    let texts = [
-        (&mut bucket.endpoint, new.endpoint),
-        (&mut bucket.bucket, new.bucket),
-        (&mut bucket.region, new.region),
-        (&mut bucket.access_key, new.access_key),
-        (&mut bucket.secret_key, new.secret_key),
-    ];
-    for (old, new) in texts {
-        if let Some(new) = new {
-            *old = new;
-        }
-    }
-    bucket.path_style = new.path_style.unwrap_or(bucket.path_style);
-    check(&key, bucket)?;
-    edit.put(Object::Remote(remote));
-    Ok(())
-}
-
-fn check(key: &Key, bucket: &Bucket) -> Result<(), Refusal> {
-    let refuse = |cause: &str| {
-        Err(Refusal::new(Code::InvalidBackup, format!("{key} can not be so"))
-            .cause(cause)
-            .correction(
-                "give the store's address, the bucket's name and the region as the store has them",
-            )
-            .about(key.clone()))
-    };
-    let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
-    if !plain(&bucket.endpoint) {
-        return refuse("the endpoint is a URL such as https://s3.example.com");
-    }
-    if bucket
-        .endpoint
-        .split_once("://")
-        .is_some_and(|(scheme, _)| scheme != "http" && scheme != "https")
-    {
-        return refuse("endpoints are called by https or http");
-    }
-    if !plain(&bucket.bucket) || bucket.bucket.contains('/') {
-        return refuse("the bucket's name is one word");
-    }
-    if !plain(&bucket.region) {
-        return refuse("the region is one word; stores without any take any");
-    }
-    Ok(())
-}
-
-pub fn delete_remote(edit: &mut Edit<'_>, name: &RemoteName) -> Result<(), Refusal> {
-    let key = Key::Remote(name.clone());
-    if small::absent(edit, &key) {
-        return Ok(());
-    }
-    let all = Which { name: None, snapshot: None, uploads: true, downloads: true };
-    abort(edit, name, &all)?;
-    if let Some(mut remote) = edit.model.remote(name).cloned() {
-        remote.deleting = true;
-        edit.put(Object::Remote(remote));
-    }
-    drop_if_unused(edit, name);
-    Ok(())
-}
-
-/// Removes a remote that is to go, once nothing is shipped with it.
-fn drop_if_unused(edit: &mut Edit<'_>, name: &RemoteName) {
-    let deleting = edit.model.remote(name).is_some_and(|remote| remote.deleting);
-    let used = || {
-        edit.model.snapshots().any(|snapshot| {
-            snapshot.uploads.get(name).is_some_and(|upload| upload.phase.is_active())
-                || snapshot
-                    .download
-                    .as_ref()
-                    .is_some_and(|d| d.remote == *name && d.phase.is_active())
-        })
-    };
-    if deleting && !used() {
-        schedules::forget_remote(edit, name);
-        edit.remove(Key::Remote(name.clone()));
-    }
-}
-
-/// A remote that backups can be made with. That it is not there is told as clients expect it.
+/// A remote that something can be shipped with. That it is not there is told as clients expect it.
 fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refusal> {
     let key = Key::Remote(name.clone());
     let Some(remote) = edit.model.remote(name) else {
@@ -176,6 +70,14 @@ fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refus
             .about(key));
     }
     Ok(remote)
+}
+
+/// A remote in which backups are.
+fn usable_bucket(edit: &Edit<'_>, name: &RemoteName) -> Result<(), Refusal> {
+    if edit.model.remote(name).is_some_and(|remote| remote.bucket().is_none()) {
+        return Err(remotes::no_bucket(name));
+    }
+    usable(edit, name).map(drop)
 }
 
 /// Refuses a node that can not ship what has these layers.
@@ -260,7 +162,7 @@ pub fn create(
     remote: &RemoteName,
     wish: Wish,
 ) -> Result<(), Refusal> {
-    usable(edit, remote)?;
+    usable_bucket(edit, remote)?;
     let definition = edit.definition(name)?.clone();
     let default = SnapshotName::new(&format!("back_{}", wish.stamp))?;
     let snapshot = wish.snapshot.clone().unwrap_or_else(|| default.clone());
@@ -448,7 +350,7 @@ pub fn restore(
     mut found: Found,
     target: Target,
 ) -> Result<(), Refusal> {
-    usable(edit, remote)?;
+    usable_bucket(edit, remote)?;
     found.props = known(Owner::Definition, &found.props);
     for volume in found.volumes.values_mut() {
         volume.props = known(Owner::VolumeDefinition, &volume.props);
@@ -691,7 +593,7 @@ pub fn settle(
         used.insert(download.remote.clone());
         downloaded(edit, &found, download)?;
     }
-    used.iter().for_each(|remote| drop_if_unused(edit, remote));
+    used.iter().for_each(|remote| remotes::drop_if_unused(edit, remote));
     Ok(())
 }
 

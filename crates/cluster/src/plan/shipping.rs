@@ -78,7 +78,7 @@ fn begin(
 }
 
 fn bucket(ask: &Ask<'_>, remote: &RemoteName) -> Option<Bucket> {
-    Some(ask.model.remote(remote)?.bucket.clone())
+    ask.model.remote(remote)?.bucket().cloned()
 }
 
 fn upload_order(

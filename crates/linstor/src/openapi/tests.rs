@@ -13,7 +13,6 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
 const ELSEWHERE: &[&str] = &[
     "/v1/resource-definitions/{}/drbd-proxy",
-    "/v1/remotes/linstor",
     "/v1/remotes/ebs",
     "/v1/remotes/{}/backups/ship",
 ];
