@@ -6,6 +6,7 @@
 
 mod activity;
 mod clone;
+mod crossing;
 mod definitions;
 mod groups;
 mod helpers;
@@ -190,8 +191,9 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         ModifyClusterRemote { name, cluster } => remotes::modify_cluster(edit, &name, cluster),
         DeleteRemote { name } => remotes::delete(edit, &name),
         CreateBackup { name, remote, snapshot, stamp, node, incremental, present } => {
-            let schedule = None;
-            let wish = shipping::Wish { snapshot, stamp, node, incremental, present, schedule };
+            let (schedule, sending) = (None, None);
+            let wish =
+                shipping::Wish { snapshot, stamp, node, incremental, present, schedule, sending };
             shipping::create(edit, &name, &remote, wish)
         }
         RestoreBackup { remote, found, snapshot, to, group, node, pools, download_only } => {
@@ -201,6 +203,24 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         AbortBackups { remote, name, snapshot, uploads, downloads } => {
             let which = shipping::Which { name, snapshot, uploads, downloads };
             shipping::abort(edit, &remote, &which)
+        }
+        ShipSnapshot { name, remote, snapshot, stamp, node, to } => {
+            crossing::ship(edit, &name, &remote, snapshot, stamp, node, to)
+        }
+        NoteDoor { name, snapshot, remote, token, door } => {
+            crossing::note_door(edit, &name, &snapshot, &remote, token, door);
+            Ok(())
+        }
+        NoteClosed { name, snapshot, remote, token } => {
+            crossing::note_closed(edit, &name, &snapshot, &remote, token);
+            Ok(())
+        }
+        ReceiveSnapshot { remote, found, snapshot } => {
+            crossing::receive(edit, &remote, found, snapshot)
+        }
+        AbortReceived { cluster, shipment } => {
+            crossing::abort_received(edit, &cluster, &shipment);
+            Ok(())
         }
         ForgetBackups { remote, backups } => {
             shipping::forget(edit, &remote, &backups);

@@ -167,7 +167,8 @@ pub fn drop_if_unused(edit: &mut Edit<'_>, name: &RemoteName) {
     let deleting = edit.model.remote(name).is_some_and(|remote| remote.deleting);
     let used = || {
         edit.model.snapshots().any(|snapshot| {
-            snapshot.uploads.get(name).is_some_and(|upload| upload.phase.is_active())
+            let with = |upload: &Upload| upload.phase.is_active() || upload.call().is_some();
+            snapshot.uploads.get(name).is_some_and(with)
                 || snapshot
                     .download
                     .as_ref()
