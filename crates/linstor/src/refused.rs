@@ -15,11 +15,9 @@ const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/resource-definitions/{r}/drbd-proxy", Kind::Definition, "DRBD Proxy", PROXY),
     ("/v1/resource-definitions/{r}/drbd-proxy/{*p}", Kind::Definition, "DRBD Proxy", PROXY),
     ("/v1/remotes/ebs/{n}", Kind::Remote, "EBS remotes", EBS),
-    ("/v1/remotes/{n}/backups/ship", Kind::Backup, "backups in other clusters", CLUSTERS),
 ];
 
 const PROXY: &str = "there is no DRBD proxy";
-const CLUSTERS: &str = "snapshots are shipped to stores that speak S3, not from cluster to cluster";
 const EBS: &str = "there is no EBS";
 
 pub fn routes() -> Router<App> {

@@ -158,6 +158,9 @@ fn address(url: &str) -> Result<(String, Option<String>), Refusal> {
         Some((user, host)) => (Some(user), host),
         None => (None, rest),
     };
+    if host.is_empty() || host.starts_with(':') {
+        return refuse("it has no host");
+    }
     if host.contains('/') {
         return refuse("its REST API is not below a path");
     }

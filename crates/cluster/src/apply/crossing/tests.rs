@@ -374,3 +374,18 @@ fn what_can_not_be_received_is_refused_with_its_reason() {
     bed.observed.master = None;
     assert_eq!(bed.refused(receive(new())).code, Code::NoMasterKey);
 }
+
+#[test]
+fn remotes_of_before_are_read_as_they_were_written() {
+    let bed = bed();
+    let remote = bed.model.remote(&remote()).unwrap();
+    let row = serde_json::to_string(remote).unwrap();
+    assert!(row.contains(r#""bucket":{"endpoint":"#), "as it was always written: {row}");
+    assert_eq!(&serde_json::from_str::<Remote>(&row).unwrap(), remote);
+    let older = row.replace(r#","deleting":false"#, "");
+    assert!(older != row);
+    assert_eq!(&serde_json::from_str::<Remote>(&older).unwrap(), remote);
+    let cluster = bed.model.remote(&there()).unwrap();
+    let row = serde_json::to_string(cluster).unwrap();
+    assert_eq!(&serde_json::from_str::<Remote>(&row).unwrap(), cluster);
+}

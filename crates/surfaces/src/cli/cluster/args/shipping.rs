@@ -151,7 +151,28 @@ pub enum BackupCommand {
         #[command(flatten)]
         wait: NoWait,
     },
-    /// Give up what is being uploaded or restored
+    /// Take a snapshot of a volume, in use or not, and ship it to another cluster
+    Ship {
+        /// The remote, which is a cluster
+        remote: String,
+        /// The volume
+        #[arg(value_name = "VOLUME")]
+        name: String,
+        /// Name of the snapshot, new or there [default: `back_` and the time]
+        #[arg(long)]
+        snapshot: Option<String>,
+        /// The node that ships it [default: any that can]
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
+        #[command(flatten)]
+        to: Box<ShipTo>,
+        /// All of it, and not what has changed since a snapshot that was shipped before
+        #[arg(long)]
+        full: bool,
+        #[command(flatten)]
+        wait: NoWait,
+    },
+    /// Give up what is being uploaded, shipped, received or restored
     Abort {
         /// The remote
         remote: String,
@@ -200,6 +221,36 @@ pub struct RestoreTo {
     /// then. Without a terminal it is a line of the standard input
     #[arg(long)]
     pub other_cluster: bool,
+}
+
+/// Where a snapshot goes in another cluster.
+#[derive(Args, Clone, Debug)]
+#[allow(missing_docs, reason = "the comments are help texts")]
+pub struct ShipTo {
+    /// Name of the volume there [default: that of here]
+    #[arg(long, value_name = "NEW")]
+    pub to: Option<String>,
+    /// Name of the snapshot there [default: that of here]
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub to_snapshot: Option<String>,
+    /// The node there [default: one with a snapshot that was shipped before, or with most room]
+    #[arg(long, value_name = "NODE")]
+    pub to_node: Option<String>,
+    /// The network interface of that node through which it comes [default: the one its controller uses]
+    #[arg(long, value_name = "INTERFACE")]
+    pub to_interface: Option<String>,
+    /// The pool there [default: one that is called as here]
+    #[arg(long, value_name = "POOL")]
+    pub to_pool: Option<String>,
+    /// Pools there, by what they are called here, OLD=NEW
+    #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
+    pub pool: Vec<String>,
+    /// The resource group of the volume there [default: DfltRscGrp]
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<String>,
+    /// Make nothing but a snapshot of it
+    #[arg(long)]
+    pub snapshot_only: bool,
 }
 
 impl BackupCommand {
