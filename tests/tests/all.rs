@@ -24,6 +24,7 @@ mod control_plane;
 mod controller;
 mod controller_access;
 mod controller_failover;
+mod crossing;
 mod demo;
 mod drbdadm;
 mod drbdmeta;

@@ -16,20 +16,20 @@ use controller::store::{Log, Sqlite, Store as _};
 use serde_json::Value;
 
 /// Bytes of the volume.
-const SIZE: u64 = 48 * MIB;
+pub const SIZE: u64 = 48 * MIB;
 
 /// A cluster with a volume on two of three nodes, and a store.
-struct Bed {
+pub struct Bed {
     // Ended in this order: the pools last.
-    nodes: Vec<Node>,
-    bare: Bare,
+    pub nodes: Vec<Node>,
+    pub bare: Bare,
     server: Server,
-    _pools: Pools,
+    pub _pools: Pools,
 }
 
 impl Bed {
     /// `None`, with the reason printed, where no file system shares blocks.
-    fn new() -> Option<Bed> {
+    pub fn new() -> Option<Bed> {
         let pools = Pools::new();
         if !pools.has_snapshots {
             println!("skipped: no file system with shared blocks for snapshots");
@@ -57,7 +57,7 @@ impl Bed {
         Some(bed)
     }
 
-    fn controller(&self) -> &Controller {
+    pub fn controller(&self) -> &Controller {
         &self.bare.controller
     }
 
@@ -76,16 +76,16 @@ impl Bed {
     }
 
     /// A client of a volume, on a node with a replica.
-    fn open(&self, volume: &str) -> Client {
+    pub fn open(&self, volume: &str) -> Client {
         self.open_on(volume, &self.controller().replicas(volume)[0])
     }
 
-    fn open_on(&self, volume: &str, on: &str) -> Client {
+    pub fn open_on(&self, volume: &str, on: &str) -> Client {
         let socket = self.node(on).export(volume);
         Client::open(&socket, &format!("{volume}/0")).unwrap()
     }
 
-    fn content(&self, volume: &str, on: &str) -> Vec<u8> {
+    pub fn content(&self, volume: &str, on: &str) -> Vec<u8> {
         let mut client = self.open_on(volume, on);
         let content = read(&mut client);
         client.close();
@@ -108,7 +108,7 @@ impl Bed {
     }
 }
 
-fn read(client: &mut Client) -> Vec<u8> {
+pub fn read(client: &mut Client) -> Vec<u8> {
     let mut content = Vec::new();
     for offset in (0..SIZE).step_by(4 << 20) {
         content.extend(client.read(offset, 4 << 20).unwrap());

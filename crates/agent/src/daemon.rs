@@ -449,6 +449,7 @@ impl Daemon {
             pools: pools.clone(),
             ships: true,
             ships_encrypted: true,
+            ships_to_clusters: true,
         };
         let mut outgoing = self.lock();
         // What changes from here on is told after it.

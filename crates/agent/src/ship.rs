@@ -3,9 +3,13 @@
 //! Each shipment has a thread of its own and takes as long as it takes; steps of the resource go on
 //! meanwhile. Nothing of it is kept over a restart: the controller asks again for what it still wants.
 //! `upload` makes a backup of a snapshot, `download` a snapshot from a backup. A backup is one only with
-//! its description, which is uploaded when everything else is there.
+//! its description, which is uploaded when everything else is there. To another cluster `send` ships from
+//! agent to agent, and `download` receives it: `peer` is how the one comes to the other, `line` what they say.
 
 mod download;
+mod line;
+mod peer;
+mod send;
 mod upload;
 
 use std::collections::BTreeMap;
@@ -17,7 +21,7 @@ use std::time::{Duration, Instant};
 use cluster::name::ResourceName;
 use cluster::objects::Generation;
 use cluster::plan::Action;
-use cluster::shipping::{Bucket, Phase, ShipmentState};
+use cluster::shipping::{Bucket, Phase, ShipmentState, UploadTo};
 use shipping::archive::Unreadable;
 use shipping::s3::{self, Client, Place};
 
@@ -60,7 +64,8 @@ impl Shipments {
             let Some(old) = all.iter().position(|one| !one.state.phase.is_active()) else { break };
             all.remove(old);
         }
-        let state = ShipmentState { token, phase: Phase::Shipping, done_percent: 0, cause: None };
+        let (phase, cause, door) = (Phase::Shipping, None, None);
+        let state = ShipmentState { token, phase, done_percent: 0, cause, door };
         all.push(Shipment { state, stop: Arc::default(), begun: false });
     }
 
@@ -142,7 +147,10 @@ pub fn run(
     };
     let mut work = Work { node, name, token, stop, told, last: None };
     let done = match action {
-        Action::Upload(order) => work.upload(order),
+        Action::Upload(order) => match &order.to {
+            UploadTo::Bucket(bucket) => work.upload(order, bucket),
+            UploadTo::Peer(peer) => work.send(order, peer),
+        },
         Action::Download(order) => work.download(order),
         _ => Ok(()),
     };
@@ -213,7 +221,17 @@ fn of_store(error: s3::Error) -> Failed {
 fn of_io(what: &str, error: &io::Error) -> Failed {
     match s3::Error::inside(error) {
         Some(inside) => Failed::new(inside.to_string(), inside.correction()),
-        None => Failed::new(format!("could not {what}: {error}"), "see to the pool and its space"),
+        None => {
+            use io::ErrorKind::{
+                BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut,
+            };
+            let way = [BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut];
+            let next = match way.contains(&error.kind()) {
+                true => "see to the other node and the network between them, then ship it again",
+                false => "see to the pool and its space",
+            };
+            Failed::new(format!("could not {what}: {error}"), next)
+        }
     }
 }
 

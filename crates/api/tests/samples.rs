@@ -21,8 +21,8 @@ use cluster::plan::{
 };
 use cluster::question::{Question, ReactorCall, ReactorVerb, Reply};
 use cluster::shipping::{
-    Bucket, Described, DescribedKeys, DescribedVolume, DownloadOrder, Phase, ShipmentState,
-    UploadOrder,
+    Bucket, Described, DescribedKeys, DescribedVolume, Door, DownloadFrom, DownloadOrder, Listen,
+    Peer, Phase, ShipmentState, UploadOrder, UploadTo,
 };
 use prost::Message;
 use proto::{from_agent, to_agent};
@@ -177,10 +177,14 @@ fn actions() -> Vec<Action> {
         Action::TakeDown { token, guard: Some(down) },
         Action::RollBack { token, snapshot },
         Action::Discard { token },
-        Action::Upload(Box::new(upload(Some((
-            SnapshotName::new("sunday").unwrap(),
-            "web_back_20261128_000000".to_owned(),
-        ))))),
+        Action::Upload(Box::new(upload(
+            UploadTo::Bucket(bucket()),
+            Some((SnapshotName::new("sunday").unwrap(), "web_back_20261128_000000".to_owned())),
+        ))),
+        Action::Upload(Box::new(upload(
+            UploadTo::Peer(Peer { door: door(), secret: "sealed".to_owned() }),
+            None,
+        ))),
         Action::Upload(Box::new(UploadOrder {
             described: Described {
                 layers: vec![],
@@ -189,24 +193,40 @@ fn actions() -> Vec<Action> {
                 props: BTreeMap::new(),
                 volumes: BTreeMap::new(),
                 keys: None,
-                ..upload(None).described
+                ..upload(UploadTo::Bucket(bucket()), None).described
             },
-            ..upload(None)
+            ..upload(UploadTo::Bucket(bucket()), None)
         })),
-        Action::Download(Box::new(DownloadOrder {
-            token,
-            snapshot: self::snapshot(),
-            bucket: bucket(),
-            chain: vec![
-                "web_back_20261128_000000".to_owned(),
-                "web_back_20261129_000000".to_owned(),
-            ],
-            volumes: [(0, (pool(), Provider::FileThin, 1 << 30))].into(),
-            drbd: true,
-            passphrases: [(0, "sealed".to_owned())].into(),
-        })),
+        Action::Download(Box::new(download(DownloadFrom::Bucket(bucket())))),
+        Action::Download(Box::new(download(listen(Some((
+            SnapshotName::new("sunday").unwrap(),
+            "u/n1".to_owned(),
+        )))))),
+        Action::Download(Box::new(download(listen(None)))),
         Action::StopShipping { token },
     ]
+}
+
+fn download(from: DownloadFrom) -> DownloadOrder {
+    DownloadOrder {
+        token: Generation(6),
+        snapshot: snapshot(),
+        from,
+        chain: vec!["web_back_20261128_000000".to_owned(), "web_back_20261129_000000".to_owned()],
+        volumes: [(0, (pool(), Provider::FileThin, 1 << 30))].into(),
+        drbd: true,
+        passphrases: [(0, "sealed".to_owned())].into(),
+    }
+}
+
+fn listen(base: Option<(SnapshotName, String)>) -> DownloadFrom {
+    DownloadFrom::Peer(Listen {
+        address: "10.0.0.1".parse().unwrap(),
+        ports: (12_000, 12_999),
+        secret: "sealed".to_owned(),
+        origin: "v/n1".to_owned(),
+        base,
+    })
 }
 
 fn bucket() -> Bucket {
@@ -220,13 +240,18 @@ fn bucket() -> Bucket {
     }
 }
 
-fn upload(base: Option<(SnapshotName, String)>) -> UploadOrder {
+fn door() -> Door {
+    let address = "10.0.0.1".parse().unwrap();
+    Door { address, port: 12_000, fingerprint: "00ff".to_owned() }
+}
+
+fn upload(to: UploadTo, base: Option<(SnapshotName, String)>) -> UploadOrder {
     let volume =
         DescribedVolume { size: Bytes(1 << 30), gross_size: true, props: texts(), pool: pool() };
     UploadOrder {
         token: Generation(6),
         snapshot: snapshot(),
-        bucket: bucket(),
+        to,
         backup: "web_back_20261129_000000".to_owned(),
         base,
         described: Described {
@@ -252,12 +277,14 @@ fn shipments() -> Vec<ShipmentState> {
         phase: *phase,
         done_percent: 12,
         cause: Some("no such bucket".to_owned()),
+        door: Some(door()),
     });
     let bare = ShipmentState {
         token: Generation(0),
         phase: Phase::Shipping,
         done_percent: 0,
         cause: None,
+        door: None,
     };
     states.chain([bare]).collect()
 }
@@ -346,6 +373,7 @@ fn news() -> Vec<News> {
         pools: [(pool(), pool_state.clone())].into(),
         ships: true,
         ships_encrypted: true,
+        ships_to_clusters: true,
     };
     let suspended = |state| {
         let suspension = Some(Suspension { token: Generation(5), state });

@@ -6,6 +6,7 @@
 
 mod activity;
 mod clone;
+mod crossing;
 mod definitions;
 mod groups;
 mod helpers;
@@ -13,6 +14,7 @@ mod join;
 mod nodes;
 mod passphrase;
 mod pools;
+mod remotes;
 mod resources;
 mod rollback;
 mod schedules;
@@ -32,6 +34,7 @@ use crate::edit::{Applied, Context, Edit};
 use crate::model::Model;
 use crate::refusal::Refusal;
 use crate::schedule::Switch;
+use crate::shipping::Place;
 
 pub(crate) use helpers::has_no_data;
 
@@ -180,12 +183,17 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         CloneDefinition { name, to, props } => clone::begin(edit, &name, to, &props),
         RollBack { name, snapshot } => rollback::begin(edit, &name, &snapshot),
 
-        CreateRemote { name, bucket } => shipping::create_remote(edit, name, bucket),
-        ModifyRemote { name, bucket } => shipping::modify_remote(edit, &name, bucket),
-        DeleteRemote { name } => shipping::delete_remote(edit, &name),
+        CreateRemote { name, bucket } => remotes::create(edit, name, Place::Bucket(bucket)),
+        ModifyRemote { name, bucket } => remotes::modify_bucket(edit, &name, bucket),
+        CreateClusterRemote { name, cluster } => {
+            remotes::create(edit, name, Place::Cluster(cluster))
+        }
+        ModifyClusterRemote { name, cluster } => remotes::modify_cluster(edit, &name, cluster),
+        DeleteRemote { name } => remotes::delete(edit, &name),
         CreateBackup { name, remote, snapshot, stamp, node, incremental, present } => {
-            let schedule = None;
-            let wish = shipping::Wish { snapshot, stamp, node, incremental, present, schedule };
+            let (schedule, sending) = (None, None);
+            let wish =
+                shipping::Wish { snapshot, stamp, node, incremental, present, schedule, sending };
             shipping::create(edit, &name, &remote, wish)
         }
         RestoreBackup { remote, found, snapshot, to, group, node, pools, download_only } => {
@@ -195,6 +203,24 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         AbortBackups { remote, name, snapshot, uploads, downloads } => {
             let which = shipping::Which { name, snapshot, uploads, downloads };
             shipping::abort(edit, &remote, &which)
+        }
+        ShipSnapshot { name, remote, snapshot, stamp, node, to } => {
+            crossing::ship(edit, &name, &remote, snapshot, stamp, node, to)
+        }
+        NoteDoor { name, snapshot, remote, token, door } => {
+            crossing::note_door(edit, &name, &snapshot, &remote, token, door);
+            Ok(())
+        }
+        NoteClosed { name, snapshot, remote, token } => {
+            crossing::note_closed(edit, &name, &snapshot, &remote, token);
+            Ok(())
+        }
+        ReceiveSnapshot { remote, found, snapshot } => {
+            crossing::receive(edit, &remote, found, snapshot)
+        }
+        AbortReceived { cluster, shipment } => {
+            crossing::abort_received(edit, &cluster, &shipment);
+            Ok(())
         }
         ForgetBackups { remote, backups } => {
             shipping::forget(edit, &remote, &backups);

@@ -8,11 +8,11 @@ use vocab::{Bytes, Minor, NodeId, VolumeNr};
 
 use crate::layer::Layer;
 use crate::name::*;
-use crate::objects::{Encryption, Filter, JoinToken, NodeKind, Props, Provider};
+use crate::objects::{Encryption, Filter, Generation, JoinToken, NodeKind, Props, Provider};
 use crate::props::PropsEdit;
 use crate::row;
 use crate::schedule::{Level, OnFailure};
-use crate::shipping::{Bucket, Found};
+use crate::shipping::{Bucket, Door, Found, OtherCluster};
 
 /// A network interface as it is wished for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -99,6 +99,71 @@ pub struct BucketEdit {
     pub access_key: Option<String>,
     /// The key, encrypted under the master key.
     pub secret_key: Option<String>,
+}
+
+/// What is asked of another cluster that is to get a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NewSending {
+    /// The resource definition there.
+    pub to: ResourceName,
+    /// The snapshot there; called as it is here if there is none.
+    pub snapshot: Option<SnapshotName>,
+    /// The node that gets it; the other cluster chooses if there is none.
+    pub node: Option<NodeName>,
+    /// The network interface of that node through which it gets it.
+    pub net_if: Option<NetIfName>,
+    /// The pool for all volumes that `pools` says nothing of.
+    pub pool: Option<PoolName>,
+    /// Pools there, by what the pools are called here.
+    pub pools: BTreeMap<PoolName, PoolName>,
+    /// The resource group there.
+    pub group: Option<GroupName>,
+    /// Nothing is made of the snapshot there.
+    pub download_only: bool,
+    /// Only what has changed is shipped, if the other cluster has something to compare with.
+    pub incremental: bool,
+}
+
+/// What another cluster wants to ship to this one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NewReceiving {
+    /// The id of that cluster.
+    pub cluster: String,
+    /// What it knows the shipment by.
+    pub shipment: String,
+    /// What it is there.
+    pub origin: String,
+    /// What it can be compared with, the newest first.
+    pub bases: Vec<String>,
+    /// By what the sender shows that it is the one, encrypted under the master key.
+    pub secret: String,
+    /// The resource definition here.
+    pub to: ResourceName,
+    /// The snapshot here.
+    pub snapshot: SnapshotName,
+    /// The resource group of a new resource definition.
+    pub group: Option<GroupName>,
+    /// The node that gets it; any that can if there is none.
+    pub node: Option<NodeName>,
+    /// The network interface of that node through which it gets it.
+    pub net_if: Option<NetIfName>,
+    /// The pool for all volumes that `pools` says nothing of.
+    pub pool: Option<PoolName>,
+    /// Pools here, by what the pools are called there.
+    pub pools: BTreeMap<PoolName, PoolName>,
+    /// Nothing is made of the snapshot.
+    pub download_only: bool,
+}
+
+/// Changes of a remote that is another cluster: what is not given stays.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ClusterEdit {
+    /// URL of its REST API, with the token that it wants, encrypted under the master key, if any.
+    pub url: Option<(String, Option<String>)>,
+    /// Its id; none if it is empty.
+    pub id: Option<String>,
+    /// Its master passphrase, encrypted under the master key; none if it is empty.
+    pub passphrase: Option<String>,
 }
 
 /// A schedule as it is wished for. Times are as crontabs have them.
@@ -329,6 +394,10 @@ pub enum Command {
     CreateRemote { name: RemoteName, bucket: Bucket },
     /// Changes what is given of a remote.
     ModifyRemote { name: RemoteName, bucket: BucketEdit },
+    /// A remote that is another cluster, with its secrets encrypted under the master key.
+    CreateClusterRemote { name: RemoteName, cluster: OtherCluster },
+    /// Changes what is given of one.
+    ModifyClusterRemote { name: RemoteName, cluster: ClusterEdit },
     /// Removes a remote; what is shipped with it is given up. Backups stay where they are.
     DeleteRemote { name: RemoteName },
     /// Takes a snapshot, or takes one that there is, and uploads it.
@@ -364,6 +433,33 @@ pub enum Command {
         uploads: bool,
         downloads: bool,
     },
+    /// Takes a snapshot, or takes one that there is, and ships it to another cluster.
+    ShipSnapshot {
+        name: ResourceName,
+        remote: RemoteName,
+        /// `back_` and the stamp if there is none.
+        snapshot: Option<SnapshotName>,
+        /// `yyyyMMdd_HHmmss`.
+        stamp: String,
+        /// The node that is to ship it.
+        node: Option<NodeName>,
+        to: NewSending,
+    },
+    /// Takes note of where another cluster waits for a snapshot, and of what it has to compare it with; or
+    /// why it does not take it.
+    NoteDoor {
+        name: ResourceName,
+        snapshot: SnapshotName,
+        remote: RemoteName,
+        token: Generation,
+        door: Result<(Door, Option<String>), String>,
+    },
+    /// Takes note that another cluster knows that a shipment has come to nothing, or can not be told.
+    NoteClosed { name: ResourceName, snapshot: SnapshotName, remote: RemoteName, token: Generation },
+    /// Has a node receive a snapshot that another cluster ships. One that is known already is left as it is.
+    ReceiveSnapshot { remote: RemoteName, found: Found, snapshot: NewReceiving },
+    /// Gives up what another cluster ships, for it has given it up.
+    AbortReceived { cluster: String, shipment: String },
     /// Takes note that backups were deleted: nothing builds on them any more.
     ForgetBackups { remote: RemoteName, backups: Vec<String> },
 

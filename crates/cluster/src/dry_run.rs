@@ -374,7 +374,13 @@ impl Future<'_> {
 /// Says what has become of something that is shipped.
 fn shipped(replica: &mut ReplicaState, token: Generation, phase: Phase) {
     replica.shipments.retain(|shipment| shipment.token != token);
-    replica.shipments.push(ShipmentState { token, phase, done_percent: 100, cause: None });
+    replica.shipments.push(ShipmentState {
+        token,
+        phase,
+        done_percent: 100,
+        cause: None,
+        door: None,
+    });
 }
 
 /// The state of a volume, made if it is not there.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod apply;
+pub mod calls;
 pub mod change;
 pub mod command;
 pub mod cron;

@@ -57,6 +57,8 @@ pub struct Model {
     pool_use: BTreeMap<NodeName, BTreeMap<PoolName, PoolUse>>,
     wakes: BTreeMap<Millis, BTreeSet<SeriesKey>>,
     errands: BTreeSet<SeriesKey>,
+    /// Snapshots of which another cluster has to be told something.
+    calls: BTreeSet<(ResourceName, SnapshotName)>,
 }
 
 impl Model {
@@ -177,6 +179,11 @@ impl Model {
             }
             Object::Snapshot(snapshot) => {
                 let name = snapshot.resource.clone();
+                let key = (name.clone(), snapshot.name.clone());
+                match snapshot.uploads.values().any(|upload| upload.call().is_some()) {
+                    true => self.calls.insert(key),
+                    false => self.calls.remove(&key),
+                };
                 self.account(&name, false);
                 let snapshots = self.snapshots.entry(name.clone()).or_default();
                 snapshots.insert(snapshot.name.clone(), snapshot);
@@ -255,6 +262,7 @@ impl Model {
                 removed.map(Object::Resource)
             }
             Key::Snapshot(name, snapshot) => {
+                self.calls.remove(&(name.clone(), snapshot.clone()));
                 self.account(name, false);
                 let removed = nested(&mut self.snapshots, name, snapshot);
                 self.account(name, true);
@@ -621,6 +629,19 @@ impl Model {
     pub fn with_errands(&self) -> impl Iterator<Item = &Series> {
         let find = |(name, remote, schedule): &SeriesKey| self.series(name, remote, schedule);
         self.errands.iter().filter_map(find)
+    }
+
+    /// Snapshots of which another cluster has to be told something.
+    pub fn with_calls(&self) -> impl Iterator<Item = &SnapshotDefinition> {
+        self.calls.iter().filter_map(|(name, snapshot)| self.snapshot(name, snapshot))
+    }
+
+    /// The snapshot that another cluster ships, or has shipped, by the ids of that and of the shipment.
+    pub fn received(&self, cluster: &str, shipment: &str) -> Option<&SnapshotDefinition> {
+        self.snapshots().find(|snapshot| {
+            let receiving = snapshot.download.as_ref().and_then(|d| d.receiving.as_ref());
+            receiving.is_some_and(|r| r.cluster == cluster && r.shipment == shipment)
+        })
     }
 
     /// The first time after one when a schedule has to be seen to.

@@ -45,6 +45,9 @@ pub struct NodeState {
     /// It can ship those of encrypted volumes, too.
     #[serde(default)]
     pub ships_encrypted: bool,
+    /// It can ship to agents of other clusters, and receive from them.
+    #[serde(default)]
+    pub ships_to_clusters: bool,
 }
 
 /// A pool.

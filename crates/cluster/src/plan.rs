@@ -24,6 +24,7 @@ use crate::observed::Observed;
 use crate::redundancy;
 
 pub use config::{ConnectionConfig, ResourceConfig, VolumeConfig};
+pub(crate) use shipping::described;
 pub use snapshot::together;
 pub use step::{Action, Backing, Begin, Guard, Step, StepId, Wait};
 

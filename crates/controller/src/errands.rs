@@ -43,8 +43,10 @@ impl Errands {
             if self.under_way.contains(&identity) {
                 continue;
             }
-            let Some(remote) = state.model.remote(errand.remote()) else { continue };
-            let client = keys::open(state.observed.master.as_ref(), &remote.bucket);
+            let Some(bucket) = state.model.remote(errand.remote()).and_then(|r| r.bucket()) else {
+                continue;
+            };
+            let client = keys::open(state.observed.master.as_ref(), bucket);
             log::debug("schedule", format_args!("{errand}"));
             let to = self.to.clone();
             let thread = std::thread::Builder::new().name("errand".to_owned());

@@ -16,13 +16,14 @@ use cluster::edit::Context;
 use cluster::name::NodeName;
 use cluster::objects::Millis;
 use cluster::question::{Question, Reply};
-use cluster::shipping::Bucket;
+use cluster::shipping::{Bucket, OtherCluster};
 use linstor::access::{self, Record, RecordFilter, UnderWay};
 use linstor::controller::{
     Controller, Done, Event, Failure, Later, MasterPassphrase, Report, ReportFilter, Settings,
     State, Unanswered,
 };
 use shipping::description::LuksInfo;
+use shipping::other;
 use shipping::s3::Client;
 use tokio::runtime::Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -300,6 +301,14 @@ impl Controller for Handle {
 
     fn open_bucket(&self, bucket: &Bucket) -> Result<Client, Failure> {
         keys::open(self.state().observed.master.as_ref(), bucket)
+    }
+
+    fn open_cluster(&self, cluster: &OtherCluster) -> Result<other::Client, Failure> {
+        keys::call(self.state().observed.master.as_ref(), cluster)
+    }
+
+    fn unseal(&self, sealed: &str) -> Result<Secret, Failure> {
+        keys::unseal(self.state().observed.master.as_ref(), sealed)
     }
 
     fn foretell(&self, commands: Vec<Command>) -> Later<'_, Result<Prediction, Failure>> {

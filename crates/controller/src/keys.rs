@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use cluster::command::Command;
 use cluster::refusal::{Code, Refusal};
-use cluster::shipping::Bucket;
+use cluster::shipping::{Bucket, OtherCluster};
 use crypt::seal::{Error, MasterKey};
 use linstor::controller::{Failure, MasterPassphrase};
 use shipping::description::LuksInfo;
+use shipping::other;
 use shipping::s3::{Client, Place};
 use vocab::options::Secret;
 
@@ -147,6 +148,41 @@ pub fn open(master: Option<&MasterKey>, bucket: &Bucket) -> Result<Client, Failu
     };
     Client::new(&place, PATIENCE, Arc::default())
         .map_err(|error| refuse(Code::InvalidBackup, error.to_string(), error.correction()))
+}
+
+/// What was encrypted under the master key.
+///
+/// # Errors
+/// If that is not known, or another one.
+pub fn unseal(master: Option<&MasterKey>, sealed: &str) -> Result<Secret, Failure> {
+    let refuse = |code, cause: String, next: &str| {
+        Failure::from(
+            Refusal::new(code, "the remote can not be used").cause(cause).correction(next),
+        )
+    };
+    let Some(master) = master else {
+        let cause =
+            "its secrets are encrypted, and the master passphrase was not entered".to_owned();
+        return Err(refuse(Code::NoMasterKey, cause, "enter it (`ashlar encryption unlock`)"));
+    };
+    master.unseal(sealed).map_err(|error| {
+        let next = "give them to the remote again (`ashlar remote modify`)";
+        refuse(Code::InvalidBackup, format!("its secrets are not had: {error}"), next)
+    })
+}
+
+/// A client of another cluster, with its token opened.
+///
+/// # Errors
+/// If the master key is not known or another one, or it can not be called.
+pub fn call(master: Option<&MasterKey>, cluster: &OtherCluster) -> Result<other::Client, Failure> {
+    let token = cluster.token.as_ref().map(|sealed| unseal(master, sealed)).transpose()?;
+    other::Client::new(&cluster.url, token, PATIENCE).map_err(|trouble| {
+        Refusal::new(Code::InvalidBackup, "the remote can not be used")
+            .cause(trouble.to_string())
+            .correction(trouble.correction())
+            .into()
+    })
 }
 
 /// Does something with the kernel's random bytes.

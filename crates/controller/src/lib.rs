@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod calls;
 pub mod daemon;
 mod errands;
 mod export;

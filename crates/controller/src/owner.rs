@@ -17,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use api::link::{Agents, Heard, News, Order, Pool};
 use cluster::apply::apply;
+use cluster::calls::Call;
 use cluster::change::{Change, Key};
 use cluster::command::Command;
 use cluster::edit::{Applied, Context};
@@ -31,6 +32,7 @@ use cluster::observed::{NodeState, ReplicaState};
 use cluster::plan::{Action, Affected, affected, plan, together};
 use cluster::props::chain;
 use cluster::question::{Question, Reply};
+use cluster::shipping::Door;
 use crypt::seal::MasterKey;
 use linstor::access::{Record, UnderWay};
 use linstor::controller::{
@@ -40,6 +42,7 @@ use linstor::may_promote;
 use linstor::shown::Shown;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use crate::calls::Calls;
 use crate::errands::Errands;
 use crate::log;
 use crate::questions::Questions;
@@ -89,6 +92,8 @@ pub enum Input {
     KeepFile(&'static str, String, oneshot::Sender<Result<(), Failure>>),
     /// Somebody is back from a remote's bucket.
     Errand(Errand, Result<Vec<String>, String>),
+    /// Another cluster has answered: where it waits and what it has to compare with, or why it does not.
+    Called(Call, Result<(Door, Option<String>), String>),
     /// Copies the store to a file.
     Backup(std::path::PathBuf, oneshot::Sender<Result<(), Failure>>),
 }
@@ -146,6 +151,8 @@ pub struct Owner {
     questions: Questions,
     /// Who is on the way to remotes' buckets.
     errands: Errands,
+    /// Other clusters that are called.
+    calls: Calls,
     work: BTreeMap<ResourceName, Work>,
     waiters: BTreeMap<u64, Waiter>,
     next_waiter: u64,
@@ -199,7 +206,8 @@ impl Owner {
             links: BTreeMap::new(),
             told: BTreeSet::new(),
             questions: Questions::default(),
-            errands: Errands::new(inputs),
+            errands: Errands::new(inputs.clone()),
+            calls: Calls::new(inputs),
             work: BTreeMap::new(),
             waiters: BTreeMap::new(),
             next_waiter: 0,
@@ -251,14 +259,8 @@ impl Owner {
                             }
                             let _ = to.send(result);
                         }
-                        Input::Errand(errand, outcome) => {
-                            self.errands.back(&errand);
-                            let noted = self.apply(vec![(errand.done(outcome), None)])?;
-                            for failure in noted.into_iter().filter_map(Result::err) {
-                                let text = format_args!("what was found was not noted: {failure}");
-                                log::error("schedule", text);
-                            }
-                        }
+                        Input::Errand(errand, outcome) => self.errand_is_back(errand, outcome)?,
+                        Input::Called(call, outcome) => self.call_is_back(call, outcome)?,
                         other => self.take_other(other),
                     }
                 }
@@ -333,9 +335,11 @@ impl Owner {
 
     fn take_other(&mut self, input: Input) {
         match input {
-            Input::Command(..) | Input::Master(..) | Input::Record(..) | Input::Errand(..) => {
-                unreachable!("seen by the caller")
-            }
+            Input::Command(..)
+            | Input::Master(..)
+            | Input::Record(..)
+            | Input::Errand(..)
+            | Input::Called(..) => unreachable!("seen by the caller"),
             Input::Heard(heard) => self.heard(heard),
             Input::Ask(node, question, to) => self.ask(node, question, to),
             Input::Reports(filter, to) => {

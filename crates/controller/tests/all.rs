@@ -17,6 +17,7 @@ mod agents;
 mod backups;
 mod cluster;
 mod crash;
+mod crossing;
 mod https;
 mod leader;
 mod master;

@@ -73,12 +73,19 @@ pub fn props(snapshot: &SnapshotDefinition) -> BTreeMap<String, String> {
         if let Some(cause) = &upload.cause {
             put(key("Cause"), cause.clone());
         }
+        if let Some((base, _)) = upload.base.as_ref().filter(|_| upload.sending.is_some()) {
+            put(key("BasedOn"), base.to_string());
+        }
     }
     if let Some(download) = &snapshot.download {
         put("BackupShipping/Target/BackupSrcRemote".to_owned(), download.remote.to_string());
         put("BackupShipping/Target/ShippingStatus".to_owned(), download.phase.word().to_owned());
         if let Some(cause) = &download.cause {
             put("BackupShipping/Target/Cause".to_owned(), cause.clone());
+        }
+        let base = download.receiving.as_ref().and_then(|receiving| receiving.base.as_ref());
+        if let Some((base, _)) = base {
+            put("BackupShipping/Target/BasedOn".to_owned(), base.to_string());
         }
     }
     props
@@ -93,14 +100,14 @@ fn stamp(millis: u64) -> String {
     format!("{year:04}{:02}{day:02}_{hour:02}{minute:02}{second:02}", u8::from(month))
 }
 
-fn now() -> String {
+pub fn now() -> String {
     let seconds = OffsetDateTime::now_utc().unix_timestamp();
     stamp(u64::try_from(seconds).unwrap_or_default() * 1000)
 }
 
 /// A client of a remote's bucket.
 fn open(app: &App, remote: &RemoteName) -> Result<Client, Answer> {
-    let bucket = app.state().model.remote(remote).map(|remote| remote.bucket.clone());
+    let bucket = app.state().model.remote(remote).map(|remote| remote.bucket().cloned());
     let Some(bucket) = bucket else {
         return Err(Refusal::new(
             Code::InvalidRemoteName,
@@ -110,6 +117,14 @@ fn open(app: &App, remote: &RemoteName) -> Result<Client, Answer> {
         .correction("see `ashlar remote list`, or create it first")
         .about(Key::Remote(remote.clone()))
         .into());
+    };
+    let Some(bucket) = bucket else {
+        let key = Key::Remote(remote.clone());
+        return Err(Refusal::new(Code::InvalidBackup, format!("{key} has no backups"))
+            .cause("it is another cluster, and not a bucket")
+            .correction("see the snapshots of that cluster")
+            .about(key)
+            .into());
     };
     Ok(app.open_bucket(&bucket)?)
 }
@@ -217,7 +232,7 @@ struct NewBackup {
     dst_snap_name: Option<String>,
 }
 
-fn some<T>(
+pub fn some<T>(
     text: Option<String>,
     new: impl Fn(&str) -> Result<T, Refusal>,
 ) -> Result<Option<T>, Refusal> {
@@ -232,7 +247,7 @@ async fn create(
     unsupported(&[(
         "dst_snap_name",
         body.dst_snap_name.is_some_and(|name| !name.is_empty()),
-        "snapshots are not shipped to other clusters",
+        "it is for remotes that are clusters: `ship`",
     )])?;
     let remote = RemoteName::new(&remote)?;
     let name = ResourceName::new(&body.rsc_name)?;
@@ -268,7 +283,9 @@ struct Restore {
     force_mv_rsc_grp: bool,
 }
 
-fn pools(map: Option<BTreeMap<String, String>>) -> Result<BTreeMap<PoolName, PoolName>, Refusal> {
+pub fn pools(
+    map: Option<BTreeMap<String, String>>,
+) -> Result<BTreeMap<PoolName, PoolName>, Refusal> {
     let map = map.unwrap_or_default().into_iter();
     map.map(|(from, to)| Ok((PoolName::new(&from)?, PoolName::new(&to)?))).collect()
 }

@@ -87,6 +87,21 @@ pub trait Controller: Send + Sync + 'static {
         bucket: &cluster::shipping::Bucket,
     ) -> Result<shipping::s3::Client, Failure>;
 
+    /// A client of another cluster, with its token opened.
+    ///
+    /// # Errors
+    /// If the master passphrase was not entered, or it can not be called.
+    fn open_cluster(
+        &self,
+        cluster: &cluster::shipping::OtherCluster,
+    ) -> Result<shipping::other::Client, Failure>;
+
+    /// What was encrypted under the master key.
+    ///
+    /// # Errors
+    /// If the master passphrase was not entered, or it is that of another one.
+    fn unseal(&self, sealed: &str) -> Result<Secret, Failure>;
+
     /// What commands would lead to, one after the other. Nothing is changed.
     ///
     /// # Errors

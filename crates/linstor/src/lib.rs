@@ -40,6 +40,7 @@ mod remotes;
 mod resources;
 mod routes;
 mod schedules;
+mod shipments;
 pub mod shown;
 mod sizes;
 mod small;
@@ -105,6 +106,7 @@ fn routes() -> Routes {
         .merge(small::routes())
         .merge(remotes::routes())
         .merge(backups::routes())
+        .merge(shipments::routes())
         .merge(schedules::routes())
         .merge(events::routes())
         .merge(metrics::routes())

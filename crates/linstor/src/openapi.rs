@@ -26,6 +26,7 @@ const QUERY: &[(&str, &str, &str)] = &[
     ("all", "boolean", "Whatever they are, also those of other clusters"),
     ("all_local_cluster", "boolean", "All that this cluster has made"),
     ("cascading", "boolean", "Also those that build on them"),
+    ("cluster", "string", "The id of the cluster that would ship something"),
     ("content", "boolean", "With what is in the files"),
     ("dry_run", "boolean", "Say what it would lead to, and change nothing"),
     ("dryrun", "boolean", "Only say what would be done"),

@@ -14,13 +14,10 @@ use crate::code::{self, Kind, number};
 const REFUSED: &[(&str, Kind, &str, &str)] = &[
     ("/v1/resource-definitions/{r}/drbd-proxy", Kind::Definition, "DRBD Proxy", PROXY),
     ("/v1/resource-definitions/{r}/drbd-proxy/{*p}", Kind::Definition, "DRBD Proxy", PROXY),
-    ("/v1/remotes/linstor/{n}", Kind::Remote, "remotes in other clusters", CLUSTERS),
     ("/v1/remotes/ebs/{n}", Kind::Remote, "EBS remotes", EBS),
-    ("/v1/remotes/{n}/backups/ship", Kind::Backup, "backups in other clusters", CLUSTERS),
 ];
 
 const PROXY: &str = "there is no DRBD proxy";
-const CLUSTERS: &str = "snapshots are shipped to stores that speak S3, not from cluster to cluster";
 const EBS: &str = "there is no EBS";
 
 pub fn routes() -> Router<App> {
@@ -29,15 +26,9 @@ pub fn routes() -> Router<App> {
         router = router.route(path, any(move || async move { refuse(kind, what, why) }));
     }
     // Lists of what nobody can make are empty; making it is refused.
-    for (path, what, why) in [
-        ("/v1/remotes/linstor", "remotes in other clusters", CLUSTERS),
-        ("/v1/remotes/ebs", "EBS remotes", EBS),
-    ] {
-        let none = get(async || Found(json!([])));
-        router = router
-            .route(path, none.fallback(move || async move { refuse(Kind::Remote, what, why) }));
-    }
+    let none = get(async || Found(json!([])));
     router
+        .route("/v1/remotes/ebs", none.fallback(async || refuse(Kind::Remote, "EBS remotes", EBS)))
 }
 
 fn refuse(kind: Kind, what: &str, why: &str) -> Response {

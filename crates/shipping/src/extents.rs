@@ -42,8 +42,8 @@ pub fn write_full<W: Write>(
     progress(size)
 }
 
-/// Writes what of a volume is not as it was in `base` into an incremental archive. A base that is smaller
-/// is taken to go on with zeroes.
+/// Writes what of a volume is not as it was in `base` into an incremental archive, and all that is at `always`
+/// or behind it (where a block begins). A base that is smaller is taken to go on with zeroes.
 ///
 /// # Errors
 /// As for [`write_full`].
@@ -52,6 +52,7 @@ pub fn write_changed<W: Write>(
     size: u64,
     base: &File,
     base_size: u64,
+    always: u64,
     archive: &mut Writer<W>,
     progress: Progress<'_>,
 ) -> io::Result<()> {
@@ -59,9 +60,13 @@ pub fn write_changed<W: Write>(
     let mut at = 0;
     while at < size {
         progress(at)?;
-        at = next_data(volume, at, size)?.min(next_data(base, at, base_size.min(size))?).max(at);
-        if at >= base_size.min(size) {
-            at = next_data(volume, at, size)?;
+        if at < always {
+            let old = next_data(base, at, base_size.min(size))?;
+            let mut next = next_data(volume, at, size)?.min(old).max(at);
+            if next >= base_size.min(size) {
+                next = next_data(volume, next, size)?;
+            }
+            at = next.min(always);
         }
         let new = part_of(&mut new, at, size);
         let old = part_of(&mut old, at, size);
@@ -70,9 +75,9 @@ pub fn write_changed<W: Write>(
         let (there, beyond) = old.split_at_mut(there.min(old.len()));
         base.read_exact_at(there, at)?;
         beyond.fill(0);
-        let mut blocks = old.chunks(BLOCK);
+        let mut blocks = old.chunks(BLOCK).zip((at..).step_by(BLOCK));
         let kind = |block: &[u8]| match blocks.next() {
-            Some(before) if before == block => None,
+            Some((before, place)) if before == block && place < always => None,
             _ if is_zero(block) => Some(Run::Zeroes),
             _ => Some(Run::Data),
         };

@@ -478,7 +478,7 @@ fn message(text: &str) -> String {
 }
 
 /// Who vouches for stores on this machine (`SSL_CERT_FILE` names others).
-fn authorities() -> Result<Vec<Certificate<'static>>, Error> {
+pub(crate) fn authorities() -> Result<Vec<Certificate<'static>>, Error> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
         let why = found.errors.first().map_or_else(String::new, |error| format!(": {error}"));

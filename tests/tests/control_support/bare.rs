@@ -20,7 +20,7 @@ pub struct Controller {
     process: Child,
     data: PathBuf,
     address: Ipv4Addr,
-    url: String,
+    pub url: String,
 }
 
 impl Drop for Controller {

@@ -5,6 +5,8 @@
 #[path = "../../../shipping/tests/server/mod.rs"]
 mod server;
 
+mod crossing;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -16,7 +18,9 @@ use api::link::Pool;
 use cluster::layer::Layer;
 use cluster::name::{NodeName, PoolName, SnapshotName};
 use cluster::objects::{Millis, Provider};
-use cluster::shipping::{Described, DescribedVolume, DownloadOrder, UploadOrder};
+use cluster::shipping::{
+    Described, DescribedVolume, DownloadFrom, DownloadOrder, Listen, Peer, UploadOrder,
+};
 use crypt::seal::MasterKey;
 use server::{ACCESS, BUCKET, REGION, SECRET, Server};
 use shipping::description::Description;
@@ -150,7 +154,7 @@ impl Bed {
         let order = UploadOrder {
             token: Generation(10),
             snapshot: snap(snapshot),
-            bucket: self.bucket.clone(),
+            to: UploadTo::Bucket(self.bucket.clone()),
             backup: backup.to_owned(),
             base: base.map(|(snapshot, backup)| (snap(snapshot), backup.to_owned())),
             described: Described {
@@ -172,7 +176,7 @@ impl Bed {
         let order = DownloadOrder {
             token: Generation(20),
             snapshot: snap("back"),
-            bucket: self.bucket.clone(),
+            from: DownloadFrom::Bucket(self.bucket.clone()),
             chain: chain.iter().map(|id| (*id).to_owned()).collect(),
             volumes: [(0, (pool(), Provider::FileThin, SIZE))].into(),
             drbd: false,
@@ -201,7 +205,8 @@ fn carry(node: &Node, name: &ResourceName, action: Action, token: Generation) ->
     for _ in 0..2 {
         if let Err(failed) = node.carry_out(name, Generation(30), &action) {
             let cause = Some(failed.to_string());
-            return ShipmentState { token, phase: Phase::Failed, done_percent: 0, cause };
+            let (phase, door) = (Phase::Failed, None);
+            return ShipmentState { token, phase, done_percent: 0, cause, door };
         }
     }
     let stop = node.shipments.begin(name, token).unwrap();

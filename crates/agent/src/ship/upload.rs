@@ -10,7 +10,7 @@ use std::io::{Seek, SeekFrom};
 
 use cluster::name::{PoolName, SnapshotName};
 use cluster::objects::Provider;
-use cluster::shipping::{Phase, UploadOrder};
+use cluster::shipping::{Bucket, Phase, UploadOrder};
 use logging::{Level, log};
 use shipping::archive::{Header, Identity, Writer};
 use shipping::description::{
@@ -28,24 +28,24 @@ use crate::report::now;
 use crate::storage::Name;
 
 /// A snapshot's volume, open for reading.
-struct Source {
-    file: File,
-    size: u64,
+pub(super) struct Source {
+    pub(super) file: File,
+    pub(super) size: u64,
     allocated: u64,
 }
 
 impl Work<'_> {
-    pub(super) fn upload(&mut self, order: &UploadOrder) -> Result<(), Failed> {
+    pub(super) fn upload(&mut self, order: &UploadOrder, bucket: &Bucket) -> Result<(), Failed> {
         let Some(id) = Id::parse(&order.backup) else {
             let next = "use controller and agent of one release";
             return Err(Failed::new(format!("{} is no name of a backup", order.backup), next));
         };
-        let client = self.client(&order.bucket)?;
+        let client = self.client(bucket)?;
         let shipped = self.ship(order, &id, &client);
         self.remove_copies();
         if shipped.is_err() {
             // Without its description it is no backup; what there is of it is of no use.
-            self.sweep(order, &id);
+            self.sweep(order, bucket, &id);
         }
         shipped
     }
@@ -85,6 +85,7 @@ impl Work<'_> {
                     size,
                     &base.file,
                     base.size,
+                    source.size,
                     &mut writer,
                     &mut progress,
                 ),
@@ -159,7 +160,7 @@ impl Work<'_> {
     }
 
     /// The pool of each volume of a snapshot.
-    fn volumes_of(
+    pub(super) fn volumes_of(
         &self,
         snapshot: &SnapshotName,
     ) -> Result<BTreeMap<u16, (PoolName, Provider)>, Failed> {
@@ -175,7 +176,7 @@ impl Work<'_> {
     }
 
     /// Bytes of all volumes of a snapshot.
-    fn sizes(
+    pub(super) fn sizes(
         &self,
         snapshot: &SnapshotName,
         volumes: &BTreeMap<u16, (PoolName, Provider)>,
@@ -190,7 +191,7 @@ impl Work<'_> {
         Ok(total)
     }
 
-    fn open(
+    pub(super) fn open(
         &self,
         snapshot: &SnapshotName,
         number: u16,
@@ -231,16 +232,16 @@ impl Work<'_> {
     }
 
     /// Removes the copies through which snapshots were read. Those that stay are removed later.
-    fn remove_copies(&self) {
+    pub(super) fn remove_copies(&self) {
         if let Err(failed) = self.node.remove_copies(self.name) {
             log!(Level::Warn, self.name, "a copy of a snapshot is still there: {failed}");
         }
     }
 
     /// Deletes what was uploaded, as far as the store lets us.
-    fn sweep(&self, order: &UploadOrder, id: &Id) {
+    fn sweep(&self, order: &UploadOrder, bucket: &Bucket, id: &Id) {
         let own = Work { stop: std::sync::Arc::default(), last: None, ..*self };
-        let Ok(client) = own.client(&order.bucket).map(|client| client.impatient()) else { return };
+        let Ok(client) = own.client(bucket).map(|client| client.impatient()) else { return };
         for number in order.described.volumes.keys() {
             let object = id.archive(number.0);
             if let Err(error) = client.delete(&object) {

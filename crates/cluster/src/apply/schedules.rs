@@ -123,6 +123,12 @@ pub fn set(edit: &mut Edit<'_>, switch: Switch) -> Result<(), Refusal> {
                 .correction("use another one")
                 .about(key));
         }
+        Some(remote) if remote.bucket().is_none() => {
+            return Err(Refusal::new(Code::InvalidBackup, format!("{key} has no schedules"))
+                .cause("it is another cluster: schedules make backups in buckets")
+                .correction("name a remote that is a bucket, or ship by a timer of your own")
+                .about(key));
+        }
         Some(_) => {}
         None => return Err(unknown(Code::UnknownRemote, key)),
     }

@@ -267,6 +267,7 @@ fn make(
         incremental: !due.full,
         present,
         schedule: Some(schedule.clone()),
+        sending: None,
     };
     shipping::create(edit, name, remote, wish)?;
     // A node that has not what it is compared with would have to upload all of it.
@@ -297,7 +298,8 @@ fn preferred(edit: &Edit<'_>, key: &SeriesKey) -> Option<NodeName> {
     let able = replica.is_replica()
         && !replica.flags.contains(&ResourceFlag::Evacuate)
         && replica.deactivated.is_none();
-    (able && shipping::ships(edit, &node, &definition.layers).is_ok()).then_some(node)
+    (able && shipping::ships(edit, &node, &definition.layers, shipping::Way::Bucket).is_ok())
+        .then_some(node)
 }
 
 /// A time as names of backups have it: `yyyyMMdd_HHmmss`, UTC.

@@ -1,12 +1,12 @@
-//! Remotes, and what is shipped with them (control plane §8.4).
+//! What is shipped with remotes (control plane §8.4).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use vocab::VolumeNr;
 
 use crate::change::{Key, Object};
-use crate::command::{BucketEdit, Command, NewDefinition, NewVolumeDefinition};
-use crate::edit::{Edit, unknown};
+use crate::command::{Command, NewDefinition, NewVolumeDefinition};
+use crate::edit::Edit;
 use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
@@ -14,7 +14,7 @@ use crate::props::{Owner, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 use crate::shipping::*;
 
-use super::{definitions, nodes, schedules, series, small, snapshots};
+use super::{crossing, definitions, nodes, remotes, series, snapshots};
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -28,6 +28,21 @@ pub struct Wish {
     pub present: Vec<String>,
     /// The schedule that makes it, if one does.
     pub schedule: Option<ScheduleName>,
+    /// The other cluster's part, if it goes to one.
+    pub sending: Option<Box<Sending>>,
+}
+
+/// Between what something is shipped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// A node and a bucket.
+    Bucket,
+    /// Nodes of two clusters.
+    Cluster,
+}
+
+fn way_of(upload: &Upload) -> Way {
+    if upload.sending.is_some() { Way::Cluster } else { Way::Bucket }
 }
 
 /// What is made of a backup.
@@ -48,114 +63,8 @@ pub struct Which {
     pub downloads: bool,
 }
 
-// Remotes.
-
-pub fn create_remote(edit: &mut Edit<'_>, name: RemoteName, bucket: Bucket) -> Result<(), Refusal> {
-    let key = Key::Remote(name.clone());
-    if edit.model.remote(&name).is_some() {
-        return Err(Refusal::new(Code::RemoteExists, format!("{key} exists"))
-            .cause("names of remotes are unique, without regard to case")
-            .correction("choose another name, or delete that one first")
-            .about(key));
-    }
-    check(&key, &bucket)?;
-    let uuid = edit.uuid();
-    edit.put(Object::Remote(Remote { name, uuid, bucket, deleting: false }));
-    Ok(())
-}
-
-pub fn modify_remote(
-    edit: &mut Edit<'_>,
-    name: &RemoteName,
-    new: BucketEdit,
-) -> Result<(), Refusal> {
-    let key = Key::Remote(name.clone());
-    let Some(mut remote) = edit.model.remote(name).cloned() else {
-        return Err(unknown(Code::UnknownRemote, key));
-    };
-    let bucket = &mut remote.bucket;
-    let texts = [
-        (&mut bucket.endpoint, new.endpoint),
-        (&mut bucket.bucket, new.bucket),
-        (&mut bucket.region, new.region),
-        (&mut bucket.access_key, new.access_key),
-        (&mut bucket.secret_key, new.secret_key),
-    ];
-    for (old, new) in texts {
-        if let Some(new) = new {
-            *old = new;
-        }
-    }
-    bucket.path_style = new.path_style.unwrap_or(bucket.path_style);
-    check(&key, bucket)?;
-    edit.put(Object::Remote(remote));
-    Ok(())
-}
-
-fn check(key: &Key, bucket: &Bucket) -> Result<(), Refusal> {
-    let refuse = |cause: &str| {
-        Err(Refusal::new(Code::InvalidBackup, format!("{key} can not be so"))
-            .cause(cause)
-            .correction(
-                "give the store's address, the bucket's name and the region as the store has them",
-            )
-            .about(key.clone()))
-    };
-    let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
-    if !plain(&bucket.endpoint) {
-        return refuse("the endpoint is a URL such as https://s3.example.com");
-    }
-    if bucket
-        .endpoint
-        .split_once("://")
-        .is_some_and(|(scheme, _)| scheme != "http" && scheme != "https")
-    {
-        return refuse("endpoints are called by https or http");
-    }
-    if !plain(&bucket.bucket) || bucket.bucket.contains('/') {
-        return refuse("the bucket's name is one word");
-    }
-    if !plain(&bucket.region) {
-        return refuse("the region is one word; stores without any take any");
-    }
-    Ok(())
-}
-
-pub fn delete_remote(edit: &mut Edit<'_>, name: &RemoteName) -> Result<(), Refusal> {
-    let key = Key::Remote(name.clone());
-    if small::absent(edit, &key) {
-        return Ok(());
-    }
-    let all = Which { name: None, snapshot: None, uploads: true, downloads: true };
-    abort(edit, name, &all)?;
-    if let Some(mut remote) = edit.model.remote(name).cloned() {
-        remote.deleting = true;
-        edit.put(Object::Remote(remote));
-    }
-    drop_if_unused(edit, name);
-    Ok(())
-}
-
-/// Removes a remote that is to go, once nothing is shipped with it.
-fn drop_if_unused(edit: &mut Edit<'_>, name: &RemoteName) {
-    let deleting = edit.model.remote(name).is_some_and(|remote| remote.deleting);
-    let used = || {
-        edit.model.snapshots().any(|snapshot| {
-            snapshot.uploads.get(name).is_some_and(|upload| upload.phase.is_active())
-                || snapshot
-                    .download
-                    .as_ref()
-                    .is_some_and(|d| d.remote == *name && d.phase.is_active())
-        })
-    };
-    if deleting && !used() {
-        schedules::forget_remote(edit, name);
-        edit.remove(Key::Remote(name.clone()));
-    }
-}
-
-/// A remote that backups can be made with. That it is not there is told as clients expect it.
-fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refusal> {
+/// A remote that something can be shipped with. That it is not there is told as clients expect it.
+pub fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refusal> {
     let key = Key::Remote(name.clone());
     let Some(remote) = edit.model.remote(name) else {
         return Err(Refusal::new(Code::InvalidRemoteName, format!("{key} does not exist"))
@@ -178,8 +87,16 @@ fn usable<'a>(edit: &'a Edit<'_>, name: &RemoteName) -> Result<&'a Remote, Refus
     Ok(remote)
 }
 
-/// Refuses a node that can not ship what has these layers.
-pub fn ships(edit: &Edit<'_>, node: &NodeName, layers: &[Layer]) -> Result<(), Refusal> {
+/// A remote in which backups are.
+fn usable_bucket(edit: &Edit<'_>, name: &RemoteName) -> Result<(), Refusal> {
+    if edit.model.remote(name).is_some_and(|remote| remote.bucket().is_none()) {
+        return Err(remotes::no_bucket(name));
+    }
+    usable(edit, name).map(drop)
+}
+
+/// Refuses a node that can not ship what has these layers, in that way.
+pub fn ships(edit: &Edit<'_>, node: &NodeName, layers: &[Layer], way: Way) -> Result<(), Refusal> {
     let key = Key::Node(node.clone());
     edit.node(node)?;
     let state = edit.observed().nodes.get(node).filter(|state| state.connected);
@@ -187,11 +104,17 @@ pub fn ships(edit: &Edit<'_>, node: &NodeName, layers: &[Layer]) -> Result<(), R
         None => {
             (Code::NotConnected, "it is not connected", "wait until it is, or name another node")
         }
-        Some(state) if !state.ships || layers.contains(&Layer::Luks) && !state.ships_encrypted => (
-            Code::ProviderUnsupported,
-            "its agent is too old",
-            "update it to the controller's release, or name another node",
-        ),
+        Some(state)
+            if !state.ships
+                || layers.contains(&Layer::Luks) && !state.ships_encrypted
+                || way == Way::Cluster && !state.ships_to_clusters =>
+        {
+            (
+                Code::ProviderUnsupported,
+                "its agent is too old",
+                "update it to the controller's release, or name another node",
+            )
+        }
         Some(_) => return Ok(()),
     };
     Err(Refusal::new(code, format!("{key} can not ship snapshots"))
@@ -215,6 +138,8 @@ pub fn refuse_while_downloading(edit: &Edit<'_>, command: &Command) -> Result<()
         | RestoreVolumeDefinitions { to: name, .. }
         | RestoreResources { to: name, .. }
         | RestoreBackup { to: name, .. } => name,
+        ReceiveSnapshot { snapshot, .. } if crossing::is_known(edit, snapshot) => return Ok(()),
+        ReceiveSnapshot { snapshot, .. } => &snapshot.to,
         _ => return Ok(()),
     };
     let Some(busy) = edit.model.snapshots_of(name).find(|snapshot| snapshot.is_downloading())
@@ -237,7 +162,10 @@ pub fn not_shipped(
     let found = edit.snapshot(name, snapshot)?;
     let base = edit.model.snapshots_of(name).any(|other| {
         let on = |upload: &Upload| upload.base.as_ref().is_some_and(|(base, _)| base == snapshot);
+        let receives = other.download.as_ref().filter(|download| download.phase.is_active());
+        let receives = receives.and_then(|download| download.receiving.as_ref()?.base.as_ref());
         other.uploads.values().any(|upload| upload.phase.is_active() && on(upload))
+            || receives.is_some_and(|(base, _)| base == snapshot)
     });
     let cause = match found {
         found if found.is_downloading() => "it is being made from a backup",
@@ -260,7 +188,16 @@ pub fn create(
     remote: &RemoteName,
     wish: Wish,
 ) -> Result<(), Refusal> {
-    usable(edit, remote)?;
+    let way = match &wish.sending {
+        None => {
+            usable_bucket(edit, remote)?;
+            Way::Bucket
+        }
+        Some(_) => {
+            crossing::usable(edit, remote)?;
+            Way::Cluster
+        }
+    };
     let definition = edit.definition(name)?.clone();
     let default = SnapshotName::new(&format!("back_{}", wish.stamp))?;
     let snapshot = wish.snapshot.clone().unwrap_or_else(|| default.clone());
@@ -273,7 +210,7 @@ pub fn create(
     };
     let layers = &definition.layers;
     let chosen: Vec<NodeName> = wish.node.iter().cloned().collect();
-    chosen.iter().try_for_each(|node| ships(edit, node, layers))?;
+    chosen.iter().try_for_each(|node| ships(edit, node, layers, way))?;
     match edit.model.snapshot(name, &snapshot) {
         None => {
             let new = vec![(name.clone(), snapshot.clone(), Vec::new())];
@@ -287,7 +224,15 @@ pub fn create(
             let cause = format!("it is being shipped to remote {remote} already");
             return refuse(Code::ShippingExists, cause, "wait until that is done");
         }
-        Some(found) if found.uploads.get(remote).is_some_and(|u| u.phase == Phase::Success) => {
+        Some(found) if found.uploads.get(remote).is_some_and(|u| u.call().is_some()) => {
+            let cause = format!("remote {remote} is being told that the last time came to nothing");
+            return refuse(Code::ShippingExists, cause, "wait until that is done");
+        }
+        // It may go to another cluster several times, under several names.
+        Some(found)
+            if way == Way::Bucket
+                && found.uploads.get(remote).is_some_and(|u| u.phase == Phase::Success) =>
+        {
             let cause = format!("remote {remote} has it already");
             return refuse(Code::ShippingExists, cause, "make another snapshot");
         }
@@ -295,7 +240,7 @@ pub fn create(
     }
     let found = edit.snapshot(name, &snapshot)?;
     let able: Vec<&NodeName> =
-        found.nodes.keys().filter(|node| ships(edit, node, layers).is_ok()).collect();
+        found.nodes.keys().filter(|node| ships(edit, node, layers, way).is_ok()).collect();
     if let Some(node) = chosen.iter().find(|node| !found.nodes.contains_key(node)) {
         let cause = format!("node {node} has no such snapshot");
         return refuse(Code::UnknownSnapshot, cause, "name a node with a replica, or none");
@@ -319,6 +264,7 @@ pub fn create(
         base,
         phase: Phase::Waiting,
         cause: None,
+        sending: wish.sending,
     };
     edit.modify_snapshot(name, &snapshot, |found| {
         found.uploads.insert(remote.clone(), upload);
@@ -355,7 +301,9 @@ fn newest(
         let upload = other.uploads.get(remote).filter(|upload| upload.phase == Phase::Success)?;
         Some((upload.since, other.name.clone(), upload.backup.clone()))
     });
-    let there = shipped.filter(|(_, _, backup)| wish.present.contains(backup));
+    // What another cluster has it says when it is asked.
+    let cluster = wish.sending.is_some();
+    let there = shipped.filter(|(_, _, backup)| cluster || wish.present.contains(backup));
     let newest = there.max_by_key(|(since, _, _)| *since)?;
     Some((newest.1, newest.2))
 }
@@ -381,16 +329,18 @@ pub fn start(edit: &mut Edit<'_>) {
         let Some(upload) = found.uploads.get(&remote) else { continue };
         let free = |node: &&NodeName| {
             let count = running.get(*node).copied().unwrap_or_default();
-            ships(edit, node, &found.layers).is_ok()
+            ships(edit, node, &found.layers, way_of(upload)).is_ok()
                 && most(edit, node).is_none_or(|most| count < most)
         };
         let wished = |node: &&NodeName| upload.node.as_ref().is_none_or(|wished| wished == *node);
         let has_base = |node: &&NodeName| {
             let (base, _) = upload.base.as_ref()?;
             let base = edit.model.snapshot(&name, base).filter(|base| base.is_successful())?;
-            // Each replica is encrypted with a key of its own: another node's has nothing in common with it.
+            // Each replica is encrypted with a key of its own: another node's has nothing in common with it. To
+            // other clusters nothing is shipped that builds on what came from another node.
             let by = base.uploads.get(&remote).and_then(|upload| upload.node.as_ref());
-            if found.layers.contains(&Layer::Luks) && by != Some(*node) {
+            let of_one = found.layers.contains(&Layer::Luks) || upload.sending.is_some();
+            if of_one && by != Some(*node) {
                 return None;
             }
             base.nodes.get(*node).filter(|on_node| !on_node.deleting).map(drop)
@@ -406,6 +356,10 @@ pub fn start(edit: &mut Edit<'_>) {
         *running.entry(node.clone()).or_default() += 1;
         change(edit, &name, &snapshot, &remote, |upload| {
             (upload.phase, upload.node) = (Phase::Shipping, Some(node));
+            if let Some(sending) = &mut upload.sending {
+                // It is asked from now on.
+                sending.closed = false;
+            }
             if full {
                 upload.base = None;
             }
@@ -445,43 +399,75 @@ fn known(owner: Owner, props: &Props) -> Props {
 pub fn restore(
     edit: &mut Edit<'_>,
     remote: &RemoteName,
-    mut found: Found,
+    found: Found,
     target: Target,
 ) -> Result<(), Refusal> {
-    usable(edit, remote)?;
-    found.props = known(Owner::Definition, &found.props);
-    for volume in found.volumes.values_mut() {
-        volume.props = known(Owner::VolumeDefinition, &volume.props);
-    }
-    let Target { snapshot, to, group, node, pools, download_only } = target;
+    usable_bucket(edit, remote)?;
+    ships(edit, &target.node, &found.layers, Way::Bucket)?;
+    let placed = places(edit, &found, &target.to, &target.node, &target.pools)?;
+    begin(edit, remote, found, target, placed, None)
+}
+
+fn not_restored(to: &ResourceName, code: Code, cause: String, next: &str) -> Refusal {
     let key = Key::Definition(to.clone());
-    let refuse = |code, cause: String, next: &str| {
-        Err(Refusal::new(code, format!("no backup can be restored to {key}"))
-            .cause(cause)
-            .correction(next)
-            .about(key.clone()))
-    };
-    ships(edit, &node, &found.layers)?;
-    nodes::accepting(edit, &node)?;
-    let encrypted = found.layers.contains(&Layer::Luks);
-    if encrypted && !found.volumes.keys().all(|number| found.passphrases.contains_key(number)) {
-        let cause = "its volumes are encrypted, and it lacks a passphrase".to_owned();
-        return refuse(Code::InvalidBackup, cause, "restore another backup");
-    }
+    Refusal::new(code, format!("no backup can be restored to {key}"))
+        .cause(cause)
+        .correction(next)
+        .about(key)
+}
+
+/// The pools of a node that take the volumes of what is restored.
+pub fn places(
+    edit: &Edit<'_>,
+    found: &Found,
+    to: &ResourceName,
+    node: &NodeName,
+    pools: &BTreeMap<PoolName, PoolName>,
+) -> Result<BTreeMap<VolumeNr, PoolName>, Refusal> {
+    nodes::accepting(edit, node)?;
+    let refuse = |code, cause, next: &str| Err(not_restored(to, code, cause, next));
     let mut placed = BTreeMap::new();
     for (number, volume) in &found.volumes {
         let pool = pools.get(&volume.pool).unwrap_or(&volume.pool);
-        let Some(there) = edit.model.pool(&node, pool) else {
+        let Some(there) = edit.model.pool(node, pool) else {
             let cause = format!("node {node} has no pool {pool}");
             return refuse(Code::UnknownPool, cause, "create it, or name another one in its place");
         };
-        let why = edit.observed().pool(&node, pool).and_then(|state| state.no_snapshots.clone());
+        let why = edit.observed().pool(node, pool).and_then(|state| state.no_snapshots.clone());
         if !there.provider.has_snapshots() || why.is_some() {
             let why = why.unwrap_or_else(|| format!("pools of kind {} can not", there.provider));
             let cause = format!("pool {pool} of node {node} can not make snapshots: {why}");
             return refuse(Code::SnapshotsUnsupported, cause, "name a pool that can in its place");
         }
         placed.insert(*number, pool.clone());
+    }
+    if edit.model.resources_of(to).any(|resource| resource.node == *node) {
+        let cause = format!("node {node} has a resource of it");
+        let next = "name another node, or a new resource definition";
+        return refuse(Code::ResourceExists, cause, next);
+    }
+    Ok(placed)
+}
+
+/// Has a snapshot be made of what comes from a bucket, or from another cluster.
+pub fn begin(
+    edit: &mut Edit<'_>,
+    remote: &RemoteName,
+    mut found: Found,
+    target: Target,
+    placed: BTreeMap<VolumeNr, PoolName>,
+    receiving: Option<Box<Receiving>>,
+) -> Result<(), Refusal> {
+    found.props = known(Owner::Definition, &found.props);
+    for volume in found.volumes.values_mut() {
+        volume.props = known(Owner::VolumeDefinition, &volume.props);
+    }
+    let Target { snapshot, to, group, node, pools: _, download_only } = target;
+    let refuse = |code, cause, next: &str| Err(not_restored(&to, code, cause, next));
+    let encrypted = found.layers.contains(&Layer::Luks);
+    if encrypted && !found.volumes.keys().all(|number| found.passphrases.contains_key(number)) {
+        let cause = "its volumes are encrypted, and it lacks a passphrase".to_owned();
+        return refuse(Code::InvalidBackup, cause, "restore another backup");
     }
     if edit.model.definition(&to).is_none() {
         definitions::create(
@@ -500,15 +486,6 @@ pub fn restore(
     if edit.model.resources_of(&to).next().is_some() && !download_only {
         let cause = "it has resources".to_owned();
         return refuse(Code::ResourceExists, cause, "restore to a new resource definition");
-    }
-    let busy = |resource: &Resource| resource.node == node;
-    if edit.model.resources_of(&to).any(busy) {
-        let cause = format!("node {node} has a resource of it");
-        return refuse(
-            Code::ResourceExists,
-            cause,
-            "name another node, or a new resource definition",
-        );
     }
     if edit.model.snapshot(&to, &snapshot).is_some() {
         let cause = format!("it has a snapshot {snapshot}");
@@ -570,6 +547,7 @@ pub fn restore(
         download_only,
         phase: Phase::Shipping,
         cause: None,
+        receiving,
     };
     let uuid = edit.uuid();
     edit.put(Object::Snapshot(SnapshotDefinition {
@@ -691,7 +669,7 @@ pub fn settle(
         used.insert(download.remote.clone());
         downloaded(edit, &found, download)?;
     }
-    used.iter().for_each(|remote| drop_if_unused(edit, remote));
+    used.iter().for_each(|remote| remotes::drop_if_unused(edit, remote));
     Ok(())
 }
 
@@ -739,7 +717,7 @@ fn downloaded(
     }
     edit.modify_snapshot(name, snapshot, |snapshot| {
         if let Some(download) = &mut snapshot.download {
-            (download.phase, download.cause) = (phase, cause);
+            (download.phase, download.cause) = (phase, cause.or(download.cause.take()));
         }
         match phase {
             Phase::Success => drop(snapshot.flags.insert(SnapshotFlag::Successful)),

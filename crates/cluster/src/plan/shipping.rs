@@ -8,11 +8,12 @@ use vocab::VolumeNr;
 use super::step::Action;
 use super::{Ask, Plan};
 use crate::layer::Layer;
+use crate::model::Model;
 use crate::name::*;
 use crate::objects::*;
 use crate::shipping::{
-    Bucket, Described, DescribedKeys, DescribedVolume, Download, DownloadOrder, Phase, Upload,
-    UploadOrder,
+    Bucket, CLUSTER_ID, Described, DescribedKeys, DescribedVolume, Download, DownloadFrom,
+    DownloadOrder, Listen, Peer, Phase, Upload, UploadOrder, UploadTo, origin,
 };
 
 /// Adds the steps of everything that is shipped.
@@ -78,7 +79,7 @@ fn begin(
 }
 
 fn bucket(ask: &Ask<'_>, remote: &RemoteName) -> Option<Bucket> {
-    Some(ask.model.remote(remote)?.bucket.clone())
+    ask.model.remote(remote)?.bucket().cloned()
 }
 
 fn upload_order(
@@ -88,7 +89,33 @@ fn upload_order(
     upload: &Upload,
     node: &NodeName,
 ) -> Option<UploadOrder> {
-    let definition = ask.definition;
+    Some(UploadOrder {
+        token: upload.token,
+        snapshot: snapshot.name.clone(),
+        to: match &upload.sending {
+            // It is not waited for yet.
+            Some(sending) => {
+                UploadTo::Peer(Peer { door: sending.door.clone()?, secret: sending.secret.clone() })
+            }
+            None => UploadTo::Bucket(bucket(ask, remote)?),
+        },
+        backup: match &upload.sending {
+            Some(_) => origin(snapshot, node),
+            None => upload.backup.clone(),
+        },
+        base: upload.base.clone(),
+        described: described(ask.model, snapshot, node, upload.since)?,
+    })
+}
+
+/// What is told of a node's snapshot beside its data.
+pub(crate) fn described(
+    model: &Model,
+    snapshot: &SnapshotDefinition,
+    node: &NodeName,
+    since: Millis,
+) -> Option<Described> {
+    let definition = model.definition(&snapshot.resource)?;
     let on_node = snapshot.nodes.get(node)?;
     let volumes = snapshot.sizes.iter().filter_map(|(number, size)| {
         let volume = definition.volumes.get(number);
@@ -101,9 +128,9 @@ fn upload_order(
         };
         Some((*number, described))
     });
-    let cluster = ask.model.controller().props.get("Cluster/LocalID");
-    let described = Described {
-        since: upload.since,
+    let cluster = model.controller().props.get(CLUSTER_ID);
+    Some(Described {
+        since,
         cluster: cluster.cloned().unwrap_or_default(),
         uuid: snapshot.uuid.to_string(),
         layers: snapshot.layers.clone(),
@@ -113,26 +140,21 @@ fn upload_order(
         volumes: volumes.collect(),
         keys: match snapshot.layers.contains(&Layer::Luks) {
             true => Some(DescribedKeys {
-                master: ask.model.controller().master_key.clone()?,
-                passphrases: passphrases(ask, snapshot)?,
+                master: model.controller().master_key.clone()?,
+                passphrases: passphrases(definition, snapshot)?,
             }),
             false => None,
         },
-    };
-    Some(UploadOrder {
-        token: upload.token,
-        snapshot: snapshot.name.clone(),
-        bucket: bucket(ask, remote)?,
-        backup: upload.backup.clone(),
-        base: upload.base.clone(),
-        described,
     })
 }
 
 /// The passphrases of an encrypted snapshot's volumes.
-fn passphrases(ask: &Ask<'_>, snapshot: &SnapshotDefinition) -> Option<BTreeMap<VolumeNr, String>> {
+fn passphrases(
+    definition: &Definition,
+    snapshot: &SnapshotDefinition,
+) -> Option<BTreeMap<VolumeNr, String>> {
     let of = |number: &VolumeNr| {
-        let now = || ask.definition.volumes.get(number)?.passphrase.as_ref();
+        let now = || definition.volumes.get(number)?.passphrase.as_ref();
         Some((*number, snapshot.passphrases.get(number).or_else(now)?.clone()))
     };
     snapshot.sizes.keys().map(of).collect()
@@ -152,12 +174,24 @@ fn download_order(
     Some(DownloadOrder {
         token: download.token,
         snapshot: snapshot.name.clone(),
-        bucket: bucket(ask, &download.remote)?,
+        from: match &download.receiving {
+            Some(receiving) => DownloadFrom::Peer(Listen {
+                address: receiving.address,
+                ports: receiving.ports,
+                secret: receiving.secret.clone(),
+                origin: receiving.origin.clone(),
+                base: receiving.base.clone(),
+            }),
+            None => DownloadFrom::Bucket(bucket(ask, &download.remote)?),
+        },
         chain: download.chain.clone(),
         volumes: on_node.pools.iter().map(volume).collect::<Option<_>>()?,
         drbd: snapshot.layers.contains(&Layer::Drbd),
         passphrases: match snapshot.layers.contains(&Layer::Luks) {
-            true => passphrases(ask, snapshot)?.into_iter().map(|(nr, p)| (nr.0, p)).collect(),
+            true => passphrases(ask.definition, snapshot)?
+                .into_iter()
+                .map(|(nr, p)| (nr.0, p))
+                .collect(),
             false => BTreeMap::new(),
         },
     })

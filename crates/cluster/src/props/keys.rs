@@ -9,7 +9,7 @@ use super::range;
 use crate::name::{NetIfName, PoolName};
 use crate::place::space::parse_threshold;
 use crate::refusal::{Code, Refusal};
-use crate::shipping::{KEY_SUFFIX, MAX_CONCURRENT};
+use crate::shipping::{KEY_SUFFIX, MAX_CONCURRENT, PORTS};
 
 /// What has properties.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,6 +152,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec("StorDriver/", Value::Text, DRIVER),
     // Backups.
     Spec(MAX_CONCURRENT, Value::Limit, &[Controller, Node]),
+    Spec(PORTS, Value::Range(1, 65_535), &[Controller]),
     Spec(KEY_SUFFIX, Value::Suffix(48), DEFINITIONS),
     Spec("FileSystem/Type", Value::Word(&["ext4", "xfs"]), FILE_SYSTEM),
     Spec("FileSystem/MkfsParams", Value::Text, FILE_SYSTEM),
@@ -171,7 +172,7 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("NVMe/", "there is no layer NVME"),
     ("DrbdProxy/", "there is no DRBD proxy"),
     ("BackupShipping/AllowForceRestore", "backups are restored to new resource definitions only"),
-    ("BackupShipping/L2L", "snapshots are not shipped to other clusters"),
+    ("BackupShipping/L2L", "a node waits 300 seconds for what is shipped to it"),
     ("AutoSnapshot/", "snapshots are not made by schedule"),
     ("DrbdOptions/Handlers/", "handlers are not run"),
     ("StorPoolNameDrbdMeta", "metadata are always internal"),

@@ -1,13 +1,18 @@
-//! What schedules need of the owner: errands to buckets, to be awake in time, and reports of what failed.
+//! What schedules and shipments need of the owner: errands to buckets, calls of other clusters, to be awake in
+//! time, and reports of what failed.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use cluster::calls::{Call, calls};
 use cluster::change::{Change, Object};
-use cluster::errand::errands;
+use cluster::errand::{Errand, errands};
 use cluster::objects::Millis;
+use cluster::shipping::Door;
 
 use super::{Owner, TICK, now};
+use crate::log;
+use crate::store;
 
 impl Owner {
     /// Sends somebody to the buckets where something is to be done, and looks when the next time is.
@@ -17,10 +22,39 @@ impl Owner {
         let time = now();
         let all = errands(&state.model, &state.observed, time);
         self.errands.go(all, &state);
+        self.calls.go(calls(&state.model, &state.observed), &state);
         if let Some(wake) = state.model.next_wake(time) {
             let wake = Instant::now() + Duration::from_millis(wake.since(time)).min(TICK);
             self.next_tick = self.next_tick.min(wake);
         }
+    }
+
+    /// Takes note of what was found in a bucket.
+    pub(super) fn errand_is_back(
+        &mut self,
+        errand: Errand,
+        outcome: Result<Vec<String>, String>,
+    ) -> Result<(), store::Error> {
+        self.errands.back(&errand);
+        let noted = self.apply(vec![(errand.done(outcome), None)])?;
+        for failure in noted.into_iter().filter_map(Result::err) {
+            log::error("schedule", format_args!("what was found was not noted: {failure}"));
+        }
+        Ok(())
+    }
+
+    /// Takes note of what another cluster has answered.
+    pub(super) fn call_is_back(
+        &mut self,
+        call: Call,
+        outcome: Result<(Door, Option<String>), String>,
+    ) -> Result<(), store::Error> {
+        self.calls.back(&call);
+        let noted = self.apply(vec![(call.done(outcome), None)])?;
+        for failure in noted.into_iter().filter_map(Result::err) {
+            log::error("shipping", format_args!("an answer was not noted: {failure}"));
+        }
+        Ok(())
     }
 
     /// Keeps a report of each backup that a schedule could not make.

@@ -11,12 +11,7 @@ const COMPAT: &str = include_str!("../../../../COMPAT.md");
 
 /// Calls of LINSTOR's that have no line in the table, by the beginning of their path, and where the
 /// refusal or the empty list is. COMPAT.md has them in rows that say so.
-const ELSEWHERE: &[&str] = &[
-    "/v1/resource-definitions/{}/drbd-proxy",
-    "/v1/remotes/linstor",
-    "/v1/remotes/ebs",
-    "/v1/remotes/{}/backups/ship",
-];
+const ELSEWHERE: &[&str] = &["/v1/resource-definitions/{}/drbd-proxy", "/v1/remotes/ebs"];
 
 /// Names of queries that need no line: what they ask for is always so.
 const ALWAYS: &[(&str, &str)] = &[

@@ -34,7 +34,7 @@ fn full(file: &File) -> Vec<u8> {
 
 fn changed(new: &File, old: &File, old_size: u64) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), header("b", Some("a"))).unwrap();
-    write_changed(new, SIZE, old, old_size, &mut writer, &mut |_| Ok(())).unwrap();
+    write_changed(new, SIZE, old, old_size, SIZE, &mut writer, &mut |_| Ok(())).unwrap();
     writer.finish().unwrap()
 }
 

@@ -244,7 +244,8 @@ impl World<'_> {
                     return;
                 }
                 let (token, phase) = (order.token, Phase::Shipping);
-                record.shipments.push(ShipmentState { token, phase, done_percent: 0, cause: None });
+                let (done_percent, cause, door) = (0, None, None);
+                record.shipments.push(ShipmentState { token, phase, done_percent, cause, door });
                 let fails = !self.calm && schedules.rng.percent(15);
                 let delay = schedules.rng.skewed(10, if self.calm { 2_000 } else { 40_000 });
                 let name = name.clone();

@@ -362,6 +362,7 @@ impl<'t> World<'t> {
             pools: [(pool(), state)].into(),
             ships: self.schedules.is_some(),
             ships_encrypted: self.schedules.is_some(),
+            ships_to_clusters: false,
         };
         self.observed.nodes.insert(node(index), state);
         for replicas in self.observed.resources.values_mut() {

@@ -83,7 +83,7 @@ pub fn say(bed: &mut Bed, name: &ResourceName, node: &NodeName, token: Generatio
     let shipments = &mut replica(bed, name, node).shipments;
     shipments.retain(|shipment| shipment.token != token);
     let cause = (phase == Phase::Failed).then(|| "the bucket is gone".to_owned());
-    shipments.push(ShipmentState { token, phase, done_percent: 0, cause });
+    shipments.push(ShipmentState { token, phase, done_percent: 0, cause, door: None });
     bed.ok(Command::Settle { name: name.clone() });
 }
 

@@ -44,6 +44,24 @@ pub(super) fn run(session: &mut Session<'_>, command: &BackupCommand) -> Result<
             let key = format!("BackupShipping/Source/{remote}/ShippingStatus");
             follow(session, &what, name, &newest, &key)
         }
+        BackupCommand::Ship { remote, name, snapshot, on, to, full, wait } => {
+            let body = json!({
+                "src_rsc_name": name, "src_snap_name": snapshot, "src_node_name": on,
+                "dst_rsc_name": to.to.as_ref().unwrap_or(name), "dst_snap_name": to.to_snapshot,
+                "dst_node_name": to.to_node, "dst_net_if_name": to.to_interface,
+                "dst_stor_pool": to.to_pool, "stor_pool_rename": renamed(&to.pool)?,
+                "dst_rsc_grp": to.group, "download_only": to.snapshot_only,
+                "allow_incremental": !full,
+            });
+            let what = format!("snapshot of {name} to {remote}");
+            session.change(&what, &Change::Post(format!("{}/ship", of(remote)), body), None)?;
+            if wait.no_wait || session.dry_run {
+                return Ok(());
+            }
+            let newest = newest(&session.http, name, remote)?;
+            let key = format!("BackupShipping/Source/{remote}/ShippingStatus");
+            follow(session, &what, name, &newest, &key)
+        }
         BackupCommand::Restore { remote, backup, name, to, wait } => {
             restore(session, remote, backup, name, to, wait.no_wait)
         }
@@ -66,6 +84,15 @@ pub(super) fn run(session: &mut Session<'_>, command: &BackupCommand) -> Result<
 
 fn of(remote: &str) -> String {
     format!("/v1/remotes/{}/backups", part(remote))
+}
+
+/// Pools by the names of those in whose place they are taken.
+fn renamed(pairs: &[String]) -> Result<BTreeMap<&str, &str>, Error> {
+    let pair = |pair: &'_ String| -> Error {
+        let why = "pools are given as OLD=NEW".to_owned();
+        Error::Object { object: format!("`{pair}`"), why }
+    };
+    pairs.iter().map(|text| text.split_once('=').ok_or_else(|| pair(text))).collect()
 }
 
 fn snapshots(http: &Http, name: &str) -> Result<Vec<Snapshot>, Error> {
@@ -129,14 +156,7 @@ fn restore(
     no_wait: bool,
 ) -> Result<(), Error> {
     let what = format!("backup {backup}: restore as {name}");
-    let mut pools = BTreeMap::new();
-    for pair in &to.pool {
-        let Some((old, new)) = pair.split_once('=') else {
-            let why = "pools are given as OLD=NEW".to_owned();
-            return Err(Error::Object { object: format!("`{pair}`"), why });
-        };
-        pools.insert(old, new);
-    }
+    let pools = renamed(&to.pool)?;
     let mut body = json!({
         "last_backup": backup, "target_rsc_name": name, "node_name": to.on,
         "stor_pool_map": pools, "dst_rsc_grp": to.group, "download_only": to.snapshot_only,
