@@ -149,8 +149,8 @@ impl Line {
                 Ok(0) => return Ok(()),
                 Ok(count) => {
                     for byte in &bytes[..count] {
-                        // It lives; in a text it is a dot.
-                        if *byte != b'.' || !said.is_empty() {
+                        // It lives; in a text it is a dot. What begins after the welcome may come with it.
+                        if *byte != b'.' || !matches!(said.as_slice(), [] | [b'O']) {
                             said.push(*byte);
                         }
                     }
@@ -219,8 +219,8 @@ impl Line {
         self.flush()?;
         loop {
             match self.said.as_deref() {
-                Some([b'O']) => {
-                    self.said = Some(Vec::new());
+                Some([b'O', more @ ..]) => {
+                    self.said = Some(more.to_vec());
                     return Ok(());
                 }
                 Some([]) if !self.ended => self.step(until)?,

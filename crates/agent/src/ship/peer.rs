@@ -302,3 +302,34 @@ impl ServerCertVerifier for Pinned {
         provider().signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::line::SECRET;
+    use super::*;
+
+    /// A sign of life, or that it has failed, may come together with a receiver's word that it takes the sender.
+    #[test]
+    fn a_welcome_is_one_whatever_comes_with_it() {
+        let greeting = greeting(&"a".repeat(SECRET)).unwrap();
+        let (config, fingerprint) = certificate().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let receiver = thread::spawn(move || {
+            let (socket, _) = listener.accept().unwrap();
+            let tls = ServerConnection::new(config).unwrap();
+            let mut line = Line::new(tls.into(), socket, false, Arc::default()).unwrap();
+            let said = line.greeted(Instant::now() + SHOW).unwrap();
+            io::Write::write_all(&mut line, b"O.F\x04\0full").unwrap();
+            io::Write::flush(&mut line).unwrap();
+            said
+        });
+        let name = ServerName::try_from(NAME).unwrap();
+        let tls = ClientConnection::new(pinned(&fingerprint).unwrap(), name).unwrap();
+        let socket = TcpStream::connect(at).unwrap();
+        let mut line = Line::new(tls.into(), socket, true, Arc::default()).unwrap();
+        line.greet(&greeting, Instant::now() + SHOW).unwrap();
+        assert_eq!(line.verdict().as_deref(), Some("full"));
+        assert_eq!(receiver.join().unwrap(), greeting);
+    }
+}

@@ -1,25 +1,18 @@
 //! From a snapshot to the agent of another cluster, which listens and makes a snapshot of it.
 //!
-//! What is sent of a volume is an archive, as for a backup; but its end always goes along: there the receiver
-//! has changed something of what it got before (DRBD's metadata, which are of nobody's peer there).
+//! What is sent of a volume is an archive, as for a backup.
 
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
-use cluster::layer::Layer;
 use cluster::shipping::{Peer, Phase, UploadOrder};
 use shipping::archive::{Header, Identity, Writer};
 use shipping::extents;
 
 use super::line::{Line, Parts};
-use super::{Work, of_io};
+use super::{Work, always, of_io};
 use crate::failed::Failed;
-
-/// Bytes at the end of a volume that are always sent: DRBD's superblock is within them.
-const END: u64 = 1 << 20;
-/// In what volumes are compared.
-const BLOCK: u64 = 4096;
 
 impl Work<'_> {
     /// Ships a snapshot to who waits for it.
@@ -73,21 +66,15 @@ impl Work<'_> {
             };
             match &base {
                 None => extents::write_full(&source.file, size, &mut writer, &mut progress),
-                Some((base, _)) => {
-                    let always = match order.described.layers.contains(&Layer::Drbd) {
-                        true => size.saturating_sub(END) / BLOCK * BLOCK,
-                        false => size,
-                    };
-                    extents::write_changed(
-                        &source.file,
-                        size,
-                        &base.file,
-                        base.size,
-                        always,
-                        &mut writer,
-                        &mut progress,
-                    )
-                }
+                Some((base, _)) => extents::write_changed(
+                    &source.file,
+                    size,
+                    &base.file,
+                    base.size,
+                    always(order, size),
+                    &mut writer,
+                    &mut progress,
+                ),
             }
             .map_err(failed)?;
             writer.finish().and_then(Parts::end).map_err(failed)?;

@@ -240,6 +240,22 @@ fn snapshots_come_back_from_full_and_incremental_backups() {
     assert_eq!(bed.download(&node, &[FULL, SECOND]).phase, Phase::Success);
 }
 
+/// What a backup builds on may be of another node, whose replica has metadata of its own.
+#[test]
+fn metadata_are_those_of_the_replica_that_was_backed_up_last() {
+    let Some(bed) = Bed::new() else { return };
+    let node = bed.start();
+    bed.take(&node, "s1", &[(0, 1, 5000), (SIZE - 4096, 5, 4096)]);
+    assert_eq!(bed.upload(&node, "s1", FULL, None).phase, Phase::Success);
+    // This node's replica at the time of the first: the same data, another superblock.
+    let first = fs::OpenOptions::new().write(true).open(bed.path("pool/web_00000_s1.img")).unwrap();
+    first.write_all_at(&[6; 4096], SIZE - 4096).unwrap();
+    bed.take(&node, "s2", &[(4096, 9, 4096), (SIZE - 4096, 6, 4096)]);
+    assert_eq!(bed.upload(&node, "s2", SECOND, Some(("s1", FULL))).phase, Phase::Success);
+    assert_eq!(bed.download(&node, &[FULL, SECOND]).cause, None);
+    assert!(bed.content("copy_00000_back.img") == bed.content("web_00000_s2.img"));
+}
+
 #[test]
 fn a_crash_leaves_nothing_and_is_no_end() {
     let Some(bed) = Bed::new() else { return };

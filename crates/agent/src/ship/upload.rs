@@ -21,7 +21,7 @@ use shipping::extents;
 use shipping::name::Id;
 use shipping::s3::{Client, Upload};
 
-use super::{Work, of_io, of_store};
+use super::{Work, always, of_io, of_store};
 use crate::failed::Failed;
 use crate::pools::Open;
 use crate::report::now;
@@ -85,7 +85,7 @@ impl Work<'_> {
                     size,
                     &base.file,
                     base.size,
-                    source.size,
+                    always(order, size),
                     &mut writer,
                     &mut progress,
                 ),
