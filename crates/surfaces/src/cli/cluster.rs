@@ -183,11 +183,17 @@ impl<'a> Session<'a> {
         object: &str,
         asked: [Ask; N],
     ) -> Result<[Secret; N], Error> {
-        self.http.is_private("the passphrase")?;
-        let secrets = self.secrets.read(object, &asked)?;
-        self.http.again();
+        let secrets = self.secrets(object, &asked)?;
         let why = "fewer passphrases were read than asked for".to_owned();
         secrets.try_into().map_err(|_| Error::Object { object: object.to_owned(), why })
+    }
+
+    /// The same of any number.
+    fn secrets(&mut self, object: &str, asked: &[Ask]) -> Result<Vec<Secret>, Error> {
+        self.http.is_private("the passphrase")?;
+        let secrets = self.secrets.read(object, asked)?;
+        self.http.again();
+        Ok(secrets)
     }
 
     /// Lists rows.

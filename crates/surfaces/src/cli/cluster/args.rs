@@ -14,7 +14,7 @@ use super::physical::DiskCommand;
 use values::{key_value, owner, url, volume_name};
 
 pub use schedules::{Kept, Of, OnFailure, ScheduleCommand, SwitchCommand};
-pub use shipping::{BackupCommand, RemoteCommand, RestoreTo};
+pub use shipping::{BackupCommand, ClusterOptions, RemoteCommand, RestoreTo};
 pub use values::{NewNode, Owner, ProviderName, VolumeName, new_node, size};
 
 /// Where a controller is unless something else is said.

@@ -6,13 +6,14 @@ use serde_json::{Value, json};
 use super::super::error::Error;
 use super::super::secret::Ask;
 use super::Session;
-use super::args::RemoteCommand;
+use super::args::{ClusterOptions, RemoteCommand};
 use super::http::{Change, part, query};
 use super::table::{Cell, Row};
 
 const S3: &str = "/v1/remotes/s3";
 const CLUSTERS: &str = "/v1/remotes/linstor";
 const KEY: Ask = Ask::Known("secret key");
+const TOKEN: Ask = Ask::Known("token of the other cluster");
 const PASSPHRASE: Ask = Ask::Known("master passphrase of the other cluster");
 
 pub(super) fn run(session: &mut Session<'_>, command: &RemoteCommand) -> Result<(), Error> {
@@ -25,14 +26,9 @@ pub(super) fn run(session: &mut Session<'_>, command: &RemoteCommand) -> Result<
         }
         RemoteCommand::Create { name, bucket, cluster, passphrase } => {
             let what = format!("remote {name}");
-            let (path, body) = if let Some(url) = &cluster.url {
-                let mut body = json!({
-                    "remote_name": name, "url": url, "cluster_id": cluster.cluster_id,
-                });
-                if *passphrase {
-                    let [passphrase] = session.passphrases(&what, [PASSPHRASE])?;
-                    body["passphrase"] = Value::from(passphrase.expose());
-                }
+            let (path, body) = if cluster.url.is_some() {
+                let mut body = of_cluster(session, &what, cluster, *passphrase)?;
+                body["remote_name"] = Value::from(name.as_str());
                 (CLUSTERS, body)
             } else {
                 let [key] = session.passphrases(&what, [KEY])?;
@@ -57,14 +53,9 @@ pub(super) fn run(session: &mut Session<'_>, command: &RemoteCommand) -> Result<
             passphrase,
         } => {
             let what = format!("remote {name}");
-            let of_cluster = cluster.url.is_some() || cluster.cluster_id.is_some() || *passphrase;
-            let (path, body) = if of_cluster {
-                let mut body = json!({ "url": cluster.url, "cluster_id": cluster.cluster_id });
-                if *passphrase {
-                    let [passphrase] = session.passphrases(&what, [PASSPHRASE])?;
-                    body["passphrase"] = Value::from(passphrase.expose());
-                }
-                (CLUSTERS, body)
+            let is_cluster = cluster.url.is_some() || cluster.cluster_id.is_some() || *passphrase;
+            let (path, body) = if is_cluster {
+                (CLUSTERS, of_cluster(session, &what, cluster, *passphrase)?)
             } else {
                 let mut body = json!({
                     "endpoint": endpoint, "bucket": bucket, "region": region,
@@ -87,6 +78,37 @@ pub(super) fn run(session: &mut Session<'_>, command: &RemoteCommand) -> Result<
             session.change(&what, &Change::Delete(path), None).map(drop)
         }
     }
+}
+
+/// What is said of another cluster. What is secret of it is asked for.
+fn of_cluster(
+    session: &mut Session<'_>,
+    what: &str,
+    cluster: &ClusterOptions,
+    passphrase: bool,
+) -> Result<Value, Error> {
+    let mut url = cluster.url.clone();
+    if url.as_ref().is_some_and(|url| url.contains('@')) {
+        let why =
+            "whoever is on this host can read the token in its URL: leave it out there, and give \
+                   `--token`, which asks for it"
+                .to_owned();
+        return Err(Error::Object { object: what.to_owned(), why });
+    }
+    let asked = [(cluster.token, TOKEN), (passphrase, PASSPHRASE)];
+    let asked: Vec<Ask> = asked.into_iter().filter_map(|(is, ask)| is.then_some(ask)).collect();
+    let secrets = if asked.is_empty() { Vec::new() } else { session.secrets(what, &asked)? };
+    let mut body = json!({ "cluster_id": cluster.cluster_id });
+    for (ask, secret) in asked.into_iter().zip(secrets) {
+        if ask == PASSPHRASE {
+            body["passphrase"] = Value::from(secret.expose());
+        } else if let Some(url) = &mut url {
+            let host = url.find("://").map_or(0, |at| at + 3);
+            url.insert_str(host, &format!("{}@", secret.expose()));
+        }
+    }
+    body["url"] = Value::from(url);
+    Ok(body)
 }
 
 /// All remotes, by what they are.

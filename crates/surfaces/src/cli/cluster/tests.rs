@@ -701,7 +701,9 @@ impl Source for Typed {
 fn typing(line: &str, controller: &str, typed: &'static [&'static str]) -> Ran {
     let line = format!("ashlar {line} --controllers {controller}");
     let Cli { common, command } = Cli::try_parse_from(line.split(' ')).unwrap();
-    let (Command::Encryption { at, .. } | Command::Volume { at, .. }) = &command else {
+    let (Command::Encryption { at, .. } | Command::Volume { at, .. } | Command::Remote { at, .. }) =
+        &command
+    else {
         panic!("{line}")
     };
     let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -748,6 +750,25 @@ fn passphrases_are_typed_and_sent_in_bodies() {
     let refused = typing("encryption unlock", "http://10.0.0.1:3370", &["first"]);
     let said = refused.error();
     assert!(said.contains("for everybody to read") && said.contains("https"), "{said}");
+}
+
+/// Arguments of a process are for everybody on its host to read.
+#[test]
+fn tokens_of_other_clusters_are_typed() {
+    let script = Scripted::new(|_, _| (200, json!([{ "ret_code": 1, "message": "done" }])));
+    let url = &script.url;
+    let line = "remote create two --url https://ctl.two --token --passphrase";
+    typing(line, url, &["abc", "secret"]).ok();
+    typing("remote modify two --passphrase", url, &["other"]).ok();
+    let asked: Vec<Value> = script.asked().into_iter().map(|asked| asked.body).collect();
+    let created = json!({ "remote_name": "two", "url": "https://abc@ctl.two", "passphrase": "secret",
+        "cluster_id": null });
+    assert!(asked.contains(&created), "{asked:?}");
+    let changed = json!({ "url": null, "passphrase": "other", "cluster_id": null });
+    assert!(asked.contains(&changed), "{asked:?}");
+    let refused = typing("remote create two --url https://abc@ctl.two", url, &[]);
+    let said = refused.error();
+    assert!(said.contains("--token") && !said.contains("abc"), "{said}");
 }
 
 #[test]

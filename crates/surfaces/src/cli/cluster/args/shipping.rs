@@ -84,9 +84,12 @@ pub struct NewBucket {
 #[derive(Args, Clone, Debug)]
 #[allow(missing_docs, reason = "the comments are help texts")]
 pub struct ClusterOptions {
-    /// URL of another cluster's REST API; a token that it wants is given before the host, https://TOKEN@HOST
+    /// URL of another cluster's REST API
     #[arg(long, conflicts_with_all = BUCKET)]
     pub url: Option<String>,
+    /// The REST API wants a token: ask for it
+    #[arg(long, requires = "url")]
+    pub token: bool,
     /// The id of that cluster, its property Cluster/LocalID: what it ships to this one is taken only with it
     #[arg(long, value_name = "ID", conflicts_with_all = BUCKET)]
     pub cluster_id: Option<String>,
