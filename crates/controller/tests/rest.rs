@@ -74,7 +74,7 @@ async fn what_is_not_there_says_so() {
     let answer = server.call("PATCH", "/v1/nodes", "").await;
     assert_eq!((answer.status, answer.first()), (405, (998, true)));
     for (method, path, status) in
-        [("POST", "/v1/remotes/linstor", 501), ("POST", "/v1/remotes/vault/backups/ship", 501)]
+        [("POST", "/v1/remotes/ebs", 501), ("PUT", "/v1/remotes/ebs/vault", 501)]
     {
         let answer = server.call(method, path, "{}").await;
         assert_eq!(answer.status, status, "{method} {path}");

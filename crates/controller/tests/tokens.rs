@@ -64,7 +64,8 @@ async fn each_role_may_do_its_own_and_nothing_more() {
         ("DELETE", "/v1/ashlar/tokens/x", "", [403, 403, 200]),
         ("POST", "/v1/ashlar/join-tokens", r#"{"address":"h:1"}"#, [403, 403, 201]),
         // Calls in no table: changing is for administrators.
-        ("POST", "/v1/remotes/linstor", "{}", [403, 403, 501]),
+        ("POST", "/v1/remotes/ebs", "{}", [403, 403, 501]),
+        ("POST", "/v1/remotes/linstor", "{}", [403, 403, 500]),
         ("POST", "/v1/remotes/s3", "{}", [403, 403, 500]),
         ("GET", "/v1/remotes", "", [200, 200, 200]),
         ("GET", "/v1/nonsense", "", [404, 404, 404]),

@@ -87,11 +87,23 @@ impl Guest {
     pub(super) fn boot(rig: &Rig<'_>, kind: Kind, nr: u8, modules: &[&str]) -> Result<Guest> {
         let console = rig.file(&format!("console{nr}"));
         let words = Guest::words(nr, modules);
-        let command = match kind {
-            Kind::UserMode => user_mode(rig, nr, &words),
-            Kind::Emulated | Kind::Newest => emulated(rig, kind, nr, &words),
+        let boot = || {
+            let command = match kind {
+                Kind::UserMode => user_mode(rig, nr, &words),
+                Kind::Emulated | Kind::Newest => emulated(rig, kind, nr, &words),
+            };
+            Guest::start_up(rig, nr, kind, command, &console)
         };
-        Guest::start_up(rig, nr, kind, command, &console)
+        let booted = boot();
+        // An emulated machine now and then does not do what its kernel's first lines want.
+        let text = fs::read(&console).unwrap_or_default();
+        match booted {
+            Err(error) if String::from_utf8_lossy(&text).contains("Kernel panic") => {
+                println!("the guest's kernel has panicked as it started, once more: {error:#}");
+                boot()
+            }
+            booted => booted,
+        }
     }
 
     /// Boots an emulated guest, of two CPUs, from the disk that a vhost-user socket serves. What its kernel

@@ -531,7 +531,10 @@ impl Dance {
             }
         };
         let Greeting { mut socket, path, .. } = self.greetings.swap_remove(at);
-        socket.arm(&mut io.ring);
+        // What came with the initial packet can not be read while more is received, and nothing more may come before it is.
+        if socket.conn.rx.available() == 0 {
+            socket.arm(&mut io.ring);
+        }
         self.arrived.retain(|earlier| earlier.path == path);
         let arrival = Arrival { stream, socket, path };
         match self.phase {

@@ -22,6 +22,8 @@ use super::*;
 use crate::digest::Algorithm;
 use crate::shard::token::{self, Purpose};
 
+/// P_PING of protocol 80.
+const PING: [u8; 8] = [0x83, 0x74, 0x02, 0x67, 0, 0x13, 0, 0];
 /// The initial packet of a data socket (wire §1.1).
 const INITIAL_DATA: [u8; 8] = [0x83, 0x74, 0x02, 0x67, 0xff, 0xf2, 0, 0];
 
@@ -234,6 +236,27 @@ fn one_that_comes_later_is_not_kept_waiting() {
         let tie_breaks = tie_breaks(&world);
         assert_ne!(tie_breaks[0], tie_breaks[1]);
     }
+}
+
+/// The peer has found the pair to be good before this end has read what its socket is.
+#[test]
+fn what_comes_with_the_initial_packet_is_read() {
+    let (mut world, [peer, engine]) = World::new();
+    world.patient();
+    let listener = TcpListener::bind(peer).unwrap();
+    world.connect(1);
+    world.run("it has opened the data socket", |w| match &w.ends[1].link.state {
+        State::Dancing(dance) => dance.holds(Stream::Data),
+        _ => false,
+    });
+    let _data = listener.accept().unwrap();
+    // A ping of protocol 80 behind it, as whoever has no features yet would send one.
+    let mut control = call(peer.ip(), engine);
+    let initial = [0x83, 0x74, 0x02, 0x67, 0xff, 0xf1, 0, 0];
+    control.write_all(&[initial, PING].concat()).unwrap();
+    world.run("it is up", |w| !w.ends[1].events.is_empty());
+    world.run("the ping is read", |w| !w.ends[1].packets.is_empty());
+    assert_eq!(world.ends[1].packets[0].0, Packet::Ping);
 }
 
 #[test]
