@@ -285,7 +285,8 @@ impl Line {
     /// An error if the receiver has said by now that it fails.
     fn heard(&self) -> io::Result<()> {
         match self.said.as_deref() {
-            None | Some([] | [b'O']) => Ok(()),
+            // The second only while the welcome is waited for: what comes behind it is looked at then.
+            None | Some([] | [b'O', ..]) => Ok(()),
             Some(_) => Err(lost("the receiver has given it up")),
         }
     }
