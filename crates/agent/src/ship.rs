@@ -18,11 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster::layer::Layer;
 use cluster::name::ResourceName;
 use cluster::objects::Generation;
 use cluster::plan::Action;
-use cluster::shipping::{Bucket, Phase, ShipmentState, UploadOrder, UploadTo};
+use cluster::shipping::{Bucket, Phase, ShipmentState, UploadTo};
 use shipping::archive::Unreadable;
 use shipping::s3::{self, Client, Place};
 
@@ -120,20 +119,6 @@ fn find<'a>(
     token: Generation,
 ) -> Option<&'a mut Shipment> {
     all.get_mut(name)?.iter_mut().find(|shipment| shipment.state.token == token)
-}
-
-/// Bytes at the end of a volume that are in every archive: DRBD's superblock is within them.
-const END: u64 = 1 << 20;
-/// In what volumes are compared.
-const BLOCK: u64 = 4096;
-
-/// From where on all of a volume is in an incremental archive: what it is applied to may have another superblock. That of a
-/// backup may be of another node's replica, and that of a snapshot that was received was changed there.
-fn always(order: &UploadOrder, size: u64) -> u64 {
-    match order.described.layers.contains(&Layer::Drbd) {
-        true => size.saturating_sub(END) / BLOCK * BLOCK,
-        false => size,
-    }
 }
 
 /// A shipment at work.

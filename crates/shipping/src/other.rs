@@ -5,25 +5,21 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use ureq::http::Response;
-use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 use vocab::options::Secret;
 
 use crate::description::LuksInfo;
-use crate::s3::authorities;
+use crate::s3::http;
 
 /// The version of these calls, and the only one.
 pub const VERSION: u16 = 1;
 /// Where they are.
 const PATH: &str = "/v1/ashlar/shipments";
-/// How long it may take to be connected.
-const CONNECT: Duration = Duration::from_secs(10);
 /// How long a call may take.
 const CALL: Duration = Duration::from_secs(30);
 /// Most bytes of an answer.
@@ -167,23 +163,8 @@ impl Client {
     /// # Errors
     /// If the authorities of the machine can not be read where they are needed.
     pub fn new(url: &str, token: Option<Secret>, patience: Duration) -> Result<Client, Trouble> {
-        let roots = match url.starts_with("https:") {
-            true => authorities().map_err(|error| Trouble::Unreachable(error.to_string()))?,
-            false => Vec::new(),
-        };
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
-        let tls = tls.root_certs(RootCerts::Specific(Arc::new(roots))).build();
-        let http = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .timeout_connect(Some(CONNECT))
-            .timeout_global(Some(CALL))
-            .user_agent(concat!("ashlar/", env!("CARGO_PKG_VERSION")))
-            .tls_config(tls)
-            .build()
-            .new_agent();
+        let http =
+            http(url, Some(CALL)).map_err(|error| Trouble::Unreachable(error.to_string()))?;
         Ok(Client { url: url.trim_end_matches('/').to_owned(), token, http, patience })
     }
 

@@ -162,19 +162,7 @@ impl Client {
         }
         let bucket = Bucket::new(url, style, place.bucket.clone(), place.region.clone());
         let bucket = bucket.map_err(|error| wrong(&format!("{error:?}")))?;
-        let roots = if endpoint.starts_with("https:") { authorities()? } else { Vec::new() };
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
-        let tls = tls.root_certs(RootCerts::Specific(Arc::new(roots))).build();
-        let http = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .timeout_connect(Some(CONNECT))
-            .user_agent(concat!("ashlar/", env!("CARGO_PKG_VERSION")))
-            .tls_config(tls)
-            .build()
-            .new_agent();
+        let http = http(&endpoint, None)?;
         let secret = place.secret_key.expose();
         let credentials = Credentials::new(place.access_key.expose(), secret);
         Ok(Client { bucket, credentials, http, patience, stop })
@@ -477,8 +465,28 @@ fn message(text: &str) -> String {
     }
 }
 
+/// What calls a server at a URL, once for each call: redirects are not followed. `whole` is how long a call may take in all.
+///
+/// # Errors
+/// If the authorities of the machine can not be read where they are needed.
+pub(crate) fn http(url: &str, whole: Option<Duration>) -> Result<Agent, Error> {
+    let roots = if url.starts_with("https:") { authorities()? } else { Vec::new() };
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
+    let tls = tls.root_certs(RootCerts::Specific(Arc::new(roots))).build();
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .timeout_connect(Some(CONNECT))
+        .timeout_global(whole)
+        .user_agent(concat!("ashlar/", env!("CARGO_PKG_VERSION")))
+        .tls_config(tls);
+    Ok(config.build().new_agent())
+}
+
 /// Who vouches for stores on this machine (`SSL_CERT_FILE` names others).
-pub(crate) fn authorities() -> Result<Vec<Certificate<'static>>, Error> {
+fn authorities() -> Result<Vec<Certificate<'static>>, Error> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
         let why = found.errors.first().map_or_else(String::new, |error| format!(": {error}"));

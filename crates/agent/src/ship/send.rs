@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use cluster::shipping::{Peer, Phase, UploadOrder};
 use shipping::archive::{Header, Identity, Writer};
-use shipping::extents;
 
 use super::line::{Line, Parts};
-use super::{Work, always, of_io};
+use super::upload::write;
+use super::{Work, of_io};
 use crate::failed::Failed;
 
 impl Work<'_> {
@@ -39,18 +39,7 @@ impl Work<'_> {
         let mut done = 0;
         for (number, (pool, kind)) in &volumes {
             let source = self.open(&order.snapshot, *number, pool, *kind)?;
-            let base = match &order.base {
-                Some((base, called)) => {
-                    let parts = self.volumes_of(base)?;
-                    let Some((pool, kind)) = parts.get(number) else {
-                        let text =
-                            format!("snapshot {base} of {} has no volume {number}", self.name);
-                        return Err(Failed::new(text, "ship all of it"));
-                    };
-                    Some((self.open(base, *number, pool, *kind)?, called))
-                }
-                None => None,
-            };
+            let base = self.base(order, *number, "ship all of it")?;
             let header = Header {
                 size: source.size,
                 own: Identity::new(&order.backup, *number),
@@ -64,19 +53,8 @@ impl Work<'_> {
                 line.borrow_mut().beat()?;
                 self.progress(done + at, total)
             };
-            match &base {
-                None => extents::write_full(&source.file, size, &mut writer, &mut progress),
-                Some((base, _)) => extents::write_changed(
-                    &source.file,
-                    size,
-                    &base.file,
-                    base.size,
-                    always(order, size),
-                    &mut writer,
-                    &mut progress,
-                ),
-            }
-            .map_err(failed)?;
+            write(order, &source, base.as_ref().map(|(base, _)| base), &mut writer, &mut progress)
+                .map_err(failed)?;
             writer.finish().and_then(Parts::end).map_err(failed)?;
             done += size;
         }

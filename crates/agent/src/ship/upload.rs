@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom, Write};
 
+use cluster::layer::Layer;
 use cluster::name::{PoolName, SnapshotName};
 use cluster::objects::Provider;
 use cluster::shipping::{Bucket, Phase, UploadOrder};
@@ -21,17 +22,49 @@ use shipping::extents;
 use shipping::name::Id;
 use shipping::s3::{Client, Upload};
 
-use super::{Work, always, of_io, of_store};
+use super::{Work, of_io, of_store};
 use crate::failed::Failed;
 use crate::pools::Open;
 use crate::report::now;
 use crate::storage::Name;
+
+/// Bytes at the end of a volume that are in every archive: DRBD's superblock is within them.
+const END: u64 = 1 << 20;
+/// In what volumes are compared.
+const BLOCK: u64 = 4096;
+
+/// From where on all of a volume is in an incremental archive: what it is applied to may have another superblock. That of a
+/// backup may be of another node's replica, and that of a snapshot that was received was changed there.
+fn always(order: &UploadOrder, size: u64) -> u64 {
+    match order.described.layers.contains(&Layer::Drbd) {
+        true => size.saturating_sub(END) / BLOCK * BLOCK,
+        false => size,
+    }
+}
 
 /// A snapshot's volume, open for reading.
 pub(super) struct Source {
     pub(super) file: File,
     pub(super) size: u64,
     allocated: u64,
+}
+
+/// Writes a volume into an archive: all of it, or what is otherwise than in `base`.
+pub(super) fn write<W: Write>(
+    order: &UploadOrder,
+    source: &Source,
+    base: Option<&Source>,
+    archive: &mut Writer<W>,
+    progress: &mut impl FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let (file, size) = (&source.file, source.size);
+    match base {
+        None => extents::write_full(file, size, archive, progress),
+        Some(base) => {
+            let always = always(order, size);
+            extents::write_changed(file, size, &base.file, base.size, always, archive, progress)
+        }
+    }
 }
 
 impl Work<'_> {
@@ -56,18 +89,7 @@ impl Work<'_> {
         let (mut done, mut backups, mut vlms) = (0, BTreeMap::new(), BTreeMap::new());
         for (number, (pool, kind)) in &volumes {
             let source = self.open(&order.snapshot, *number, pool, *kind)?;
-            let base = match &order.base {
-                Some((base, backup)) => {
-                    let parts = self.volumes_of(base)?;
-                    let Some((pool, kind)) = parts.get(number) else {
-                        let text =
-                            format!("snapshot {base} of {} has no volume {number}", self.name);
-                        return Err(Failed::new(text, "make a full backup"));
-                    };
-                    Some((self.open(base, *number, pool, *kind)?, backup))
-                }
-                None => None,
-            };
+            let base = self.base(order, *number, "make a full backup")?;
             let object = id.archive(*number);
             let header = Header {
                 size: source.size,
@@ -78,19 +100,8 @@ impl Work<'_> {
             let mut writer = Writer::new(Upload::new(client, &object), header).map_err(failed)?;
             let size = source.size;
             let mut progress = |at: u64| self.progress(done + at, total);
-            match &base {
-                None => extents::write_full(&source.file, size, &mut writer, &mut progress),
-                Some((base, _)) => extents::write_changed(
-                    &source.file,
-                    size,
-                    &base.file,
-                    base.size,
-                    always(order, size),
-                    &mut writer,
-                    &mut progress,
-                ),
-            }
-            .map_err(failed)?;
+            write(order, &source, base.as_ref().map(|(base, _)| base), &mut writer, &mut progress)
+                .map_err(failed)?;
             let bytes = writer.finish().map_err(failed)?.finish().map_err(of_store)?;
             done += size;
             let archived = Archived {
@@ -157,6 +168,22 @@ impl Work<'_> {
                 passphrases: keys.passphrases.iter().map(|(nr, p)| (nr.0, p.clone())).collect(),
             }),
         }
+    }
+
+    /// What a volume is compared with, and what that is called; `next` is what to do without it.
+    pub(super) fn base<'o>(
+        &self,
+        order: &'o UploadOrder,
+        number: u16,
+        next: &str,
+    ) -> Result<Option<(Source, &'o String)>, Failed> {
+        let Some((base, called)) = &order.base else { return Ok(None) };
+        let parts = self.volumes_of(base)?;
+        let Some((pool, kind)) = parts.get(&number) else {
+            let text = format!("snapshot {base} of {} has no volume {number}", self.name);
+            return Err(Failed::new(text, next));
+        };
+        Ok(Some((self.open(base, number, pool, *kind)?, called)))
     }
 
     /// The pool of each volume of a snapshot.
