@@ -21,13 +21,19 @@
 //! comes by another one means that the peer has left ours, and so does this node. Only if the peer
 //! may not know yet of a socket that this node has opened, both choose the lesser path.
 //!
-//! With `load-balance-paths` every other path joins by a dance of its own, see `joining`. It is looked at twice as long,
-//! for a kernel node does not see what arrived on a control socket before it has taken it in, and no longer than until
-//! the peer uses it.
+//! A pair is looked at for a while before it is used: the peer may have put another socket in the place of one of them. It can
+//! not where each side has opened one and nothing has crossed: it has taken in ours, or has nothing that could come before
+//! it. Such a pair is used at once, unless `socket-check-timeout` says for how long to look. A kernel looks at it still, and
+//! finds the first packet when it is done. Any pair is looked at no longer than until the peer uses it. Whatever was looked at for too
+//! short a time ends as a handshake that fails, and is tried again.
+//!
+//! With `load-balance-paths` every pair is looked at. Every other path joins by a dance of its own, see `joining`; it is looked at
+//! twice as long, for a kernel node does not see what arrived on a control socket before it has taken it in.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use codec::config::PathConfig;
 use codec::wire::{self, Agreed, ChunkHeader, Command, Packet, Stream};
@@ -42,7 +48,7 @@ use crate::shard::token::SocketOp;
 use logging::{Level, log};
 
 /// Pause after something went wrong that is not the peer's absence.
-const PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(1);
 /// Accepted sockets that have not said what they are.
 const GREETINGS_MAX: usize = 8;
 /// An accepted socket has so many `ping-timeout` to say what it is.
@@ -51,7 +57,7 @@ const GREETING: u32 = 4;
 const INITIAL_LEN: usize = 8;
 
 /// The keepalive of the data socket (wire §1.1).
-const KEEPALIVE: (std::time::Duration, u32) = (std::time::Duration::from_secs(23), 9);
+const KEEPALIVE: (Duration, u32) = (Duration::from_secs(23), 9);
 
 /// One try to connect, from the core's wish to a pair of sockets.
 pub(super) struct Dance {
@@ -73,6 +79,8 @@ pub(super) struct Dance {
     done: bool,
     /// The path is to join a connection.
     joins: bool,
+    /// A socket was replaced, or was lost: nodes may differ in which ones are the pair.
+    crossed: bool,
     /// The peer is set up differently.
     mismatch: Option<Stranger>,
     /// The last trouble reported, so that it is not reported again every second.
@@ -122,6 +130,7 @@ impl Dance {
             arrived: VecDeque::new(),
             done: false,
             joins: false,
+            crossed: false,
             mismatch: None,
             trouble: String::new(),
         }
@@ -275,7 +284,7 @@ impl Dance {
             if !tried || self.paths.len() < 2 || !self.arrived.is_empty() {
                 return;
             }
-            (self.data, self.control) = (None, None);
+            (self.data, self.control, self.crossed) = (None, None, true);
         }
         self.path = (self.path + 1) % self.paths.len();
         if self.path == self.first {
@@ -345,15 +354,18 @@ impl Dance {
         let Arrival { stream, socket, path } = arrival;
         if path != self.path {
             if self.keeps_path(path, io, net) {
+                self.crossed = true;
                 return;
             }
             let PathConfig { local, remote } = self.paths[path];
             log!(Level::Debug, label, "the peer comes by {local} to {remote}");
+            self.crossed |= self.is_settled();
             (self.data, self.control, self.path) = (None, None, path);
         }
         let own = self.keeps_own(stream, io, net);
         let crossed = own || self.hold(io, stream, socket);
         if crossed {
+            self.crossed = true;
             log!(Level::Debug, label, "both nodes opened the {stream} socket");
         }
         if self.is_complete() {
@@ -376,8 +388,20 @@ impl Dance {
         self.data.is_some() && self.control.is_some()
     }
 
+    /// The peer has the same pair, or will have. By a transport that spreads data the kernel may not see what has arrived before
+    /// it took the sockets in, so that is looked at always.
+    fn is_certain(&self, net: &NetOptions) -> bool {
+        let each_opened_one = match (&self.data, &self.control) {
+            (Some(data), Some(control)) => data.accepted != control.accepted,
+            _ => false,
+        };
+        let nothing_else = self.greetings.is_empty() && self.arrived.is_empty();
+        each_opened_one && nothing_else && !self.crossed && !net.load_balance_paths
+    }
+
     fn check(&mut self, io: &mut Io, net: &NetOptions) {
         let patience = match net.socket_check_timeout {
+            own if own.is_zero() && self.is_certain(net) => Duration::ZERO,
             own if own.is_zero() => net.ping_timeout,
             own => own,
         };
@@ -389,7 +413,7 @@ impl Dance {
     /// A peer that uses a path has taken it in already, and waits for this node.
     fn look_for_use(&mut self) {
         let used = |socket: &Socket| socket.conn.rx.available() > 0;
-        if self.joins && self.is_checking() && self.is_complete() && self.held().any(used) {
+        if self.is_checking() && self.is_complete() && self.held().any(used) {
             self.done = true;
         }
     }
@@ -531,7 +555,7 @@ impl Dance {
             }
         };
         let Greeting { mut socket, path, .. } = self.greetings.swap_remove(at);
-        // What came with the initial packet can not be read while more is received, and nothing more may come before it is.
+        // What came with the initial packet could not be read while more is received, and nothing more may come before it is.
         if socket.conn.rx.available() == 0 {
             socket.arm(&mut io.ring);
         }
@@ -553,7 +577,7 @@ impl Dance {
     /// A socket that was settled has ended.
     fn lost(&mut self, io: &mut Io, serial: u32) {
         for place in [&mut self.data, &mut self.control] {
-            place.take_if(|socket| socket.serial == serial);
+            self.crossed |= place.take_if(|socket| socket.serial == serial).is_some();
         }
         self.arrived.retain(|arrival| arrival.socket.serial != serial);
         if matches!(self.phase, Phase::Listening { .. } | Phase::Checking { .. }) {

@@ -103,6 +103,15 @@ impl World {
         }
     }
 
+    /// A pair is looked at for so long, unless it is certain.
+    fn looking_for(&mut self, ping_timeout: Duration) {
+        let connect_int = Duration::from_secs(10);
+        let net = NetOptions { connect_int, ping_timeout, ..net() };
+        for end in &mut self.ends {
+            _ = end.link.set_net(&mut self.io, net.clone());
+        }
+    }
+
     fn connect(&mut self, end: usize) {
         self.ends[end].link.connect(&mut self.io);
     }
@@ -236,6 +245,40 @@ fn one_that_comes_later_is_not_kept_waiting() {
         let tie_breaks = tie_breaks(&world);
         assert_ne!(tie_breaks[0], tie_breaks[1]);
     }
+}
+
+/// Each side has opened one socket, and nothing crossed: nobody looks at the pair for `ping-timeout`.
+#[test]
+fn a_pair_that_is_certain_is_used_at_once() {
+    for (first, second) in [(0, 1), (1, 0)] {
+        let (mut world, _) = World::new();
+        world.looking_for(Duration::from_secs(60));
+        world.connect(first);
+        let start = runtime::clock::now();
+        world.run("the first has tried", |_| {
+            runtime::clock::now().since(start) > Duration::from_millis(100)
+        });
+        world.connect(second);
+        world.run("both are up", |w| w.ends.iter().all(|e| !e.events.is_empty()));
+    }
+}
+
+/// One side has opened both: the other may have opened one, too, that is still on its way.
+#[test]
+fn a_pair_that_one_side_has_opened_is_looked_at() {
+    let (mut world, [peer, engine]) = World::new();
+    world.looking_for(Duration::from_millis(500));
+    world.connect(1);
+    let start = runtime::clock::now();
+    world.run("it has tried", |_| runtime::clock::now().since(start) > Duration::from_millis(100));
+    let mut sockets = [call(peer.ip(), engine), call(peer.ip(), engine)];
+    for (socket, kind) in sockets.iter_mut().zip([0xf1, 0xf2]) {
+        socket.write_all(&[0x83, 0x74, 0x02, 0x67, 0xff, kind, 0, 0]).unwrap();
+    }
+    let opened = runtime::clock::now();
+    world.run("it is up", |w| !w.ends[1].events.is_empty());
+    let looked = runtime::clock::now().since(opened);
+    assert!(looked >= Duration::from_millis(500), "it was looked at for {looked:?}");
 }
 
 /// The peer has found the pair to be good before this end has read what its socket is.

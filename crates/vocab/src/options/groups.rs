@@ -227,7 +227,7 @@ options! {
         "verify-alg" verify_alg: String = "", TEXT;
         /// Compress the bitmap on the wire.
         "use-rle" use_rle: bool = "yes", YES_NO;
-        /// Extra wait for a sign of life on a new socket; 0 means ping-timeout.
+        /// How long a new pair of sockets is looked at; 0: for ping-timeout, or not if it is certain.
         "socket-check-timeout" socket_check_timeout: Duration = "0", num(0, 300, Unit::DeciSeconds);
         /// What a Primary does about a lost peer.
         "fencing" fencing: Fencing = "dont-care", Kind::Choice(Fencing::WORDS);
