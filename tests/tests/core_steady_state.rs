@@ -202,7 +202,7 @@ impl Pair {
         pair.run_until(|p| p.cores.iter().all(is_connected));
         pair.admin(0, AdminCommand::NewCurrentUuid { volume: NR, clear_bitmap: true });
         pair.run_until(|p| p.cores.iter().all(is_up_to_date));
-        pair.input(0, Input::Open { volume: NR, opener: 1, write: true });
+        pair.input(0, Input::Open { volume: NR, opener: 1, write: true, patient: false });
         pair.run_until(|p| p.cores[0].status().role == vocab::Role::Primary);
         // From here on as over sockets.
         pair.bytes = Some(Vec::with_capacity(4096));

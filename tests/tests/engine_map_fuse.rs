@@ -3,6 +3,8 @@
 //!
 //! Needs root, /dev/fuse and loop devices; says so and does nothing where they are missing.
 
+mod standby;
+
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;

@@ -48,9 +48,21 @@ pub struct Args {
     /// Seconds that ending in peace may take
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     exit_timeout: u16,
+    /// Make a block device of every volume, with the names of DRBD's (/dev/drbdMINOR), which opens its volume while
+    /// somebody uses it, as `ashlar map --standby --drbd-names` does; auto: where the kernel has ublk
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Devices::No)]
+    devices: Devices,
     /// Take over from the engine at the other end of standard input, which has started this one
     #[arg(long, hide = true)]
     heir: bool,
+}
+
+/// Whether all volumes have block devices.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Devices {
+    No,
+    Auto,
+    Yes,
 }
 
 /// Serves the control socket until told to shut down. With `--config` the resources of that file
@@ -70,6 +82,11 @@ pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
         busy_poll: Duration::from_micros(args.busy_poll.into()),
         buffers: (args.buffers as usize) << 20,
         exit_timeout: Duration::from_secs(args.exit_timeout.into()),
+        devices: match args.devices {
+            Devices::No => engine::Devices::No,
+            Devices::Auto => engine::Devices::Auto,
+            Devices::Yes => engine::Devices::Yes,
+        },
         heir: args.heir,
     };
     Ok(engine::run(&options)?)

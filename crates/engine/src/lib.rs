@@ -94,8 +94,22 @@ pub struct Options {
     pub buffers: usize,
     /// How long ending may take.
     pub exit_timeout: Duration,
+    /// All volumes have block devices, which open them when they are used.
+    pub devices: Devices,
     /// Take over from the engine at the other end of standard input.
     pub heir: bool,
+}
+
+/// Whether all volumes have block devices.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Devices {
+    /// Those that are mapped.
+    #[default]
+    No,
+    /// Where the kernel has ublk, and all that such devices need.
+    Auto,
+    /// All, or the engine does not start.
+    Yes,
 }
 
 /// Why the engine did not start, in words for the operator.
@@ -130,6 +144,7 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         Some(node) => node.clone(),
         None => host_name()?,
     };
+    let devices = maps::standby::for_all(options.devices)?;
     let hub = Arc::new(Hub::default());
     let order = order::Order::default();
     // An heir waits here until the other engine hands over, with all its threads ready.
@@ -183,12 +198,16 @@ pub fn run(options: &Options) -> Result<(), StartError> {
             spawn_named("follow", move || {
                 upgrade::follow(&engine, line);
                 serve_inherited_metrics(&engine, address);
+                if let Err(e) = engine.keep_standbys(devices) {
+                    log!(Level::Error, "engine", "{e}");
+                }
             })?;
         }
         None => {
             let file = options.config.as_deref().map(|file| (file, host.as_str()));
             let listener = control::listen(&options.socket)?;
             engine.restore(file)?;
+            engine.keep_standbys(devices)?;
             let server = engine.clone();
             spawn_named("control", move || control::serve(server, listener))?;
         }

@@ -4,27 +4,28 @@
 //! - `process`: the same of a loop device on a file of FUSE, or one of the kernel's NBD client, with a process that outlives
 //!   the engine.
 //! - `handover`: devices that another process goes on with. `users`: who has a device open. `links`: its names.
-//!   `size`: devices follow the sizes of their volumes.
+//!   `size`: devices follow the sizes of their volumes. `standby`: devices whose volumes are not open all the time.
 //!
 //! A mapped volume is open for as long as its device exists, because the driver does not tell who
 //! opens and closes it: the node is Primary then (if the device can be written), and no other node can
-//! write what this one's page cache holds.
+//! write what this one's page cache holds. With `--standby` it is open while somebody uses the device.
 
 mod handover;
 mod links;
 mod process;
 mod size;
+pub(crate) mod standby;
 mod ublk;
 mod users;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use codec::admin::{Face, FaceStatus, FailureKind, MapOptions, MapStatus};
 use frontend::ublk::DeviceKey;
-use vocab::{ConfigError, Minor, Refusal, StateError, VolumeNr};
+use vocab::{Bytes, ConfigError, Minor, Refusal, StateError, VolumeNr};
 
 use crate::engine::{Done, Engine, Entry, Stop, lock, not_kept, while_claimed};
 use crate::restore::text;
@@ -87,6 +88,14 @@ impl Leftover {
 }
 
 impl Mapped {
+    /// The size of the device; `None` if that can not be seen.
+    fn size(&self) -> Option<Bytes> {
+        match &self.kind {
+            Kind::Ublk(number) => ublk::size(*number),
+            Kind::Process(process) => process.size(),
+        }
+    }
+
     fn face(&self) -> Face {
         match &self.kind {
             Kind::Ublk(_) => Face::Ublk,
@@ -104,6 +113,8 @@ pub(crate) fn faces() -> Vec<FaceStatus> {
 #[derive(Default)]
 pub(crate) struct Maps {
     by_volume: BTreeMap<(String, u16), Map>,
+    /// Where all volumes have devices: those that an operator took the device away of.
+    declined: BTreeSet<(String, u16)>,
 }
 
 struct Map {
@@ -162,8 +173,9 @@ impl Engine {
         };
         if let Some((there, mapped)) = there {
             match mapped {
-                Some(mapped) if there == options => {
-                    return Ok(self.map_status(&key, options, &mapped));
+                // One that opens its volume when it is used does for who wants one that is open at once.
+                Some(mapped) if there == options || there == there.as_standby_of(options) => {
+                    return Ok(self.map_status(&key, there, &mapped));
                 }
                 None if there == options => {}
                 mapped => {
@@ -176,6 +188,9 @@ impl Engine {
                     return Err(Refusal::config(ConfigError::Exists, detail).into());
                 }
             }
+        }
+        if options.standby {
+            standby::refuse_unusable(&format!("{}/{nr}", entry.name))?;
         }
         let minor = self.minor_of(entry, nr)?;
         let names = options.drbd_names.then_some(minor);
@@ -194,6 +209,7 @@ impl Engine {
         log!(Level::Info, entry.name, "volume {nr} is mapped as {}", mapped.path);
         let answer = self.map_status(&key, options, &mapped);
         let mut maps = lock(&self.maps);
+        maps.declined.remove(&key);
         maps.by_volume.insert(key, Map { options, state: State::Mapped(mapped) });
         self.keep_maps(&maps)?;
         Ok(answer)
@@ -203,9 +219,16 @@ impl Engine {
     pub(crate) fn unmap(&self, resource: &str, nr: VolumeNr) -> Done {
         let entry = self.entry(resource)?;
         let _pass = entry.pass();
+        self.unmap_entry(&entry, nr)?;
+        lock(&self.maps).declined.insert((entry.name.clone(), nr.0));
+        Ok(())
+    }
+
+    /// The same, for those who hold the pass of the resource.
+    fn unmap_entry(&self, entry: &Entry, nr: VolumeNr) -> Done {
         let key = (entry.name.clone(), nr.0);
         let Some((_, found)) = lock(&self.maps).by_volume.get(&key).map(Map::there) else {
-            return Err(Stop::invalid(format!("{resource}/{nr} is not mapped")));
+            return Err(Stop::invalid(format!("{}/{nr} is not mapped", entry.name)));
         };
         if let Some(mapped) = found {
             let hold = hold(&mapped.path)?;
@@ -217,7 +240,7 @@ impl Engine {
                 Kind::Process(process) => self.end_by_process(&mapped, process, Some(hold))?,
             }
             log!(Level::Info, entry.name, "volume {nr} is not mapped any more");
-        } else if let Some(left) = self.leftover(&entry, nr)? {
+        } else if let Some(left) = self.leftover(entry, nr)? {
             drop(hold(left.path())?);
             left.remove();
         }
@@ -249,14 +272,17 @@ impl Engine {
                 problem: Some(why),
                 features: Vec::new(),
                 reads_in_place: 0,
+                standby: None,
             },
         });
         shown.collect()
     }
 
-    /// Refuses what would take a mapped volume away.
+    /// Refuses what would take a mapped volume away. Devices that are there all the time go, unless somebody uses one;
+    /// for those who hold the pass of the resource.
     pub(crate) fn check_not_mapped(&self, resource: &str, only: Option<VolumeNr>) -> Done {
         let entry = self.entry(resource)?;
+        self.unmap_standbys(&entry, only)?;
         let concerned: Vec<(u16, Option<Arc<Mapped>>)> = {
             let maps = lock(&self.maps);
             let concerned = maps.by_volume.iter().filter(|((name, nr), _)| {
@@ -326,13 +352,17 @@ impl Engine {
             let end = Instant::now() + RESTORE;
             loop {
                 missing.retain(|map| !engine.restore_map(map));
+                // Those that need nobody are made when there is something to make them of.
                 if missing.is_empty() || Instant::now() >= end {
                     break;
                 }
                 std::thread::sleep(RETRY);
             }
-            for StoredMap { resource, volume, .. } in missing {
+            for StoredMap { resource, volume, options } in missing {
                 engine.end_wait(&resource, VolumeNr(volume));
+                if options.standby {
+                    continue;
+                }
                 log!(
                     Level::Error,
                     resource,
@@ -447,7 +477,9 @@ fn choose(what: &str, options: &MapOptions, fresh: bool) -> Done<Face> {
 /// Claims a device that is to be taken away, so that nobody mounts it in between. Programs that look at
 /// every new or changed device, such as udev's, are done in a moment.
 fn hold(path: &str) -> Done<File> {
-    let is_passing = |who: &String| who.split(", ").all(|who| who.starts_with("process "));
+    let passing = ["process ", "something claims it"];
+    let is_passing =
+        |who: &String| who.split(", ").all(|who| passing.iter().any(|p| who.starts_with(p)));
     while_claimed(is_passing, || users::hold(path)).map_err(|who| in_use(path, &who))
 }
 
@@ -477,6 +509,7 @@ impl Engine {
             problem,
             features,
             reads_in_place,
+            standby: options.standby.then(|| self.standby(key, mapped)).flatten(),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A front end knows nothing of replication; it is tested against a target in memory and a
 //! faulty one.
 
+pub mod cache;
 pub mod loopdev;
 pub mod nbd;
 pub mod nbddev;

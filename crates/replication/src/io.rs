@@ -118,6 +118,8 @@ pub enum Input {
         opener: u64,
         /// True to write: promotes the resource if auto-promote is on.
         write: bool,
+        /// To read beside another Primary: wait `auto-promote-timeout` for it to be none any more, as who writes does.
+        patient: bool,
     },
     /// A user closes the volume. All of its requests have completed.
     Close {

@@ -4,11 +4,11 @@ use vocab::{Instant, Refusal, StateError, VolumeNr};
 
 use crate::io::{OpenError, Output};
 use crate::jobs::JobKind;
-use crate::resource::{Opener, Resource};
+use crate::resource::{Opener, Resource, WaitingReader};
 
 impl Resource {
     /// A user opens the volume.
-    pub(crate) fn open(&mut self, nr: VolumeNr, opener: u64, write: bool) {
+    pub(crate) fn open(&mut self, nr: VolumeNr, opener: u64, write: bool, patient: bool) {
         let Some(vol) = self.vol_ix(nr) else {
             return self.open_done(nr, opener, Err(OpenError::NoDevice));
         };
@@ -26,7 +26,7 @@ impl Resource {
         }
         if !write {
             let until = self.now + self.opts.auto_promote_timeout;
-            self.vols[vol].waiting_readers.push((opener, until));
+            self.vols[vol].waiting_readers.push(WaitingReader { opener, until, patient });
             // Answered below, at the latest when the time is over.
             return;
         }
@@ -59,13 +59,16 @@ impl Resource {
             return;
         }
         let promotion = self.promotion_is_prepared();
+        let beside = promotion || !self.st.primary_peers().is_empty();
         let now = self.now;
         for vol in 0..self.vols.len() {
-            let waits = |(_, until): &(u64, Instant)| promotion && *until > now;
+            let waits = |reader: &WaitingReader| {
+                reader.until > now && (promotion || reader.patient && beside)
+            };
             let (waiting, ready): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut self.vols[vol].waiting_readers).into_iter().partition(waits);
             self.vols[vol].waiting_readers = waiting;
-            for (opener, _) in ready {
+            for WaitingReader { opener, .. } in ready {
                 self.open_reader(vol, opener, promotion);
             }
         }
@@ -73,7 +76,7 @@ impl Resource {
 
     /// When a reader has waited long enough.
     pub(crate) fn readers_deadline(&self) -> Option<Instant> {
-        self.vols.iter().flat_map(|v| &v.waiting_readers).map(|(_, until)| *until).min()
+        self.vols.iter().flat_map(|v| &v.waiting_readers).map(|reader| reader.until).min()
     }
 
     fn open_done(&mut self, volume: VolumeNr, opener: u64, result: Result<(), OpenError>) {
@@ -111,7 +114,7 @@ impl Resource {
         let Some(vol) = self.vol_ix(nr) else { return };
         self.vols[vol].openers.retain(|o| o.id != opener);
         self.vols[vol].waiting_openers.retain(|o| *o != opener);
-        self.vols[vol].waiting_readers.retain(|(o, _)| *o != opener);
+        self.vols[vol].waiting_readers.retain(|reader| reader.opener != opener);
         self.visible_change = true;
         let writers = self
             .vols

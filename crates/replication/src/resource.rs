@@ -197,7 +197,7 @@ pub(crate) struct Volume {
     pub waiting_openers: Vec<u64>,
     /// Opened for reading while another node is about to be Primary, and until when to wait for it.
     #[serde(skip)]
-    pub waiting_readers: Vec<(u64, Instant)>,
+    pub waiting_readers: Vec<WaitingReader>,
     pub intervals: Intervals<Owner>,
     /// Requests of users that are not admitted yet.
     #[serde(skip)]
@@ -245,6 +245,15 @@ pub(crate) struct VolumeStats {
     pub foreign: u64,
     pub bm_writes: u64,
     pub sb_writes: u64,
+}
+
+/// Someone waits to read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WaitingReader {
+    pub opener: u64,
+    pub until: Instant,
+    /// Also while another node is Primary.
+    pub patient: bool,
 }
 
 /// Someone holds the volume open.
@@ -601,7 +610,9 @@ impl Resource {
             Input::MetaDone { op, result } => self.meta_done(op, result),
             Input::DiskMeasured { volume, result } => self.disk_measured(volume, result),
             Input::HandlerDone { id, exit } => self.handler_done(id, exit),
-            Input::Open { volume, opener, write } => self.open(volume, opener, write),
+            Input::Open { volume, opener, write, patient } => {
+                self.open(volume, opener, write, patient);
+            }
             Input::Close { volume, opener } => self.close(volume, opener),
             Input::Request(request) => self.user_request(request),
             Input::HoldForeign(hold) => self.hold_foreign(hold),

@@ -42,6 +42,9 @@ pub enum Intent {
     Read,
     /// Reads and writes; may promote a volume.
     Write,
+    /// As the request asks that comes: the answer to `open` is immediate, and what can not be opened for a request fails
+    /// that request. A target that can not be closed in between takes it for `Write`.
+    Standby,
 }
 
 /// What a block device can do, and its geometry.

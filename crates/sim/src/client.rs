@@ -166,7 +166,8 @@ impl World {
         self.clients.clients[ix].hold = Hold::Opening(node, opener);
         self.nodes[node].openers.insert(opener, (ix, false));
         let volume = VolumeNr(volume as u16);
-        self.input(node, Input::Open { volume, opener, write });
+        let patient = opener.is_multiple_of(2);
+        self.input(node, Input::Open { volume, opener, write, patient });
     }
 
     /// An open was answered.

@@ -189,18 +189,23 @@ impl World {
 
     /// Opens volume 0 for writing; the open may fail.
     pub fn try_open(&mut self, node: usize) -> Result<u64, OpenError> {
-        self.try_open_for(node, true)
+        self.try_open_for(node, true, false)
     }
 
     /// Opens volume 0 for reading; the open may fail.
     pub fn try_open_reader(&mut self, node: usize) -> Result<u64, OpenError> {
-        self.try_open_for(node, false)
+        self.try_open_for(node, false, false)
     }
 
-    fn try_open_for(&mut self, node: usize, write: bool) -> Result<u64, OpenError> {
+    /// The same, with patience while another node is Primary.
+    pub fn try_open_patient_reader(&mut self, node: usize) -> Result<u64, OpenError> {
+        self.try_open_for(node, false, true)
+    }
+
+    fn try_open_for(&mut self, node: usize, write: bool, patient: bool) -> Result<u64, OpenError> {
         let opener = self.fresh_id();
         self.nodes[node].openers.insert(opener, (SELF, false));
-        self.input(node, Input::Open { volume: VolumeNr(0), opener, write });
+        self.input(node, Input::Open { volume: VolumeNr(0), opener, write, patient });
         self.wait("the open is answered", |w| {
             w.answers_of_opens.contains_key(&opener)
                 || w.nodes[node].openers.get(&opener).is_some_and(|(_, open)| *open)

@@ -143,7 +143,10 @@ fn a_reader_on_a_secondary_delays_a_promotion_only_while_it_reads_case_93() {
         let reader = 77;
         let volume = VolumeNr(0);
         w.nodes[1].openers.insert(reader, (usize::MAX, false));
-        w.input_of_scenario(1, Input::Open { volume, opener: reader, write: false });
+        w.input_of_scenario(
+            1,
+            Input::Open { volume, opener: reader, write: false, patient: false },
+        );
         w.run_for(100_000_000);
         let id = w.admin(0, AdminCommand::Primary { force: false });
         w.run_for(500_000_000);
@@ -173,6 +176,35 @@ fn who_opens_for_reading_waits_for_a_promotion_that_is_under_way() {
         w.wait_lost_all(0, [1, 2]);
         w.rejoin(0, [1, 2]);
         w.demote(0);
+        w.settle();
+    });
+}
+
+#[test]
+fn a_patient_reader_waits_for_the_last_writer_to_leave_and_not_for_ever() {
+    let mut plan = three();
+    plan.resource.auto_promote_timeout = std::time::Duration::from_secs(3);
+    scenario(plan, |w| {
+        w.form();
+        let writer = w.open(0);
+        let begun = w.now();
+        let refused = w.try_open_reader(1).is_err();
+        w.expect("who has no patience is told at once", |w| {
+            refused && w.now() - begun < 100_000_000
+        });
+        let refused = w.try_open_patient_reader(1).is_err();
+        w.expect("who has is told later", |w| refused && w.now() - begun >= 3_000_000_000);
+        w.write(0, 0);
+        w.nodes[1].openers.insert(77, (usize::MAX, false));
+        let patient = Input::Open { volume: VolumeNr(0), opener: 77, write: false, patient: true };
+        w.input_of_scenario(1, patient);
+        w.run_for(1_000_000_000);
+        w.close(0, writer);
+        w.wait("the reader is let in", |w| {
+            w.nodes[1].openers.get(&77).is_some_and(|(_, open)| *open)
+        });
+        w.nodes[1].openers.remove(&77);
+        w.input_of_scenario(1, Input::Close { volume: VolumeNr(0), opener: 77 });
         w.settle();
     });
 }

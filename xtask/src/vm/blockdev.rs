@@ -5,10 +5,12 @@
 //! dm-crypt; what happens to it: a peer that dies and comes back under load, a refused and a granted
 //! unmap, an engine that is killed, another node that writes meanwhile. In the end the replicas are compared byte for byte.
 //!
-//! - `nodes`: the two engines. `user`: an engine that is not root. `bench`: what the device costs. This file: the steps.
+//! - `nodes`: the two engines. `standby`: a device whose volume is not open all the time. `user`: an engine that is not root.
+//!   `bench`: what the device costs. This file: the steps.
 
 pub mod bench;
 mod nodes;
+mod standby;
 mod user;
 
 use std::time::{Duration, Instant};
@@ -164,6 +166,8 @@ fn steps(nodes: &mut Nodes<'_>, brief: bool) -> Result<()> {
         read_only(nodes)?;
         kernel_nbd(nodes)?;
     }
+    unmap(nodes)?;
+    standby::has_a_device(nodes)?;
     nbd_face(nodes)?;
     for options in ["", "--face nbd"] {
         grows(nodes, options)?;

@@ -46,6 +46,10 @@ pub struct MapOptions {
     /// The way to do it; the best one that there is if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub face: Option<Face>,
+    /// The device is there though its volume is not open: the first request opens it, and it is closed when nobody has the
+    /// device open any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub standby: bool,
 }
 
 impl MapOptions {
@@ -53,11 +57,23 @@ impl MapOptions {
     pub const QUEUES_MAX: u16 = 32;
     /// Most requests in flight in a queue.
     pub const DEPTH_MAX: u16 = 4096;
+
+    /// These options for a device like that of `wanted`, which is there all the time, whatever its names.
+    pub const fn as_standby_of(self, wanted: MapOptions) -> MapOptions {
+        MapOptions { standby: true, drbd_names: self.drbd_names, ..wanted }
+    }
 }
 
 impl Default for MapOptions {
     fn default() -> MapOptions {
-        MapOptions { read_only: false, drbd_names: false, queues: 1, depth: 128, face: None }
+        MapOptions {
+            read_only: false,
+            drbd_names: false,
+            queues: 1,
+            depth: 128,
+            face: None,
+            standby: false,
+        }
     }
 }
 
@@ -89,6 +105,32 @@ pub struct MapStatus {
     /// their requests.
     #[serde(default)]
     pub reads_in_place: u64,
+    /// How the volume is open, if the device is there though it may not be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<Standby>,
+}
+
+/// How the volume of a device is open that is there all the time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standby {
+    /// Not at all.
+    Closed,
+    /// For reading: no other node can become Primary.
+    Reading,
+    /// For writing: this node is Primary.
+    Writing,
+}
+
+impl Standby {
+    /// As it is shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Standby::Closed => "closed",
+            Standby::Reading => "reading",
+            Standby::Writing => "writing",
+        }
+    }
 }
 
 /// A way to offer volumes as block devices.

@@ -29,12 +29,12 @@ use frontend::ublk::DeviceKey;
 use frontend::{loopdev, nbddev};
 use runtime::Errno;
 use rustix::mount::{UnmountFlags, unmount};
-use vocab::{ConnState, Minor, VolumeNr};
+use vocab::{Bytes, ConnState, Minor, VolumeNr};
 
 use super::links::Links;
 use super::size::Resize;
 use super::ublk::close;
-use super::{Kind, Mapped};
+use super::{Kind, Mapped, standby};
 use crate::engine::{Done, Engine, Entry, Stop, lock};
 use crate::shard::Shard;
 use logging::{Level, log};
@@ -149,6 +149,11 @@ impl Process {
     pub(super) const fn face(&self) -> Face {
         self.place.front.face()
     }
+
+    /// What it serves, as the kernel knows it.
+    pub(super) fn size(&self) -> Option<Bytes> {
+        self.place.front.size(&self.place.directory).map(Bytes)
+    }
 }
 
 impl std::fmt::Debug for Process {
@@ -192,7 +197,7 @@ fn failed(what: &str, why: impl std::fmt::Display, next: &str) -> Stop {
 }
 
 /// Runs what may wait for a device, for so long at most. `None` if it takes longer: it goes on.
-fn within<T: Send + 'static>(
+pub(super) fn within<T: Send + 'static>(
     patience: Duration,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
@@ -284,7 +289,7 @@ impl Engine {
         if self.process_leftover(entry, nr)?.is_some() {
             self.wait_for_peers(entry)?;
         }
-        let (key, target) = self.open_volume(entry, nr, options.read_only)?;
+        let (key, target) = self.open_volume(entry, nr, standby::intent(&options))?;
         let shard = entry.shard;
         if target.size.0 == 0 {
             self.on(shard, move |shard| close(shard, key))?;
@@ -338,8 +343,9 @@ impl Engine {
         let what = format!("{}/{nr}", entry.name);
         let directory = &process.place.directory;
         if let Some(left) = leftover_at(directory) {
-            // Nobody else can write from here on: the volume is open.
-            if !self.is_as_it_was(entry, nr)? {
+            // Nobody else can write from here on: the volume is open. Or nobody remembers anything of it.
+            let is_used = !options.standby || self.stand_up_if_used(entry, nr, &left.path)?;
+            if is_used && !self.is_as_it_was(entry, nr)? {
                 log!(
                     Level::Error,
                     entry.name,
@@ -492,11 +498,11 @@ impl Engine {
             )
         };
         let stream = face::connect(&place.directory).map_err(|e| no(&e))?;
-        let (id, name, read_only) = (entry.id, place.client.clone(), options.read_only);
+        let (id, name, intent) = (entry.id, place.client.clone(), standby::intent(options));
         let joined = self.on(entry.shard, move |shard| {
             let Shard { nbd, io, volumes, hosts, .. } = shard;
             let target = hosts.get_mut(id).and_then(|host| host.target(nr)).ok_or(Errno::ENODEV)?;
-            nbd.join(&mut io.ring, volumes, stream.into(), (target, read_only), &name)
+            nbd.join(&mut io.ring, volumes, stream.into(), (target, intent), &name)
         })?;
         joined.map_err(|e| no(&e))
     }

@@ -26,11 +26,11 @@ use frontend::ublk::uapi::{
 use frontend::ublk::{Control, DeviceKey};
 use runtime::{Errno, Intent, TargetInfo};
 use sha2::{Digest, Sha256};
-use vocab::{ConfigError, Minor, Refusal, VolumeNr};
+use vocab::{Bytes, ConfigError, Minor, Refusal, Sectors, VolumeNr};
 
 use super::links::Links;
 use super::size::Resize;
-use super::{Kind, Mapped, users};
+use super::{Kind, Mapped, standby, users};
 use crate::engine::{Done, Engine, Entry, Stop, while_claimed};
 use crate::restore::text;
 use crate::shard::Shard;
@@ -149,6 +149,11 @@ fn attribute(number: u32, name: &str) -> Result<u64, String> {
     text.trim().parse().map_err(|e| format!("{path}: {e}"))
 }
 
+/// The size of a device.
+pub(super) fn size(number: u32) -> Option<Bytes> {
+    attribute(number, "size").ok().map(|sectors| Sectors(sectors).bytes())
+}
+
 /// A device of a driver that announces sizes (Linux 6.16).
 struct UblkSize {
     nr: VolumeNr,
@@ -219,17 +224,28 @@ impl Engine {
         if left.is_some() {
             self.wait_for_peers(entry)?;
         }
-        let (key, target) = self.open_volume(entry, nr, options.read_only)?;
+        let (key, target) = self.open_volume(entry, nr, standby::intent(&options))?;
         let shard = entry.shard;
         let close = || self.on(shard, move |shard| close(shard, key));
         let params = Params { target, read_only: options.read_only };
+        let mut is_used = !options.standby;
+        if let Some(left) = left.as_ref().filter(|_| options.standby) {
+            is_used = match self.stand_up_if_used(entry, nr, &left.path) {
+                Ok(used) => used,
+                Err(stop) => {
+                    close()?;
+                    return Err(stop);
+                }
+            };
+        }
         let links = match left {
             None => links,
             Some(left) => {
                 let (path, kind) = (left.path.clone(), Kind::Ublk(left.info.id));
                 let watch = self.watch_size(&entry.name);
                 let mapped = Mapped { path, links, shard, key, kind, watch };
-                let fits = left.misfit(&params).and_then(|()| self.is_unchanged(entry, nr));
+                let unchanged = || if is_used { self.is_unchanged(entry, nr) } else { Ok(()) };
+                let fits = left.misfit(&params).and_then(|()| unchanged());
                 match fits.and_then(|()| self.go_on_with(&mut control, entry, nr, &left, &mapped)) {
                     Ok(()) => {
                         self.follow_ublk(entry, nr, &mapped, features);
@@ -369,10 +385,10 @@ impl Engine {
         &self,
         entry: &Entry,
         nr: VolumeNr,
-        read_only: bool,
+        intent: Intent,
     ) -> Done<(DeviceKey, TargetInfo)> {
         let what = format!("{}/{nr}", entry.name);
-        let (id, intent) = (entry.id, if read_only { Intent::Read } else { Intent::Write });
+        let id = entry.id;
         let (reply, result) = mpsc::channel();
         let key = self.on(entry.shard, move |shard| {
             let target = shard.hosts.get_mut(id)?.target(nr)?;

@@ -5,9 +5,11 @@
 //! processes by their open files. Somebody who opens the device without claiming it just after that
 //! gets errors.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Claims a device for this process until the file is closed.
 ///
@@ -18,11 +20,55 @@ pub(super) fn hold(device: &str) -> Result<File, String> {
     if !found.is_empty() {
         return Err(found.join(", "));
     }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
-    file.map_err(|e| match e.raw_os_error() {
+    claim(device).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => "something claims it for itself, perhaps in another namespace".into(),
         _ => format!("it can not be opened: {e}"),
     })
+}
+
+/// Opens a device so that nobody else can claim it, nor one of its partitions.
+///
+/// # Errors
+/// `EBUSY`: somebody has.
+pub(super) fn claim(device: &str) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device)
+}
+
+/// The folders of a device and of its partitions below `/sys`.
+fn folders(device: &str) -> Vec<PathBuf> {
+    let Some(name) = Path::new(device).file_name() else { return Vec::new() };
+    let sys = Path::new("/sys/class/block").join(name);
+    let inside = fs::read_dir(&sys).into_iter().flatten().flatten().map(|entry| entry.path());
+    let partitions: Vec<PathBuf> = inside.filter(|path| path.join("partition").exists()).collect();
+    [sys].into_iter().chain(partitions).collect()
+}
+
+/// The paths of a device and of its partitions.
+pub(super) fn nodes(device: &str) -> Vec<PathBuf> {
+    let names =
+        folders(device).into_iter().filter_map(|folder| Some(folder.file_name()?.to_owned()));
+    names.map(|name| Path::new("/dev").join(name)).collect()
+}
+
+/// The number of a device in this form: `259:1`.
+fn number(folder: &Path) -> Option<String> {
+    Some(fs::read_to_string(folder.join("dev")).ok()?.trim().to_owned())
+}
+
+/// Which of these devices a process has open that this one can see, or the kernel has without claiming it.
+pub(super) fn open_ones<'a>(devices: &[&'a str]) -> BTreeSet<&'a str> {
+    let all = devices.iter().map(|device| {
+        let numbers: Vec<String> = folders(device).iter().filter_map(|f| number(f)).collect();
+        (*device, numbers)
+    });
+    let all: Vec<(&str, Vec<String>)> = all.collect();
+    let numbers: Vec<String> = all.iter().flat_map(|(_, numbers)| numbers.clone()).collect();
+    let mut open: BTreeSet<String> = kernels(&numbers).map(|(number, _)| number).collect();
+    for process in processes() {
+        open.extend(process.numbers(&numbers));
+    }
+    let is_open = |(_, numbers): &(&str, Vec<String>)| numbers.iter().any(|n| open.contains(n));
+    all.into_iter().filter(is_open).map(|(device, _)| device).collect()
 }
 
 /// Who uses a device or one of its partitions, as far as this process can see.
@@ -30,17 +76,10 @@ pub(super) fn of(device: &str) -> Vec<String> {
     let Some(name) = Path::new(device).file_name().and_then(|name| name.to_str()) else {
         return Vec::new();
     };
-    let sys = Path::new("/sys/class/block").join(name);
-    let mut folders = vec![sys.clone()];
-    for entry in fs::read_dir(&sys).into_iter().flatten().flatten() {
-        if entry.path().join("partition").exists() {
-            folders.push(entry.path());
-        }
-    }
-    let mut numbers = Vec::new();
+    let folders = folders(device);
+    let numbers: Vec<String> = folders.iter().filter_map(|folder| number(folder)).collect();
     let mut users = Vec::new();
     for folder in &folders {
-        numbers.extend(fs::read_to_string(folder.join("dev")).map(|text| text.trim().to_owned()));
         for holder in fs::read_dir(folder.join("holders")).into_iter().flatten().flatten() {
             users.push(holder_name(&holder.file_name().to_string_lossy()));
         }
@@ -49,7 +88,9 @@ pub(super) fn of(device: &str) -> Vec<String> {
     users.extend(mounted(&mounts, &numbers));
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     users.extend(swapped(&swaps, name));
-    users.extend(processes(&numbers));
+    users.extend(kernels(&numbers).map(|(_, who)| who));
+    let having = processes().filter(|process| process.numbers(&numbers).next().is_some());
+    users.extend(having.map(|process| process.name()));
     users
 }
 
@@ -84,26 +125,63 @@ fn swapped(swaps: &str, name: &str) -> Vec<String> {
     own.map(|path| format!("swap on {path}")).collect()
 }
 
-/// Processes that have block devices of these numbers open.
-fn processes(numbers: &[String]) -> Vec<String> {
-    let mut users = Vec::new();
-    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
-        else {
-            continue;
-        };
-        let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        let mut open = files.filter_map(|file| fs::metadata(file.path()).ok()).filter(|file| {
-            let number = (libc::major(file.rdev()), libc::minor(file.rdev()));
-            let number = format!("{}:{}", number.0, number.1);
-            file.file_type().is_block_device() && numbers.contains(&number)
-        });
-        if open.next().is_some() {
-            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            users.push(format!("process {pid} ({})", name.trim()));
-        }
+/// What the kernel has open of devices of these numbers without claiming them: loop devices on them, and what is
+/// offered as NVMe over a network. Each with its number.
+fn kernels(numbers: &[String]) -> impl Iterator<Item = (String, String)> {
+    let in_each = |folder: &str, below: &'static str| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(move |entry| entry.path().join(below))
+    };
+    let loops = in_each("/sys/block", "loop/backing_file").filter_map(|file| {
+        let name = file.ancestors().nth(2)?.file_name()?.to_string_lossy().into_owned();
+        Some((fs::read_to_string(&file).ok()?, name))
+    });
+    let subsystems = in_each("/sys/kernel/config/nvmet/subsystems", "namespaces");
+    let spaces = subsystems.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    let targets = spaces.filter_map(|space| {
+        let read = |name| fs::read_to_string(space.path().join(name)).ok();
+        (read("enable")?.trim() == "1")
+            .then(|| read("device_path"))?
+            .map(|path| (path, "nvmet".to_owned()))
+    });
+    let numbers = numbers.to_vec();
+    loops.chain(targets).filter_map(move |(path, who)| {
+        let number = number_of(&fs::metadata(path.trim()).ok()?)?;
+        numbers.contains(&number).then_some((number, who))
+    })
+}
+
+/// The number of a block device.
+fn number_of(file: &fs::Metadata) -> Option<String> {
+    let number = format!("{}:{}", libc::major(file.rdev()), libc::minor(file.rdev()));
+    file.file_type().is_block_device().then_some(number)
+}
+
+/// A process that can be seen.
+struct Process {
+    pid: u32,
+    folder: PathBuf,
+}
+
+fn processes() -> impl Iterator<Item = Process> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some(Process { pid, folder: entry.path() })
+    })
+}
+
+impl Process {
+    /// Those of these numbers whose block devices it has open.
+    fn numbers(&self, numbers: &[String]) -> impl Iterator<Item = String> {
+        let files = fs::read_dir(self.folder.join("fd")).into_iter().flatten().flatten();
+        let open = files.filter_map(|file| number_of(&fs::metadata(file.path()).ok()?));
+        open.filter(|number| numbers.contains(number))
     }
-    users
+
+    fn name(&self) -> String {
+        let name = fs::read_to_string(self.folder.join("comm")).unwrap_or_default();
+        format!("process {} ({})", self.pid, name.trim())
+    }
 }
 
 #[cfg(test)]

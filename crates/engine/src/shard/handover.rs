@@ -158,8 +158,9 @@ impl Shard {
         let Shard { hosts, volumes, .. } = self;
         let targets = hosts.iter_mut().flat_map(|host| host.targets());
         let openers = targets.flat_map(|key| {
-            let openers = volumes.get_mut(key).map(|volume| volume.at_rest().2);
-            openers.unwrap_or_default().into_iter().map(move |opener| (opener, key))
+            let openers = volumes.get_mut(key).map(|volume| volume.at_rest().openers().collect());
+            let openers: Vec<u64> = openers.unwrap_or_default();
+            openers.into_iter().map(move |opener| (opener, key))
         });
         openers.collect()
     }

@@ -142,7 +142,9 @@ impl Host {
     /// What a volume wants.
     pub(crate) fn wish(&mut self, io: &mut Io, volumes: &mut Volumes, nr: VolumeNr, wish: Wish) {
         let input = match wish {
-            Wish::Open { opener, write } => Input::Open { volume: nr, opener, write },
+            Wish::Open { opener, write, patient } => {
+                Input::Open { volume: nr, opener, write, patient }
+            }
             Wish::Close { opener } => Input::Close { volume: nr, opener },
             Wish::Look { id, range } => {
                 return self.look(io, Look { resource: self.id, volume: nr, id, range });

@@ -4,6 +4,8 @@
 //! A volume here knows only its openers and requests. What may be done with it is the core's
 //! decision.
 
+mod standby;
+
 use std::collections::BTreeMap;
 
 use frontend::nbd::server::{TargetKey, Targets};
@@ -15,6 +17,8 @@ use runtime::{
 use vocab::{Bytes, SECTOR_SIZE, SectorRange, Sectors, VolumeNr};
 
 use super::bufs::{Block, Bufs};
+pub(crate) use standby::Access;
+use standby::{Standby, Taken};
 
 /// Largest discard or zeroing handed to the core as one: small enough for any peer (wire §2).
 const RANGE_MAX: u64 = 4 << 20;
@@ -22,7 +26,7 @@ const RANGE_MAX: u64 = 4 << 20;
 /// Something a volume wants of its core.
 pub(crate) enum Wish {
     /// `Input::Open`.
-    Open { opener: u64, write: bool },
+    Open { opener: u64, write: bool, patient: bool },
     /// `Input::Close`.
     Close { opener: u64 },
     /// `Input::Request`; the buffer of a write comes along.
@@ -149,6 +153,48 @@ struct Opener {
     state: OpenState,
     /// Requests not completed by the core.
     in_flight: u32,
+    /// It has the volume open in the core only while it needs it.
+    standby: Option<Standby>,
+}
+
+impl Opener {
+    fn is_at_rest(&self) -> bool {
+        self.state == OpenState::Open
+            && self.in_flight == 0
+            && self.standby.as_ref().is_none_or(Standby::is_settled)
+    }
+
+    /// It keeps others from what they want of the volume.
+    fn counts(&self) -> bool {
+        let unused = |standby: &Standby| standby.access().is_none() && standby.is_settled();
+        !(self.state == OpenState::Open && self.standby.as_ref().is_some_and(unused))
+    }
+}
+
+/// A volume at rest: all there is to it.
+pub(crate) struct AtRest {
+    pub(crate) size: Sectors,
+    pub(crate) block_size: u32,
+    /// Who has it open.
+    pub(crate) openers: Vec<u64>,
+    /// Who opens it when they need it, and how they have it open.
+    pub(crate) standby: Vec<(u64, Option<Access>)>,
+}
+
+impl AtRest {
+    /// All openers.
+    pub(crate) fn openers(&self) -> impl Iterator<Item = u64> {
+        self.openers.iter().copied().chain(self.standby.iter().map(|(opener, _)| *opener))
+    }
+}
+
+/// What there is to tell of those that open a volume when they need it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StandbyUse {
+    /// How it is open.
+    pub(crate) access: Option<Access>,
+    /// Requests there have been.
+    pub(crate) requests: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -206,19 +252,33 @@ impl Volume {
         self.free.len() == self.pending.len()
             && self.wishes.is_empty()
             && self.completions.is_empty()
-            && self.openers.values().all(|o| o.state == OpenState::Open && o.in_flight == 0)
+            && self.openers.values().all(Opener::is_at_rest)
     }
 
-    /// Size, block size, and who has it open: all there is to a volume at rest.
-    pub(crate) fn at_rest(&self) -> (Sectors, u32, Vec<u64>) {
-        (self.size, self.block_size, self.openers.keys().map(|opener| opener.0).collect())
+    /// All there is to a volume at rest.
+    pub(crate) fn at_rest(&self) -> AtRest {
+        let (mut openers, mut standby) = (Vec::new(), Vec::new());
+        for (OpenerId(id), opener) in &self.openers {
+            match &opener.standby {
+                None => openers.push(*id),
+                Some(one) => standby.push((*id, one.access())),
+            }
+        }
+        AtRest { size: self.size, block_size: self.block_size, openers, standby }
     }
 
     /// The reverse, for a volume that was just added.
-    pub(crate) fn set_at_rest(&mut self, (size, block_size, openers): (Sectors, u32, Vec<u64>)) {
+    pub(crate) fn set_at_rest(&mut self, at_rest: AtRest) {
+        let AtRest { size, block_size, openers, standby } = at_rest;
         (self.size, self.block_size) = (size, block_size);
-        let open = |id| (OpenerId(id), Opener { tag: 0, state: OpenState::Open, in_flight: 0 });
-        self.openers = openers.into_iter().map(open).collect();
+        let open = |id, standby| {
+            let state = OpenState::Open;
+            (OpenerId(id), Opener { tag: 0, state, in_flight: 0, standby })
+        };
+        let standby =
+            standby.into_iter().map(|(id, access)| (id, Some(Standby::inherited(access))));
+        let openers = openers.into_iter().map(|id| (id, None)).chain(standby);
+        self.openers = openers.map(|(id, standby)| open(id, standby)).collect();
     }
 
     /// The size has changed.
@@ -231,16 +291,88 @@ impl Volume {
         self.block_size = bytes;
     }
 
-    /// Openers that are open, being opened, or not done yet.
+    /// Openers that are open, being opened, or not done yet. Those that only might open it do not count.
     pub(crate) fn openers(&self) -> usize {
-        self.openers.len()
+        self.openers.values().filter(|opener| opener.counts()).count()
+    }
+
+    /// Those that open it when they need it; `None` if there are none.
+    pub(crate) fn standby_use(&self) -> Option<StandbyUse> {
+        let uses = self.standbys().map(|standby| (standby.access(), standby.requests()));
+        let sum = |one: (Option<Access>, u64), two: (Option<Access>, u64)| {
+            (one.0.max(two.0), one.1 + two.1)
+        };
+        let (access, requests) = uses.reduce(sum)?;
+        Some(StandbyUse { access, requests })
+    }
+
+    fn standbys(&self) -> impl Iterator<Item = &Standby> {
+        self.openers.values().filter_map(|opener| opener.standby.as_ref())
+    }
+
+    /// Opens it for those that would when they need it: they are in use, whatever they ask.
+    pub(crate) fn stand_up(&mut self, access: Access) {
+        for (id, opener) in &mut self.openers {
+            if opener.state == OpenState::Open
+                && let Some(standby) = &mut opener.standby
+            {
+                self.wishes.extend(standby.want(*id, access));
+            }
+        }
+    }
+
+    /// It is open for those, or not; `None` while the core has not answered.
+    pub(crate) fn standby_is_open(&self) -> Option<bool> {
+        let is_open = self.standby_use().is_some_and(|now| now.access.is_some());
+        (is_open || self.standbys().all(Standby::is_settled)).then_some(is_open)
+    }
+
+    /// Closes it for those that open it when they need it, unless there have been other requests than those
+    /// that the caller knows of, or some are under way. True if it is closed.
+    pub(crate) fn stand_down(&mut self, requests: u64) -> bool {
+        let known = self.standby_use().is_some_and(|now| now.requests == requests);
+        let at_rest = |opener: &Opener| opener.standby.is_none() || opener.is_at_rest();
+        if !known || !self.openers.values().all(at_rest) {
+            return false;
+        }
+        for (id, opener) in &mut self.openers {
+            if let Some(standby) = &mut opener.standby
+                && standby.access().is_some()
+            {
+                standby.closed();
+                self.wishes.push(Wish::Close { opener: id.0 });
+            }
+        }
+        true
+    }
+
+    /// The core has answered an open of one that needs it.
+    fn standby_answered(&mut self, id: OpenerId, result: Result<(), Errno>) {
+        let Some(entry) = self.openers.get_mut(&id) else { return };
+        let standby = entry.standby.as_mut().expect("only such a one is opened twice");
+        let answered = standby.answered(result);
+        let next = standby.next(id);
+        entry.in_flight += answered.ready.len() as u32;
+        for request in answered.ready {
+            self.carry_out(request);
+        }
+        let errno = result.err().unwrap_or(Errno::EIO);
+        for request in answered.failed {
+            let completion = Completion::new(id, request.tag, Err(errno));
+            self.completions.push(Completion { buf: request.buf, ..completion });
+        }
+        self.wishes.extend(next);
     }
 
     /// The core has answered an open.
     pub(crate) fn opened(&mut self, opener: u64, result: &Result<(), OpenError>) {
         let id = OpenerId(opener);
         let Some(entry) = self.openers.get_mut(&id) else { return };
+        let asked = entry.standby.as_ref().is_some_and(|standby| !standby.is_settled());
         match entry.state {
+            OpenState::Open if asked => {
+                self.standby_answered(id, result.as_ref().copied().map_err(open_errno));
+            }
             OpenState::Opening => {
                 let tag = entry.tag;
                 let result = match result {
@@ -261,6 +393,8 @@ impl Volume {
                 }
                 self.openers.remove(&id);
             }
+            // It is closed in the core once its requests are done.
+            OpenState::Closed { answered: true } if entry.standby.is_some() => {}
             OpenState::Open | OpenState::Closed { answered: true } => {
                 panic!("the core answers an open once")
             }
@@ -376,6 +510,29 @@ impl Volume {
         self.wishes.push(Wish::Request { id, op, range });
     }
 
+    /// Has the core do what an opener asks that may.
+    fn carry_out(&mut self, request: Request) {
+        let (opener, tag) = (request.opener, request.tag);
+        let range = sectors(request.offset, u64::from(request.len));
+        let op = match request.op {
+            // The data arrives where the request wants it, or in a buffer of its own, from the disk or from
+            // a peer; the one that came along goes back to the pool until then.
+            Op::Read => WishOp::Read,
+            Op::Write => {
+                let buf = request.buf.expect("a write that was checked has its data");
+                WishOp::Write { buf, fua: request.fua }
+            }
+            Op::Flush => WishOp::Flush,
+            Op::Trim | Op::WriteZeroes { .. } => return self.submit_range(&request),
+            Op::BlockStatus => {
+                let id = self.add(Pending::Whole { opener, tag, place: None });
+                return self.wishes.push(Wish::Look { id, range });
+            }
+        };
+        let id = self.add(Pending::Whole { opener, tag, place: request.place });
+        self.wish(id, op, range);
+    }
+
     /// A discard or zeroing, in parts that every peer takes, followed by a flush if it must be
     /// durable when it completes.
     fn submit_range(&mut self, request: &Request) {
@@ -442,10 +599,20 @@ impl Target for Volume {
     }
 
     fn open(&mut self, opener: OpenerId, intent: Intent, tag: u64) {
-        let entry = Opener { tag, state: OpenState::Opening, in_flight: 0 };
+        let (state, standby) = match intent {
+            Intent::Read | Intent::Write => (OpenState::Opening, None),
+            Intent::Standby => (OpenState::Open, Some(Standby::new())),
+        };
+        let entry = Opener { tag, state, in_flight: 0, standby };
         let before = self.openers.insert(opener, entry);
         assert!(before.is_none(), "openers are unique");
-        self.wishes.push(Wish::Open { opener: opener.0, write: intent == Intent::Write });
+        match intent {
+            Intent::Read | Intent::Write => {
+                let write = intent == Intent::Write;
+                self.wishes.push(Wish::Open { opener: opener.0, write, patient: false });
+            }
+            Intent::Standby => self.completions.push(Completion::new(opener, tag, Ok(()))),
+        }
     }
 
     fn close(&mut self, opener: OpenerId) {
@@ -454,6 +621,9 @@ impl Target for Volume {
             OpenState::Opening => entry.state = OpenState::Closed { answered: false },
             OpenState::Open => {
                 entry.state = OpenState::Closed { answered: true };
+                if let Some(standby) = &mut entry.standby {
+                    standby.forget();
+                }
                 self.close_if_idle(opener);
             }
             OpenState::Closed { .. } => return,
@@ -470,25 +640,21 @@ impl Target for Volume {
             self.completions.push(Completion { buf: request.buf, ..completion });
             return;
         }
-        self.openers.get_mut(&opener).expect("seen above").in_flight += 1;
-        let range = sectors(request.offset, u64::from(request.len));
-        let op = match request.op {
-            // The data arrives where the request wants it, or in a buffer of its own, from the disk or from
-            // a peer; the one that came along goes back to the pool until then.
-            Op::Read => WishOp::Read,
-            Op::Write => {
-                let buf = request.buf.expect("a write that was checked has its data");
-                WishOp::Write { buf, fua: request.fua }
-            }
-            Op::Flush => WishOp::Flush,
-            Op::Trim | Op::WriteZeroes { .. } => return self.submit_range(&request),
-            Op::BlockStatus => {
-                let id = self.add(Pending::Whole { opener, tag, place: None });
-                return self.wishes.push(Wish::Look { id, range });
-            }
+        let entry = self.openers.get_mut(&opener).expect("seen above");
+        let request = match &mut entry.standby {
+            None => request,
+            Some(standby) => match standby.take(request) {
+                Taken::Now(request) => request,
+                Taken::Nothing(request) => {
+                    return self.completions.push(Completion::new(opener, request.tag, Ok(())));
+                }
+                Taken::Held => {
+                    return self.wishes.extend(standby.next(opener));
+                }
+            },
         };
-        let id = self.add(Pending::Whole { opener, tag, place: request.place });
-        self.wish(id, op, range);
+        entry.in_flight += 1;
+        self.carry_out(request);
     }
 
     /// Wishes leave at the end of the turn.

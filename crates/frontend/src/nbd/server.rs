@@ -34,7 +34,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use runtime::net::{Conn, Listener};
-use runtime::{BufPool, Completed, Completion, Errno, OpId, OpenerId, Ring, Target, Timers, Token};
+use runtime::{
+    BufPool, Completed, Completion, Errno, Intent, OpId, OpenerId, Ring, Target, Timers, Token,
+};
 use serde::{Deserialize, Serialize};
 use vocab::Instant;
 
@@ -465,7 +467,7 @@ impl Server {
         ring: &mut Ring,
         targets: &mut dyn Targets,
         socket: OwnedFd,
-        (key, read_only): (TargetKey, bool),
+        (key, intent): (TargetKey, Intent),
         name: &str,
     ) -> Result<(), Errno> {
         let conn = Conn::new(socket, &self.pool)?;
@@ -475,7 +477,7 @@ impl Server {
         let index = index.ok_or(Errno(libc::EMFILE))?;
         let name = name.to_owned();
         self.with_client(index, ring, targets, |client, env| {
-            client.open_joined(key, name, read_only, env)
+            client.open_joined(key, name, intent, env)
         });
         Ok(())
     }

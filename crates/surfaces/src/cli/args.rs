@@ -413,8 +413,8 @@ pub enum Command {
     /// Make a block device of a volume, and /dev/ashlar/RESOURCE/VOLUME
     ///
     /// With the kernel's ublk driver (`modprobe ublk_drv`, Linux 6.5), or else its NBD client (`modprobe
-    /// nbd`, Linux 5.14), or else as a loop device, the latter two with a process of their own. While the device exists the volume is open, so this node is Primary. Prints
-    /// the device.
+    /// nbd`, Linux 5.14), or else as a loop device, the latter two with a process of their own. While the device exists the
+    /// volume is open, so this node is Primary; with --standby, while somebody uses the device. Prints the device.
     Map {
         /// RESOURCE or RESOURCE/VOLUME
         #[arg(value_name = "VOLUME", value_parser = object)]
@@ -425,6 +425,11 @@ pub enum Command {
         /// Names like those of DRBD's devices, too: /dev/drbdMINOR, /dev/drbd/by-res/RESOURCE/VOLUME
         #[arg(long)]
         drbd_names: bool,
+        /// Open the volume only while somebody uses the device, so that all nodes can have one: reading opens it for
+        /// reading, and writing makes this node Primary. For an engine that is root and sees all processes of the
+        /// machine, Linux 6.5
+        #[arg(long)]
+        standby: bool,
         /// The way to do it [default: the first of these that there is]
         #[arg(long, value_enum)]
         face: Option<FaceName>,

@@ -130,10 +130,10 @@ impl Session<'_> {
                 self.simple(&format!("unexport {name}"), request)
             }
             Command::Exports => self.exports(),
-            Command::Map { object, read_only, drbd_names, face, queues, depth } => {
-                let (read_only, drbd_names) = (*read_only, *drbd_names);
+            Command::Map { object, read_only, drbd_names, standby, face, queues, depth } => {
+                let (read_only, drbd_names, standby) = (*read_only, *drbd_names, *standby);
                 let (queues, depth, face) = (*queues, *depth, face.map(FaceName::face));
-                self.map(object, MapOptions { read_only, drbd_names, queues, depth, face })
+                self.map(object, MapOptions { read_only, drbd_names, queues, depth, face, standby })
             }
             Command::Unmap { object } => self.unmap(object),
             Command::Maps => self.maps(),

@@ -58,9 +58,9 @@ impl<'a> Nodes<'a> {
         let config = rig.file("drbd.conf");
         let disk = rig.file("bravo.img");
         fs::File::create(&disk)?.set_len(DISK_MIB << 20)?;
-        // A guest answers pings late. What a killed engine takes is not to be the look at its new sockets.
+        // A guest answers pings late.
         let text = format!(
-            "resource r0 {{\n  net {{ protocol C; ping-timeout 20; socket-check-timeout 1; }}\n  \
+            "resource r0 {{\n  net {{ protocol C; ping-timeout 20; }}\n  \
              on alpha {{ node-id 0; address {}:7000; volume 0 {{ device minor 0; disk /dev/vda; \
              meta-disk internal; }} }}\n  \
              on bravo {{ node-id 1; address 10.77.0.1:7000; volume 0 {{ device minor 0; disk {}; \
@@ -266,6 +266,19 @@ impl<'a> Nodes<'a> {
             }
             std::thread::sleep(TICK);
         }
+    }
+
+    /// Waits until something holds.
+    pub fn wait_for(&self, what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
+        let begun = Instant::now();
+        while !holds()? {
+            process::check_signals()?;
+            if begun.elapsed() > PATIENCE {
+                bail!("waited in vain until {what}\n{}", self.logs());
+            }
+            std::thread::sleep(TICK);
+        }
+        Ok(())
     }
 
     /// Compares the replicas byte for byte, after both engines have ended.

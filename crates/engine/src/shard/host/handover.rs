@@ -17,6 +17,7 @@ use vocab::{NodeId, Sectors, VolumeNr};
 
 use super::{Disk, Host, Io, Programs, Stream, TargetKey, Volumes};
 use crate::keys::behind_header;
+use crate::shard::volume::{Access, AtRest};
 use crate::transport::FrozenLink;
 
 /// A resource at rest. Its descriptors travel beside it: the disks', then the connections', in order.
@@ -36,6 +37,9 @@ pub(crate) struct FrozenVolume {
     size: Sectors,
     block_size: u32,
     openers: Vec<u64>,
+    /// Who opens it when they need it. An engine from before them does not know this field, and refuses to take over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    standby: Vec<(u64, Option<Access>)>,
     disk: Option<FrozenDisk>,
 }
 
@@ -201,9 +205,9 @@ impl Host {
                 _ => None,
             };
             let target = volumes.get_mut(volume.target).ok_or("a volume is gone")?;
-            let (size, block_size, openers) = target.at_rest();
+            let AtRest { size, block_size, openers, standby } = target.at_rest();
             let nr = volume.nr;
-            frozen.volumes.push(FrozenVolume { nr, size, block_size, openers, disk });
+            frozen.volumes.push(FrozenVolume { nr, size, block_size, openers, standby, disk });
         }
         for (node, link) in &self.links {
             let (link, sockets) = link.freeze().map_err(no_descriptors)?;
@@ -251,7 +255,8 @@ impl Host {
         for volume in frozen {
             let key = self.add_volume(volumes, volume.nr);
             let target = volumes.get_mut(key).expect("just added");
-            target.set_at_rest((volume.size, volume.block_size, volume.openers));
+            let FrozenVolume { size, block_size, openers, standby, .. } = volume;
+            target.set_at_rest(AtRest { size, block_size, openers, standby });
             let there = self.volume_mut(volume.nr).expect("just added");
             if let Some(disk) = volume.disk {
                 there.path = Some(disk.path.clone());

@@ -438,7 +438,7 @@ impl Client {
         &mut self,
         key: TargetKey,
         name: String,
-        read_only: bool,
+        intent: Intent,
         env: &mut Env<'_>,
     ) -> Result<Progress, CloseReason> {
         let ended = Phase::Ending(CloseReason::Left);
@@ -449,8 +449,8 @@ impl Client {
             self.refused(handshake, &name, Errno::ENODEV)?;
             return Ok(Progress::Waiting);
         };
-        let intent = if read_only { Intent::Read } else { Intent::Write };
         target.open(self.ids.opener, intent, OPEN_TAG);
+        let read_only = intent == Intent::Read;
         self.open = Some(Open { key, name, description: String::new(), read_only });
         self.phase = Phase::Opening { handshake, intent, describe: false };
         self.advance(env)

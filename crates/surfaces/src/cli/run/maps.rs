@@ -65,6 +65,9 @@ fn render(maps: &[MapStatus]) -> String {
         if map.read_only {
             text += " read-only";
         }
+        if let Some(standby) = map.standby {
+            text += &format!(" standby:{}", standby.name());
+        }
         if !map.links.is_empty() {
             text += &format!(" links:{}", map.links.join(","));
         }
@@ -82,6 +85,8 @@ fn render(maps: &[MapStatus]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use codec::admin::Standby;
+
     use super::*;
 
     #[test]
@@ -97,12 +102,14 @@ mod tests {
             problem: None,
             features: vec!["user-copy".to_owned(), "auto-buf-reg".to_owned()],
             reads_in_place: 9,
+            standby: Some(Standby::Reading),
         };
         let waiting = MapStatus {
             device: None,
             links: Vec::new(),
             users: Vec::new(),
             read_only: false,
+            standby: None,
             problem: Some("there is no peer".to_owned()),
             ..mapped.clone()
         };
@@ -114,7 +121,7 @@ mod tests {
         };
         assert_eq!(
             render(&[mapped, waiting, broken]),
-            "/dev/ublkb7 volume:r0/1 face:ublk read-only links:/dev/ashlar/r0/1,/dev/drbd7 \
+            "/dev/ublkb7 volume:r0/1 face:ublk read-only standby:reading links:/dev/ashlar/r0/1,/dev/drbd7 \
              used-by:mounted at /mnt, process 7 (fio)\n\
              - volume:r0/1 face:ublk\n  not mapped: there is no peer\n\
              /dev/loop0 volume:r0/1 face:fuse\n  problem: its process is gone\n"
