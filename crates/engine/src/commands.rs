@@ -97,7 +97,7 @@ impl Engine {
                 self.simple(&resource, AdminCommand::Primary { force }).map(done)
             }
             Request::Secondary { resource, force } => {
-                self.settle_standbys(&resource);
+                self.settle_standbys(Some(&resource));
                 self.simple(&resource, AdminCommand::Secondary { force }).map(done)
             }
             Request::Invalidate { minor, from, reset_bitmap } => {

@@ -347,8 +347,11 @@ fn forward_signals(mut signals: Signals, shutdown: &mpsc::Sender<Shutdown>) {
 }
 
 /// Returns once a wish to end is granted.
-fn wait_for_the_end(engine: &Engine, wishes: &mpsc::Receiver<Shutdown>) {
+fn wait_for_the_end(engine: &Arc<Engine>, wishes: &mpsc::Receiver<Shutdown>) {
     for Shutdown { force, answer } in wishes {
+        if !force {
+            engine.settle_standbys(None);
+        }
         let open = engine.openers();
         if open == 0 || force {
             log!(Level::Info, "engine", "ending");

@@ -1,8 +1,10 @@
 //! `cargo xtask vm luks`: encrypted volumes in a guest that has device-mapper.
 //!
 //! First volumes that the kernel decrypts, through all that can happen to them. Then one that the engine does,
-//! and dm-crypt on the same disk: each reads what the other has written.
+//! and dm-crypt on the same disk: each reads what the other has written. The engine has devices of all volumes,
+//! which come and go with them.
 
+use std::cell::RefCell;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -80,7 +82,6 @@ fn by_kernel(bed: &Bed) -> Result<()> {
     guest.run(&write, PATIENCE)?;
 
     // The engine dies; what is open stays, and nobody has to know a key.
-    bed.ashlar("unmap dark")?;
     bed.stop_agent()?;
     let kill = "kill -9 $(cat /tmp/pid); while [ -d /proc/$(cat /tmp/pid) ]; do sleep 0.1; done";
     guest.run(kill, PATIENCE)?;
@@ -92,10 +93,13 @@ fn by_kernel(bed: &Bed) -> Result<()> {
         Ok(guest.run(&format!("blockdev --getsize64 {crypt}"), PATIENCE)?.trim().parse()?)
     };
     let before = size()?;
-    bed.ashlar("map dark")?;
     bed.ashlar("volume resize dark 160M")?;
     ensure!(size()? >= before + (60 << 20), "the device has not grown while it was in use");
-    bed.ashlar("unmap dark")?;
+    wait("the volume's device grows, or is made anew", || {
+        let size = guest.run("blockdev --getsize64 /dev/drbd/by-res/dark/0", PATIENCE);
+        let size = size.ok().and_then(|size| size.trim().parse::<u64>().ok());
+        Ok(size.is_some_and(|size| size >= 160 << 20))
+    })?;
     has_noise(bed, "dark")?;
     println!("an engine that died, and growth: the kernel's device went on");
 
@@ -118,12 +122,12 @@ fn by_kernel(bed: &Bed) -> Result<()> {
     let hold = format!("sleep 1000 < {crypt} > /dev/null 2>&1 & echo $! > /tmp/holder");
     guest.run(&hold, PATIENCE)?;
     // It waits for what does not come.
-    guest.run("timeout 60 ashlar volume delete dark; true", PATIENCE)?;
+    let said = when_closed(bed, "timeout 60 ashlar volume delete dark 2>&1; true")?;
     guest.run("lvs --noheadings disks/dark_00000 && kill $(cat /tmp/holder)", PATIENCE)?;
     let log = guest.run("grep 'can not be closed' /tmp/agent | tail -n 1", PATIENCE)?;
     ensure!(
         log.contains(&crypt) && log.contains("lsblk"),
-        "that does not say who is in the way: {log}"
+        "that does not say who is in the way: {log}; {said}"
     );
     wait("the volume is gone", || {
         Ok(guest.run("! lvs --noheadings disks/dark_00000 2>/dev/null", PATIENCE).is_ok())
@@ -140,24 +144,21 @@ fn snapshots_by_kernel(bed: &Bed) -> Result<()> {
     let device = mapped(bed, "light")?;
     let write = format!("dd if=/run/noise of={device} bs=1M seek=80 oflag=direct 2>/dev/null");
     guest.run(&write, PATIENCE)?;
-    // Mapped: LVM reads every block device that it may, and this one answers when the snapshot is there.
+    // LVM reads every block device that it may, and this one answers when the snapshot is there.
     bed.ashlar("snapshot create light one")?;
-    bed.ashlar("unmap light")?;
-    let device = mapped(bed, "light")?;
     let spoil =
         format!("dd if=/dev/urandom of={device} bs=1M count=8 seek=80 oflag=direct 2>/dev/null");
     guest.run(&spoil, PATIENCE)?;
-    bed.ashlar("unmap light")?;
     bed.ashlar("snapshot restore light one copy")?;
     has_noise(bed, "copy")?;
     guest.run(&format!("dmsetup table {MAPPED}copy_00000 | grep -q ' crypt '"), PATIENCE)?;
-    bed.ashlar("snapshot rollback light one")?;
+    when_closed(bed, "ashlar snapshot rollback light one 2>&1")?;
     has_noise(bed, "light")?;
     for volume in ["copy", "light"] {
         if volume == "light" {
             bed.ashlar("snapshot delete light one")?;
         }
-        bed.ashlar(&format!("volume delete {volume}"))?;
+        when_closed(bed, &format!("ashlar volume delete {volume} 2>&1"))?;
     }
     nothing_is_open(bed)?;
     let left = guest.run("lvs --noheadings -o lv_name disks", PATIENCE)?;
@@ -180,7 +181,6 @@ fn by_engine(bed: &Bed) -> Result<()> {
          umount /mnt && dd if=/run/noise of={device} bs=1M seek=80 oflag=direct 2>/dev/null"
     );
     guest.run(&write, PATIENCE)?;
-    bed.ashlar("unmap web")?;
     end_engine(bed)?;
 
     // Without Ashlar: the kernel has it, and somebody who knows the passphrase.
@@ -210,12 +210,27 @@ fn by_engine(bed: &Bed) -> Result<()> {
          cmp /mnt/ours /bin/busybox && cmp /mnt/its $(command -v fio) && umount /mnt"
     );
     guest.run(&read, PATIENCE)?;
-    bed.ashlar("unmap web")?;
-    bed.ashlar("volume delete web")?;
+    when_closed(bed, "ashlar volume delete web 2>&1")?;
     let left = guest.run("lvs --noheadings -o lv_name disks", PATIENCE)?;
     ensure!(left.split_whitespace().eq(["thin"]), "the replica is left: {left}");
     println!("the engine read what dm-crypt had written");
     Ok(())
+}
+
+/// Runs a line again for as long as it is refused because a volume is open: that its last user is gone is noticed
+/// some 0.1 s later.
+fn when_closed(bed: &Bed, line: &str) -> Result<String> {
+    let said = RefCell::new(Err(String::new()));
+    wait("the volume is not open any more", || {
+        let answer = match bed.guest.run(line, PATIENCE) {
+            Ok(said) => Ok(said),
+            Err(error) => Err(format!("{error:#}")),
+        };
+        let is_open = answer.as_ref().unwrap_or_else(|error| error).contains("open on node");
+        *said.borrow_mut() = answer;
+        Ok(!is_open)
+    })?;
+    said.into_inner().map_err(anyhow::Error::msg)
 }
 
 /// A call of the REST API.
@@ -247,7 +262,7 @@ fn layer(bed: &Bed, volume: &str) -> Result<Value> {
 
 fn start_engine(bed: &Bed) -> Result<()> {
     let start = format!(
-        "ashlar engine --node {NODE} --buffers 64 --threads 1 < /dev/null >> /tmp/engine 2>&1 & \
+        "ashlar engine --node {NODE} --buffers 64 --threads 1 --devices auto < /dev/null >> /tmp/engine 2>&1 & \
          echo $! > /tmp/pid"
     );
     bed.guest.run(&start, PATIENCE)?;
@@ -262,13 +277,17 @@ fn end_engine(bed: &Bed) -> Result<()> {
     })
 }
 
-/// A volume as a block device, once its key is known.
+/// The block device of a volume, once its key is known.
 fn mapped(bed: &Bed, volume: &str) -> Result<String> {
     wait("the volume is UpToDate", || {
         let said = bed.ashlar(&format!("status {volume} --json"));
         Ok(said.is_ok_and(|said| said.contains("\"UpToDate\"")))
     })?;
-    let device = bed.ashlar(&format!("map {volume}"))?.trim().to_owned();
+    let link = format!("/dev/drbd/by-res/{volume}/0");
+    wait("the volume has a device", || {
+        Ok(bed.guest.run(&format!("[ -b {link} ]"), PATIENCE).is_ok())
+    })?;
+    let device = bed.guest.run(&format!("readlink -f {link}"), PATIENCE)?.trim().to_owned();
     ensure!(device.starts_with("/dev/ublkb"), "that is no device: {device:?}");
     Ok(device)
 }
@@ -278,8 +297,7 @@ fn has_noise(bed: &Bed, volume: &str) -> Result<()> {
     let device = mapped(bed, volume)?;
     let read =
         format!("dd if={device} bs=1M skip=80 count=8 iflag=direct 2>/dev/null | cmp - /run/noise");
-    bed.guest.run(&read, PATIENCE)?;
-    bed.ashlar(&format!("unmap {volume}")).map(drop)
+    bed.guest.run(&read, PATIENCE).map(drop)
 }
 
 /// The kernel decrypts nothing.

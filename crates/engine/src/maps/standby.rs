@@ -4,10 +4,11 @@
 //! which promotes the node. When nobody has the device open any more, the volume is closed. No driver tells of that, so a
 //! device whose volume is open and that is quiet is looked at. The volume is closed if
 //!
-//! - no file system, swap or device on top claims it, in whatever namespace (`O_EXCL`);
 //! - the kernel has nothing of it in memory, which it drops when the last one closes a device;
 //! - no process has it open, nor the kernel for a loop device or an NVMe target;
-//! - and since before that no request has come, which the volume's own shard sees to.
+//! - no file system, swap or device on top claims it, in whatever namespace (`O_EXCL`);
+//! - and since before that no request has come, which the volume's own shard sees to: whoever has come meanwhile remembers
+//!   nothing without having asked for it.
 //!
 //! So whoever is overlooked finds the volume opened anew by the next request, and has seen nothing that is stale.
 //! Only the process that caches by itself and is not seen would: an engine that does not see all processes has no such
@@ -34,9 +35,9 @@ use logging::{Level, log};
 
 /// How often is looked whether requests have come.
 const TICK: Duration = Duration::from_millis(50);
-/// A device that is in use and quiet is looked at after so long, then after twice the time, and so on up to the second.
+/// A device that is in use and quiet is looked at after so long, then after twice the time, and so on, up to the latter.
 const SOON: Duration = Duration::from_millis(100);
-const LATE: Duration = Duration::from_secs(10);
+const LATE: Duration = Duration::from_secs(2);
 /// Looking takes one part in so many of the time at most.
 const SHARE: u32 = 50;
 /// How long a look may take before others go on without it.
@@ -45,7 +46,7 @@ const LOOK: Duration = Duration::from_secs(5);
 const PASSING: Duration = Duration::from_secs(2);
 /// How long opening a volume may take: promotion asks all peers.
 const OPEN: Duration = Duration::from_secs(45);
-/// How often volumes are looked for that have no device, where all have one.
+/// How often volumes are looked for that lack a device.
 const SEEK: Duration = Duration::from_secs(1);
 /// The number of the first namespace of processes (`PROC_PID_INIT_INO` of the kernel).
 const ALL_PROCESSES: &str = "pid:[4026531836]";
@@ -76,6 +77,7 @@ pub(crate) fn usable() -> Result<(), String> {
             "the engine does not see all processes of this machine; have it share the host's (`hostPID`)".to_owned()
         );
     }
+    fs::read_dir(users::DEVICES).map_err(|e| format!("{}: {e}", users::DEVICES))?;
     let probe = File::open("/proc/self/exe").map_err(|e| format!("/proc: {e}"))?;
     match cache::pages(&probe) {
         Ok(_) => Ok(()),
@@ -152,14 +154,15 @@ fn is_forgotten(device: &str) -> bool {
 
 /// Devices that nobody has open, by their paths.
 fn unused<'a>(devices: &[&'a str]) -> BTreeSet<&'a str> {
-    // The claim is let go of at once: somebody who mounts the device must not meet it.
-    let quiet = |device: &&str| users::claim(device).is_ok() && is_forgotten(device);
+    let quiet = |device: &&str| users::claims(device).is_empty() && is_forgotten(device);
     let quiet: Vec<&str> = devices.iter().copied().filter(quiet).collect();
     if quiet.is_empty() {
         return BTreeSet::new();
     }
     let open = users::open_ones(&quiet);
-    quiet.into_iter().filter(|device| !open.contains(device)).collect()
+    // Last, and let go of at once: somebody who mounts the device must not meet it.
+    let unused = |device: &&str| !open.contains(device) && users::claim(device).is_ok();
+    quiet.into_iter().filter(unused).collect()
 }
 
 impl Engine {
@@ -258,15 +261,11 @@ impl Engine {
         let unused = unused(&devices);
         let mut closed = BTreeSet::new();
         for Candidate { key, mapped, requests } in candidates {
-            if !unused.contains(mapped.path.as_str()) {
-                continue;
-            }
-            // Nobody mounts it from here on, and who only opens it has to ask for what is on it.
-            let Ok(claim) = users::claim(&mapped.path) else { continue };
-            if is_forgotten(&mapped.path) && self.stand_down(key, mapped.shard, *requests) {
+            if unused.contains(mapped.path.as_str())
+                && self.stand_down(key, mapped.shard, *requests)
+            {
                 closed.insert(key.clone());
             }
-            drop(claim);
         }
         closed
     }
@@ -284,16 +283,17 @@ impl Engine {
         matches!(closed, Ok(Some(true)))
     }
 
-    /// Closes the volumes of a resource whose devices nobody uses, before a command that they would be in the way of.
-    pub(crate) fn settle_standbys(self: &Arc<Self>, resource: &str) {
+    /// Closes the volumes whose devices nobody uses, of a resource or all, before a command that they would be in the
+    /// way of.
+    pub(crate) fn settle_standbys(self: &Arc<Self>, resource: Option<&str>) {
         let end = Instant::now() + PASSING;
         loop {
-            let open = self.open_standbys(Some(resource));
+            let open = self.open_standbys(resource);
             if open.is_empty() {
                 return;
             }
-            // What claims it, or has pages in memory, does not pass by.
-            let claimed = |c: &Candidate| users::claim(&c.mapped.path).is_err();
+            // What claims it does not pass by.
+            let claimed = |c: &Candidate| !users::claims(&c.mapped.path).is_empty();
             if open.iter().any(claimed) || Instant::now() >= end {
                 return;
             }

@@ -11,6 +11,9 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// Where the kernel tells of devices.
+pub(super) const DEVICES: &str = "/sys/class/block";
+
 /// Claims a device for this process until the file is closed.
 ///
 /// # Errors
@@ -37,7 +40,7 @@ pub(super) fn claim(device: &str) -> io::Result<File> {
 /// The folders of a device and of its partitions below `/sys`.
 fn folders(device: &str) -> Vec<PathBuf> {
     let Some(name) = Path::new(device).file_name() else { return Vec::new() };
-    let sys = Path::new("/sys/class/block").join(name);
+    let sys = Path::new(DEVICES).join(name);
     let inside = fs::read_dir(&sys).into_iter().flatten().flatten().map(|entry| entry.path());
     let partitions: Vec<PathBuf> = inside.filter(|path| path.join("partition").exists()).collect();
     [sys].into_iter().chain(partitions).collect()
@@ -73,6 +76,16 @@ pub(super) fn open_ones<'a>(devices: &[&'a str]) -> BTreeSet<&'a str> {
 
 /// Who uses a device or one of its partitions, as far as this process can see.
 pub(super) fn of(device: &str) -> Vec<String> {
+    let mut users = claims(device);
+    let numbers: Vec<String> = folders(device).iter().filter_map(|f| number(f)).collect();
+    users.extend(kernels(&numbers).map(|(_, who)| who));
+    let having = processes().filter(|process| process.numbers(&numbers).next().is_some());
+    users.extend(having.map(|process| process.name()));
+    users
+}
+
+/// What claims a device or one of its partitions for itself, as far as this process can see.
+pub(super) fn claims(device: &str) -> Vec<String> {
     let Some(name) = Path::new(device).file_name().and_then(|name| name.to_str()) else {
         return Vec::new();
     };
@@ -88,15 +101,12 @@ pub(super) fn of(device: &str) -> Vec<String> {
     users.extend(mounted(&mounts, &numbers));
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     users.extend(swapped(&swaps, name));
-    users.extend(kernels(&numbers).map(|(_, who)| who));
-    let having = processes().filter(|process| process.numbers(&numbers).next().is_some());
-    users.extend(having.map(|process| process.name()));
     users
 }
 
 /// A device on top: `dm-0`, and what device-mapper calls it.
 fn holder_name(holder: &str) -> String {
-    let path = Path::new("/sys/class/block").join(holder).join("dm/name");
+    let path = Path::new(DEVICES).join(holder).join("dm/name");
     match fs::read_to_string(path) {
         Ok(name) => format!("{holder} ({})", name.trim()),
         Err(_) => holder.to_owned(),

@@ -59,6 +59,12 @@ pub fn has_a_device(nodes: &mut Nodes<'_>) -> Result<()> {
     nodes.on_device("(sleep 3 < $dev) > /dev/null 2>&1 & mount -t ext4 $dev /mnt && grep -q more /mnt/file && umount /mnt")?;
     nodes.on_device("! dmesg | grep -i 'i/o error' && fsck.ext4 -f -n $dev >/dev/null")?;
     nodes.wait_for("it can be unmapped", || Ok(nodes.guest_ashlar("unmap r0/0").is_ok()))?;
+    nodes.map("--standby --face nbd")?;
+    nodes.on_device("dd if=/dev/urandom of=$dev bs=1M seek=300 count=1 conv=fsync 2>/dev/null")?;
+    wait_closed(nodes)?;
+    nodes.write_at_peer()?;
+    nodes.on_device(READ)?;
+    nodes.wait_for("it can be unmapped", || Ok(nodes.guest_ashlar("unmap r0/0").is_ok()))?;
     done("a device that stands by", begun);
     Ok(())
 }
