@@ -161,13 +161,17 @@ impl<'a> Seen<'a> {
     fn drbd(&self) -> Value {
         let volumes: Vec<Value> =
             self.volumes().map(|(nr, v, w, t)| self.drbd_volume(nr, v, w, t)).collect();
-        // A peer that is down on purpose is not missed.
+        // A peer that is down on purpose is not missed, and not there if it says so, even if this node was not heard since.
+        let name = &self.definition.name;
         let inactive = |peer: &NodeName| {
-            let peer = self.state.model.resource(&self.definition.name, peer);
+            let peer = self.state.model.resource(name, peer);
             peer.is_some_and(|peer| peer.deactivated.is_some())
         };
+        let is_up = |peer: &NodeName| {
+            self.state.observed.replica(name, peer).is_some_and(|replica| replica.up)
+        };
         let peers = self.replica.iter().flat_map(|replica| &replica.connections);
-        let peers = peers.filter(|(peer, connected)| **connected || !inactive(peer));
+        let peers = peers.filter(|(peer, connected)| !inactive(peer) || **connected && is_up(peer));
         let connections = peers.map(|(peer, connected)| {
             let message = if *connected { "Connected" } else { "Connecting" };
             (peer.to_string(), json!({ "connected": connected, "message": message }))

@@ -25,6 +25,8 @@ fn wait_closed(nodes: &Nodes<'_>) -> Result<()> {
 /// From its first use to its end, with engines that die and hand over.
 pub fn has_a_device(nodes: &mut Nodes<'_>) -> Result<()> {
     let begun = Instant::now();
+    // What came before has its errors.
+    nodes.on_device("dmesg -c > /dev/null")?;
     nodes.map("--standby")?;
     wait_closed(nodes)?;
     nodes.on_device(
