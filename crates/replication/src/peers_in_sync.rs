@@ -272,7 +272,9 @@ impl Resource {
         }
         for piece in self.pieces(&[peer], vol, desc.range) {
             if self.differs(peer, vol, piece) {
-                self.count_as_source(vol, piece, others);
+                if !self.brings_up_to_date(peer, vol) {
+                    self.count_as_source(vol, piece, others);
+                }
                 continue;
             }
             // A write under way here is none of the bits yet.
@@ -284,6 +286,15 @@ impl Resource {
             self.hear_claim(peer, vol, piece, others, false);
         }
         Ok(())
+    }
+
+    /// A kernel node is resynced from here. What this node counts as different from it is what it has not asked for, or not
+    /// confirmed yet: one with two sources gets some from the other one, and says then to whom it is equal, to this
+    /// node, too. That says nothing of the others; the end of the resync says that it has all.
+    fn brings_up_to_date(&self, peer: PeerIx, vol: VolIx) -> bool {
+        let ours = self.peers[peer].agreed_features & feature::BITS_OF_EQUALS != 0;
+        let repl = self.st.peers[peer].devs[vol].repl;
+        !ours && matches!(repl, ReplState::SyncSource | ReplState::PausedSyncS)
     }
 
     /// Tells another node that this one is equal to the source of both.

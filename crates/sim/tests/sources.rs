@@ -3,13 +3,13 @@
 
 use std::cell::Cell;
 
-use codec::wire::Packet;
+use codec::wire::{Packet, PeerBlockDesc};
 use replication::io::{AdminCommand, Input};
 use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::OnNoDataAccessible;
-use vocab::{DiskState, ReplState, VolumeNr};
+use vocab::{DiskState, ReplState, SectorRange, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 const EXTENT: u64 = 8192;
@@ -340,6 +340,41 @@ fn a_resync_from_a_source_that_falls_behind_is_given_up_case_69() {
         w.heal(0, 2);
         w.close(0, opener);
         w.settle();
+    });
+}
+
+/// A kernel node with two sources has blocks from the other one, and says to this one that all three are equal, before
+/// it has them from here. This one does not count the other source as different for that.
+#[test]
+fn what_a_kernel_target_has_from_another_source_is_no_difference_to_that_one() {
+    scenario(Plan::quiet(3, 0), |w| {
+        w.net.hide_own_features();
+        w.form();
+        let opener = w.open(2);
+        w.kill(1);
+        w.wait_lost(0, 1);
+        w.wait_lost(2, 1);
+        for i in 0..8 {
+            w.write(2, i * EXTENT);
+        }
+        w.close(2, opener);
+        w.wait_secondary(2);
+        w.run_seconds(2);
+        w.cut(1, 2);
+        // Its requests take a while.
+        w.slow(1, 0, 300_000_000);
+        w.start_node(1);
+        w.wait("n1 is brought up to date", |w| {
+            let to = &w.seen(0).peers[1];
+            to.as_ref().is_some_and(|to| to.devices[0].repl == ReplState::SyncSource)
+        });
+        w.expect("it lacks blocks", |w| w.device(0, 1).out_of_sync > 0);
+        let (range, mask) = (SectorRange::new(0, EXTENT), node_id(0).mask().with(node_id(2)));
+        let packet = Packet::PeersInSync(V0, PeerBlockDesc { range, mask });
+        w.input_of_scenario(0, Input::Packet { peer: node_id(1), packet, payload: None });
+        w.expect("n2 is equal all the same", |w| w.device(0, 2).out_of_sync == 0);
+        w.wait_disk(1, DiskState::UpToDate);
+        w.expect("n1 has everything", |w| equal(w, 0, 1) && equal(w, 1, 2));
     });
 }
 
