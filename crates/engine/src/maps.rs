@@ -431,6 +431,10 @@ impl Engine {
 
 fn check(options: &MapOptions) -> Done {
     let MapOptions { queues, depth, .. } = *options;
+    if options.standby && options.read_only {
+        let detail = "a device that stands by can be written; leave --standby or --read-only out";
+        return Err(Stop::invalid(detail));
+    }
     if !(1..=MapOptions::QUEUES_MAX).contains(&queues) {
         let detail = format!("give 1 to {} queues, not {queues}", MapOptions::QUEUES_MAX);
         return Err(Stop::invalid(detail));

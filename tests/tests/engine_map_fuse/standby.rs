@@ -53,6 +53,8 @@ fn a_device_that_stands_by_is_open_only_while_somebody_uses_it() {
     let Some(rig) = Rig::of_two() else { return };
     let (a, b) = (Stood::new(&rig, 0), Stood::new(&rig, 1));
     let (alpha, bravo) = (rig.alpha(), &rig.cluster.nodes[1]);
+    let (_, why) = alpha.fails(&["map", "r0/0", "--standby", "--read-only"]);
+    assert!(why.contains("--read-only"), "{why}");
     a.wait_closed(&rig);
     b.wait_closed(&rig);
     // Writing makes a node Primary, and another one can not even read then.

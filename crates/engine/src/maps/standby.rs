@@ -146,8 +146,12 @@ impl Watch {
     }
 }
 
-/// True if the kernel has nothing of a device in memory.
+/// True if the kernel has nothing of a device in memory, nor waits for anything that it was asked for: a process that was
+/// killed may be gone before its last request.
 fn is_forgotten(device: &str) -> bool {
+    if !users::is_quiet(device) {
+        return false;
+    }
     let cached = |path| File::open(path).ok().and_then(|file| cache::pages(&file).ok());
     users::nodes(device).into_iter().all(|path| cached(path) == Some(0))
 }

@@ -58,6 +58,12 @@ fn number(folder: &Path) -> Option<String> {
     Some(fs::read_to_string(folder.join("dev")).ok()?.trim().to_owned())
 }
 
+/// The kernel has no request of the device under way.
+pub(super) fn is_quiet(device: &str) -> bool {
+    let under_way = folders(device).first().map(|sys| fs::read_to_string(sys.join("inflight")));
+    matches!(under_way, Some(Ok(text)) if text.split_whitespace().all(|count| count == "0"))
+}
+
 /// Which of these devices a process has open that this one can see, or the kernel has without claiming it.
 pub(super) fn open_ones<'a>(devices: &[&'a str]) -> BTreeSet<&'a str> {
     let all = devices.iter().map(|device| {

@@ -142,6 +142,8 @@ pub(crate) struct Volume {
     size: Sectors,
     block_size: u32,
     openers: BTreeMap<OpenerId, Opener>,
+    /// Requests of those that open it when they need it, whoever of them is still there.
+    standby_requests: u64,
     pending: Vec<Pending>,
     free: Vec<u32>,
     wishes: Vec<Wish>,
@@ -240,6 +242,7 @@ impl Volume {
             size: Sectors(0),
             block_size: 512,
             openers: BTreeMap::new(),
+            standby_requests: 0,
             pending: Vec::new(),
             free: Vec::new(),
             wishes: Vec::new(),
@@ -298,12 +301,8 @@ impl Volume {
 
     /// Those that open it when they need it; `None` if there are none.
     pub(crate) fn standby_use(&self) -> Option<StandbyUse> {
-        let uses = self.standbys().map(|standby| (standby.access(), standby.requests()));
-        let sum = |one: (Option<Access>, u64), two: (Option<Access>, u64)| {
-            (one.0.max(two.0), one.1 + two.1)
-        };
-        let (access, requests) = uses.reduce(sum)?;
-        Some(StandbyUse { access, requests })
+        let access = self.standbys().map(Standby::access).max()?;
+        Some(StandbyUse { access, requests: self.standby_requests })
     }
 
     fn standbys(&self) -> impl Iterator<Item = &Standby> {
@@ -643,15 +642,13 @@ impl Target for Volume {
         let entry = self.openers.get_mut(&opener).expect("seen above");
         let request = match &mut entry.standby {
             None => request,
-            Some(standby) => match standby.take(request) {
-                Taken::Now(request) => request,
-                Taken::Nothing(request) => {
-                    return self.completions.push(Completion::new(opener, request.tag, Ok(())));
+            Some(standby) => {
+                self.standby_requests += 1;
+                match standby.take(request) {
+                    Taken::Now(request) => request,
+                    Taken::Held => return self.wishes.extend(standby.next(opener)),
                 }
-                Taken::Held => {
-                    return self.wishes.extend(standby.next(opener));
-                }
-            },
+            }
         };
         entry.in_flight += 1;
         self.carry_out(request);

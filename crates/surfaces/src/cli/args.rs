@@ -428,7 +428,7 @@ pub enum Command {
         /// Open the volume only while somebody uses the device, so that all nodes can have one: reading opens it for
         /// reading, and writing makes this node Primary. For an engine that is root and sees all processes of the
         /// machine, Linux 6.5
-        #[arg(long)]
+        #[arg(long, conflicts_with = "read_only")]
         standby: bool,
         /// The way to do it [default: the first of these that there is]
         #[arg(long, value_enum)]
