@@ -55,6 +55,7 @@ mod engine_upgrade;
 mod engine_vhost;
 mod link;
 mod luks;
+mod moving;
 mod nbd_clients;
 mod shipping;
 mod skew;

@@ -107,6 +107,10 @@ impl Node {
         let step = self.step(name);
         match action {
             Action::CreateVolume { volume, backing } => step.create_volume(*volume, backing),
+            Action::AdoptVolume { volume, backing, size, metadata, node_id } => {
+                let node_id = metadata.then_some(*node_id);
+                step.adopt_volume(*volume, backing, *size, node_id)
+            }
             Action::RestoreVolume { volume, backing, from, snapshot } => {
                 step.restore_volume(*volume, backing, from, snapshot)
             }

@@ -286,6 +286,14 @@ pub fn exists<'a>(at: impl Into<At<'a>>) -> Result<bool, Failed> {
     Ok(Device::open(at)?.superblock().is_ok())
 }
 
+/// The DRBD node id that the metadata of a volume name, if they name one yet. Nothing is written.
+///
+/// # Errors
+/// If the volume can not be read, or has no metadata that can be used.
+pub fn node_id<'a>(at: impl Into<At<'a>>) -> Result<Option<NodeId>, Failed> {
+    Ok(Device::look(at)?.superblock()?.node_id)
+}
+
 /// Bytes of a volume's device.
 ///
 /// # Errors

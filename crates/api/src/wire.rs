@@ -18,7 +18,7 @@ pub mod proto {
 }
 
 /// The newest version of the link that this release speaks.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 
 /// The oldest one.
 pub const PROTOCOL_MIN: u32 = 1;

@@ -148,6 +148,13 @@ fn actions() -> Vec<Action> {
             from: resource(),
             snapshot: snapshot.clone(),
         },
+        Action::AdoptVolume {
+            volume: 0,
+            backing: backing(),
+            size: Bytes(1 << 30),
+            metadata: true,
+            node_id,
+        },
         metadata(Begin::First),
         metadata(Begin::DayZero),
         metadata(Begin::Empty),

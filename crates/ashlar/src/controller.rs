@@ -134,7 +134,11 @@ enum Command {
         /// The store, as when a controller is started [default: a file in the data directory]
         #[arg(long, value_name = "URL")]
         store: Option<String>,
-        /// What `export` has written
+        /// Leave out what LINSTOR has and there can not be here, and say what that is; without this nothing
+        /// is put anywhere then
+        #[arg(long)]
+        leave_out: bool,
+        /// What `export` has written, or LINSTOR's `linstor-database export-db`
         file: PathBuf,
     },
     /// Collect what helps to find out what is wrong, of controller and nodes, in an archive below
@@ -224,11 +228,22 @@ impl Args {
 /// Serves LINSTOR's REST API, and agents, until told to shut down; or asks one that does.
 pub fn run(args: &Args, common: &cli::Common) -> anyhow::Result<()> {
     match &args.command {
-        Some(Command::Import { data_dir, store, file }) => {
+        Some(Command::Import { data_dir, store, leave_out, file }) => {
             let data = std::path::absolute(data_dir)?;
             let store = store.clone();
-            let rows = daemon::import(&daemon::Stored { data, store }, file)?;
-            writeln!(io::stdout(), "{rows} objects of {} are in the store", file.display())?;
+            let found = daemon::import(&daemon::Stored { data, store }, file, *leave_out)?;
+            let (count, file) = (found.rows.len(), file.display());
+            writeln!(io::stdout(), "{count} objects of {file} are in the store")?;
+            for left in &found.left_out {
+                writeln!(io::stdout(), "left out: {left}")?;
+            }
+            if let Some(release) = found.linstor {
+                writeln!(
+                    io::stdout(),
+                    "they are of LINSTOR {release}; stop its satellites, and have each node join: \
+                     agents take the volumes that are there (docs/operating.md)"
+                )?;
+            }
             return Ok(());
         }
         Some(command) => return ask(command, common.timeout, common.json),

@@ -219,6 +219,12 @@ impl Future<'_> {
                 state.backing = Some(backing.size);
                 state.passphrase_changes = backing.passphrase_changes;
             }
+            Action::AdoptVolume { volume: number, backing, metadata, .. } => {
+                let state = state(replica, *number);
+                state.backing = Some(backing.size);
+                state.passphrase_changes = backing.passphrase_changes;
+                (state.metadata, state.disk) = (*metadata, Some(DiskState::UpToDate));
+            }
             Action::RestoreVolume { volume: number, backing, .. } => {
                 let state = state(replica, *number);
                 state.backing = Some(backing.size);

@@ -620,6 +620,10 @@ pub struct Volume {
     pub pool: PoolName,
     /// Properties.
     pub props: Props,
+    /// It was there before this cluster was: its agent takes it as it is, and never makes one in its
+    /// place. Until it has.
+    #[serde(default, skip_serializing_if = "row::is_false")]
+    pub adopt: bool,
 }
 
 /// A snapshot of all replicas at one point in time.

@@ -11,6 +11,11 @@ pub fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
+/// True of what is not written.
+pub fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
 /// A size in bytes.
 pub mod bytes {
     use super::*;

@@ -304,32 +304,35 @@ fn lead(
     }
 }
 
-/// Puts what an export has into an empty store, where no controller runs; returns how many rows these
-/// were.
+/// Puts what an export has into an empty store, where no controller runs; returns what that was. What
+/// there can not be here is left out if `leave_out` says so.
 ///
 /// # Errors
-/// If the store can not be used or is not empty, or the file is no export.
-pub fn import(stored: &Stored, file: &Path) -> Result<usize, Error> {
-    let rows = export::read(file).map_err(Error::Import)?;
+/// If the store can not be used or is not empty, or the file is no export, or has what can not be taken
+/// over.
+pub fn import(stored: &Stored, file: &Path, leave_out: bool) -> Result<export::Found, Error> {
+    let found = export::read(file, leave_out).map_err(Error::Import)?;
+    let rows = found.rows.clone();
     make_directory(&stored.data).map_err(|error| Error::Directory(stored.data.clone(), error))?;
     match location(stored)? {
         Location::File(path) => {
             let mut store = Sqlite::open(&path).map_err(Error::Store)?;
-            export::put(rows, &mut store).map_err(Error::Import)
+            export::put(rows, &mut store).map_err(Error::Import)?;
         }
         Location::Shared(mut electorate) => {
             match electorate.stand("", leader::TERM).map_err(Error::Store)? {
-                Standing::Follows(_) => Err(Error::Led),
+                Standing::Follows(_) => return Err(Error::Led),
                 Standing::Leads(mut store, term) => {
                     let put = export::put(rows, &mut *store).map_err(Error::Import);
                     let runtime =
                         tokio::runtime::Builder::new_current_thread().enable_time().build();
                     runtime.map_err(Error::System)?.block_on(term.resign());
-                    put
+                    put?;
                 }
             }
         }
     }
+    Ok(found)
 }
 
 /// Takes tokens by which nodes join into the store, where an older version has left some in files.

@@ -1,4 +1,5 @@
-//! What is wanted, as one file of JSON: to look at, to keep, and to put into another store.
+//! What is wanted, as one file of JSON: to look at, to keep, and to put into another store. What LINSTOR
+//! exports can be put there, too (`linstor::import`).
 //!
 //! Keys of encryption are in it as the store has them, sealed; the secrets by which replicas know each
 //! other are in the clear. So only its owner can read the file.
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use cluster::change::{Change, Object};
 use cluster::model::Model;
+use linstor::import::{Imported, LeftOut};
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -54,6 +56,8 @@ pub enum Error {
     Unfit(PathBuf, String),
     /// The store has rows already.
     Taken,
+    /// It has what there can not be here, and nobody has said that it may be left out.
+    LeftOut(PathBuf, Vec<LeftOut>),
     /// The store fails.
     Store(store::Error),
 }
@@ -65,13 +69,19 @@ impl fmt::Display for Error {
             Error::Unfit(file, why) => write!(
                 f,
                 "{} is no export that this program reads: {why}; name a file that `ashlar controller \
-                 export` of this release or an older one has made",
+                 export` of this release or an older one has made, or `linstor-database export-db` of \
+                 LINSTOR",
                 file.display()
             ),
             Error::Taken => write!(
                 f,
                 "the store is not empty, and an import would mix two clusters; name an empty one"
             ),
+            Error::LeftOut(file, all) => {
+                writeln!(f, "{} has what there can not be here:", file.display())?;
+                all.iter().try_for_each(|one| writeln!(f, "  {one}"))?;
+                write!(f, "see to it in LINSTOR and export again, or leave it out with --leave-out")
+            }
             Error::Store(error) => error.fmt(f),
         }
     }
@@ -86,12 +96,33 @@ impl From<store::Error> for Error {
 }
 
 /// What a file has.
+#[derive(Debug)]
+pub struct Found {
+    /// Its objects.
+    pub rows: Vec<Object>,
+    /// The release of LINSTOR that has written it, if one has.
+    pub linstor: Option<String>,
+    /// What it has that there can not be here, of LINSTOR's.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// What a file has. What can not be taken over is left out if `leave_out` says so.
 ///
 /// # Errors
-/// If it is no export that is read here.
-pub fn read(file: &Path) -> Result<Vec<Object>, Error> {
+/// If it is no export that is read here, or has what can not be taken over.
+pub fn read(file: &Path, leave_out: bool) -> Result<Found, Error> {
     let text = fs::read(file).map_err(|error| Error::File(file.to_owned(), error))?;
     let unfit = |why: String| Error::Unfit(file.to_owned(), why);
+    if linstor::import::is_export(&text) {
+        let mut random =
+            |bytes: &mut [u8]| getrandom::fill(bytes).expect("the kernel gives random bytes");
+        let Imported { release, rows, left_out } =
+            linstor::import::read(&text, &mut random).map_err(unfit)?;
+        return match left_out.is_empty() || leave_out {
+            true => Ok(Found { rows, linstor: Some(release), left_out }),
+            false => Err(Error::LeftOut(file.to_owned(), left_out)),
+        };
+    }
     #[derive(Deserialize)]
     struct Head {
         format: String,
@@ -107,7 +138,7 @@ pub fn read(file: &Path) -> Result<Vec<Object>, Error> {
     }
     let exported: Exported =
         serde_json::from_slice(&text).map_err(|error| unfit(error.to_string()))?;
-    Ok(exported.rows)
+    Ok(Found { rows: exported.rows, linstor: None, left_out: Vec::new() })
 }
 
 /// Puts rows into an empty store, all of them or nothing; returns how many these were.
@@ -141,7 +172,7 @@ mod tests {
         assert_eq!(write(&file, &model).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         let mut store = Sqlite::open(&folder.path().join("new.db")).unwrap();
         let rows: Vec<Object> = model.rows().collect();
-        assert_eq!(put(read(&file).unwrap(), &mut store).unwrap(), rows.len());
+        assert_eq!(put(read(&file, false).unwrap().rows, &mut store).unwrap(), rows.len());
         assert_eq!(store.load().unwrap(), rows);
         assert!(matches!(put(rows, &mut store), Err(Error::Taken)));
         let text = fs::read_to_string(&file).unwrap();
@@ -152,10 +183,10 @@ mod tests {
             ("{}".to_owned(), "missing field"),
         ] {
             fs::write(&other, text).unwrap();
-            let error = read(&other).unwrap_err().to_string();
+            let error = read(&other, true).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("b.json"), "{error}");
         }
-        let error = read(&folder.path().join("none")).unwrap_err().to_string();
+        let error = read(&folder.path().join("none"), true).unwrap_err().to_string();
         assert!(error.contains("none can not be read"), "{error}");
     }
 }

@@ -7,6 +7,7 @@
 //!   API; `metrics`; `properties`: which there are
 //! - `shown`: long lists, which are kept; `agents`: what is asked of agents at once; `diagnosis`: what
 //!   helps to find out what is wrong
+//! - `import`: what the database of LINSTOR itself has, as objects of this control plane
 //! - one file for each kind of object, with its routes, how it is shown and how it is changed; and
 //!   `ashlar` for calls of our own
 //! - `refused`: calls of LINSTOR's that are not there, each with the reason
@@ -27,6 +28,7 @@ mod diagnosis;
 mod events;
 mod foretell;
 mod groups;
+pub mod import;
 mod lenient;
 mod metrics;
 mod nodes;

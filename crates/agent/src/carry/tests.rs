@@ -26,6 +26,7 @@ use super::*;
 use crate::mapper::Choice;
 use crate::record::Metadata;
 
+mod adopted;
 mod mapped;
 
 const MIB: u64 = 1 << 20;

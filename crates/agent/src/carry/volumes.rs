@@ -7,7 +7,7 @@ use cluster::plan::{Backing, Begin, Guard};
 use codec::admin::Request;
 use codec::config::MetaDisk;
 use logging::{Level, log};
-use vocab::{DiskState, GenUuid, NodeId};
+use vocab::{Bytes, DiskState, GenUuid, NodeId};
 
 use super::Step;
 use crate::engine;
@@ -127,6 +127,81 @@ impl Step<'_> {
                 there.metadata = if has { Metadata::Made } else { Metadata::None };
             }
         })
+    }
+
+    /// Takes a volume that was there before this cluster was: it is only looked at. With metadata, if
+    /// they are to be those of `node_id`.
+    pub(super) fn adopt_volume(
+        &self,
+        number: u16,
+        backing: &Backing,
+        size: Bytes,
+        node_id: Option<Option<NodeId>>,
+    ) -> Result<(), Failed> {
+        let luks = self.sealed(number, backing)?;
+        let mapped = match luks {
+            Some(_) => self.mapped(number, backing)?,
+            None => None,
+        };
+        if let Some(there) = self.record()?.volumes.get(&number) {
+            return match there.size {
+                0 => {
+                    Err(self.not_as_it_was(number, "this agent has begun to make one in its place"))
+                }
+                _ => Ok(()),
+            };
+        }
+        let name = self.volume_name(number)?;
+        let all = self.pool(&backing.pool, backing.provider)?.volumes()?;
+        let found = all.iter().find(|volume| volume.name == name.as_str() && !volume.is_snapshot);
+        let Some(found) = found else {
+            let cause = format!("pool {} has no {name}", backing.pool);
+            return Err(self.not_as_it_was(number, &cause));
+        };
+        if found.size < size {
+            let cause = format!("it has {} bytes, and {} are to be used", found.size.0, size.0);
+            return Err(self.not_as_it_was(number, &cause));
+        }
+        let volume = Volume {
+            pool: backing.pool.clone(),
+            provider: backing.provider,
+            size: found.size.0,
+            path: path_of(found)?,
+            fresh: false,
+            metadata: if node_id.is_some() { Metadata::Made } else { Metadata::None },
+            removing: false,
+            growing: None,
+            luks,
+            mapped,
+            passphrase_changes: backing.passphrase_changes,
+            next: None,
+        };
+        let reached = self.reach(number, &volume)?;
+        if let Some(wanted) = node_id {
+            let named = metadata::node_id(reached.at())?;
+            if named.is_some() && named != wanted {
+                let text = |id: Option<NodeId>| id.map_or("none".to_owned(), |id| id.to_string());
+                let (named, wanted) = (text(named), text(wanted));
+                let cause = format!("its metadata are of DRBD node {named}, and this is {wanted}");
+                return Err(self.not_as_it_was(number, &cause));
+            }
+        }
+        log!(Level::Info, self.name, "volume {number} is taken as it is: {}", volume.path);
+        self.update(|record| record.volumes.insert(number, volume)).map(drop)
+    }
+
+    fn not_as_it_was(&self, number: u16, cause: &str) -> Failed {
+        let node = &self.node.name;
+        Failed::new(
+            format!(
+                "volume {number} of {} is not taken as it is on node {node}: {cause}",
+                self.name
+            ),
+            format!(
+                "bring back what was there, or, if this replica is lost or never was made, delete the \
+                 resource on node {node}: others have the data"
+            ),
+        )
     }
 
     /// A volume that is being made.

@@ -74,9 +74,9 @@ pub fn create(
     } else {
         props.insert(DISKFUL_BY.to_owned(), by.to_owned());
     }
-    let volumes = pools
-        .into_iter()
-        .map(|(number, pool)| (number, Volume { uuid: edit.uuid(), pool, props: Props::new() }));
+    let volumes = pools.into_iter().map(|(number, pool)| {
+        (number, Volume { uuid: edit.uuid(), pool, props: Props::new(), adopt: false })
+    });
     let volumes = volumes.collect();
     let uuid = edit.uuid();
     edit.put(Object::Resource(Resource {
@@ -359,7 +359,7 @@ pub fn deploy_volume(
             }
             false => PoolName::diskless(),
         };
-        let volume = Volume { uuid: edit.uuid(), pool, props: Props::new() };
+        let volume = Volume { uuid: edit.uuid(), pool, props: Props::new(), adopt: false };
         edit.modify_resource(name, &resource.node, |resource| {
             resource.volumes.insert(number, volume);
         });
@@ -520,7 +520,7 @@ fn complete(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     let numbers: Vec<VolumeNr> = wanted.map(|(number, _)| *number).collect();
     for number in numbers {
         let uuid = edit.uuid();
-        let new = Volume { uuid, pool: pool.clone(), props: Props::new() };
+        let new = Volume { uuid, pool: pool.clone(), props: Props::new(), adopt: false };
         resource.volumes.entry(number).or_insert(new);
     }
     edit.put(Object::Resource(resource));

@@ -40,6 +40,7 @@ pub fn settle(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
             toggled(edit, name, node);
             returned(edit, name, node);
             restored(edit, name, node);
+            adopted(edit, name, node);
         }
         all_restored(edit, name);
         clone::review(edit, name);
@@ -199,7 +200,7 @@ fn toggled(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
             resource.flags.retain(|flag| !matches!(flag, DiskRemoveRequested | DiskRemoving));
             resource.flags.extend([Diskless, DrbdDiskless]);
             for volume in resource.volumes.values_mut() {
-                volume.pool = PoolName::diskless();
+                (volume.pool, volume.adopt) = (PoolName::diskless(), false);
             }
         });
     }
@@ -232,6 +233,26 @@ fn restored(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     edit.modify_resource(name, node, |resource| {
         resource.flags.remove(&ResourceFlag::RestoreFromSnapshot);
         resource.props.remove(snapshots::RESTORE_FROM);
+    });
+}
+
+/// Volumes that were there before this cluster was, and that their agent has taken.
+fn adopted(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+    let Some(resource) = edit.model.resource(name, node) else { return };
+    let Some(replica) = confirmed(edit, name, node) else { return };
+    let taken = |(number, volume): &(&VolumeNr, &Volume)| {
+        let state = replica.volumes.get(number);
+        volume.adopt && state.is_some_and(|state| state.backing.is_some())
+    };
+    let taken: Vec<VolumeNr> =
+        resource.volumes.iter().filter(taken).map(|(number, _)| *number).collect();
+    if taken.is_empty() {
+        return;
+    }
+    edit.modify_resource(name, node, |resource| {
+        for (_, volume) in resource.volumes.iter_mut().filter(|(nr, _)| taken.contains(nr)) {
+            volume.adopt = false;
+        }
     });
 }
 

@@ -343,6 +343,18 @@ fn make_volume(
     let state = replica.volumes.get(&nr).unwrap_or(&nothing);
     let size = size::backing(ask.definition, wanted);
     let restored = resource.flags.contains(&ResourceFlag::RestoreFromSnapshot);
+    let replicated = ask.definition.layers.contains(&Layer::Drbd);
+    if volume.adopt && (state.backing.is_none() || replicated && !state.metadata) {
+        let action = Action::AdoptVolume {
+            volume: number(nr),
+            backing: backing(ask, resource, pool, nr, wanted),
+            size: size::usable(ask.definition, wanted),
+            metadata: replicated,
+            node_id: resource.node_id,
+        };
+        before.push(plan.push(node, action, Vec::new()));
+        return;
+    }
     let mut after = Vec::new();
     if state.backing.is_none() {
         let backing = backing(ask, resource, pool, nr, wanted);
@@ -358,7 +370,6 @@ fn make_volume(
     {
         plan.push(node, Action::GrowVolume { volume: number(nr), size }, Vec::new());
     }
-    let replicated = ask.definition.layers.contains(&Layer::Drbd);
     // A snapshot has metadata in it, and they are kept.
     if replicated && !state.metadata && !restored {
         let action = Action::CreateMetadata {

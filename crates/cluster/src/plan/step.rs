@@ -65,6 +65,22 @@ pub enum Action {
         /// What it is.
         backing: Backing,
     },
+    /// Takes a backing volume that was there before this cluster was, with the metadata it has. Nothing is
+    /// made or written; refused if it is not there, or is somebody else's.
+    AdoptVolume {
+        /// Its number.
+        volume: u16,
+        /// What it is.
+        backing: Backing,
+        /// Size that users see, in bytes: it holds that at least.
+        #[serde(with = "row::bytes")]
+        size: Bytes,
+        /// It has DRBD's metadata.
+        metadata: bool,
+        /// DRBD node id of this node, which they have to name.
+        #[serde(with = "row::node_id")]
+        node_id: Option<NodeId>,
+    },
     /// Makes a backing volume with the data of a snapshot of the same pool.
     RestoreVolume {
         /// Its number.
@@ -236,6 +252,9 @@ impl fmt::Display for Action {
         match self {
             Action::CreateVolume { volume, backing } => {
                 write!(f, "create volume {volume} in pool {}", backing.pool)
+            }
+            Action::AdoptVolume { volume, backing, .. } => {
+                write!(f, "take volume {volume} of pool {} as it is", backing.pool)
             }
             Action::RestoreVolume { volume, from, snapshot, .. } => {
                 write!(f, "restore volume {volume} from {from}/{snapshot}")

@@ -309,3 +309,29 @@ fn the_master_key_is_kept_under_one_passphrase_at_a_time() {
     bed.ok(set("two", Some("one")));
     assert_eq!(bed.model.controller().master_key.as_deref(), Some("two"));
 }
+
+#[test]
+fn a_volume_that_was_there_before_is_taken_as_it_is_and_never_made() {
+    let mut bed = deployed();
+    let mut resource = bed.model.resource(&rd("disk"), &node(1)).unwrap().clone();
+    resource.volumes.get_mut(&VolumeNr(0)).unwrap().adopt = true;
+    bed.model.put(Object::Resource(resource));
+    let replicas = bed.observed.resources.get_mut(&rd("disk")).unwrap();
+    replicas.get_mut(&node(1)).unwrap().volumes.clear();
+    let plan = plan_of(&bed);
+    assert_eq!(
+        lines(&plan),
+        ["0 node-1: take volume 0 of pool thin as it is", "1 node-1: configure after [0]",]
+    );
+    let Action::AdoptVolume { size, metadata, node_id, .. } = &plan.steps[0].action else {
+        panic!("it is taken")
+    };
+    let resource = bed.model.resource(&rd("disk"), &node(1)).unwrap();
+    assert_eq!((size.0, *metadata, *node_id), (GIB, true, resource.node_id));
+    assert!(node_id.is_some());
+    // Once its agent has it, it is a volume like others.
+    bed.settle("disk");
+    assert!(plan_of(&bed).is_done(), "{:?}", lines(&plan_of(&bed)));
+    let resource = bed.model.resource(&rd("disk"), &node(1)).unwrap();
+    assert!(!resource.volumes[&VolumeNr(0)].adopt);
+}

@@ -397,7 +397,7 @@ fn an_export_is_put_into_an_empty_store_as_a_whole(url: &str) {
     export::write(&file, &model).unwrap();
     let mut store = open(url);
     assert_eq!(
-        export::put(export::read(&file).unwrap(), &mut *store).unwrap(),
+        export::put(export::read(&file, false).unwrap().rows, &mut *store).unwrap(),
         model.rows().count()
     );
     let rows = model.rows().collect();

@@ -387,6 +387,7 @@ fn step(
             let disk = record.disks.entry(volume).or_insert(new);
             disk.size = disk.size.max(backing.size.0);
         }
+        Action::AdoptVolume { .. } => panic!("nothing was there before this cluster"),
         Action::RestoreVolume { volume, backing, .. } => {
             let source = source.expect("a snapshot is restored where it is");
             let (size, passphrase_changes) = (backing.size.0, backing.passphrase_changes);

@@ -151,6 +151,8 @@ impl Record {
                 let disk = self.volumes.entry(*volume).or_insert(new);
                 disk.size = disk.size.max(backing.size.0);
             }
+            // Nothing of a simulated cluster was there before it.
+            Action::AdoptVolume { .. } => return Err(Refused::Not),
             Action::RestoreVolume { volume, backing, from, snapshot } => {
                 if self.volumes.contains_key(volume) {
                     return Ok(());

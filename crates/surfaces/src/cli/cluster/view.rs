@@ -217,6 +217,15 @@ impl Report {
         let id = self.filename.strip_prefix("ErrorReport-").unwrap_or(&self.filename);
         id.strip_suffix(".log").unwrap_or(id)
     }
+
+    /// Cause and next step, each with its word before it, as far as the controller told its text.
+    pub fn reasons(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let told = |line| {
+            let of = |word: &'static str, said| Some((said, str::strip_prefix(line, word)?.trim()));
+            of("why  ", "why: ").or_else(|| of("next ", "next:"))
+        };
+        self.text.lines().filter_map(told).filter(|(_, text)| !text.is_empty())
+    }
 }
 
 /// True if one of these flags is set.

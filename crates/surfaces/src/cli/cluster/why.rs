@@ -75,6 +75,9 @@ pub(super) fn run(session: &mut Session<'_>, name: &str) -> Result<(), Error> {
     }
     for report in reports {
         writeln!(session.out, "\nerror report {}: {}", report.id(), report.exception_message)?;
+        for (word, text) in report.reasons() {
+            writeln!(session.out, "  {word} {text}")?;
+        }
     }
     Ok(())
 }
