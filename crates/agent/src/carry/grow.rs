@@ -159,7 +159,12 @@ impl Step<'_> {
                 assume_peer_has_space: false,
                 assume_clean: false,
             };
-            self.engine.ask_patiently(&what, &request)?;
+            let asked = self.engine.ask_patiently(&what, &request);
+            // Another node may have been asked before: then it has grown, what is new is being copied, and
+            // no size is changed meanwhile.
+            if self.device_size(number)? < size.0 {
+                asked?;
+            }
             self.settle_metadata()?;
         }
         let has = self.device_size(number)?;

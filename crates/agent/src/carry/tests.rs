@@ -50,6 +50,8 @@ struct Fake {
     resources: BTreeMap<String, Resource>,
     /// Peers whose bitmap slots were given back.
     forgotten: Vec<u8>,
+    /// Another node has a device grow while this one is asked to, which refuses then.
+    grown_elsewhere: bool,
 }
 
 impl Fake {
@@ -235,7 +237,14 @@ fn serve(stream: UnixStream, fake: &Mutex<Fake>) {
     let mut stream = stream;
     for line in lines.map_while(Result::ok) {
         let Call { id, request, .. } = Call::decode(line.as_bytes()).unwrap();
-        let outcome = Outcome::Ok(fake.lock().unwrap().answer(request));
+        let mut fake = fake.lock().unwrap();
+        let refused = matches!(request, Request::Resize { .. }) && fake.grown_elsewhere;
+        let answer = fake.answer(request);
+        let outcome = match refused {
+            true => Outcome::Refused(vocab::ConfigError::ResizeDuringResync.into()),
+            false => Outcome::Ok(answer),
+        };
+        drop(fake);
         if stream.write_all(&encode_line(&Line::Reply(Reply { id, outcome }))).is_err() {
             return;
         }
@@ -483,6 +492,19 @@ fn an_engine_that_is_started_before_it_has_moved_the_metadata_gets_its_disk_back
     bed.fake.lock().unwrap().resources.get_mut("web").unwrap().agreed = 64 * MIB;
     node.carry_out(&name(), Generation(1), &resize).unwrap();
     assert_eq!(bed.fake.lock().unwrap().resources["web"].agreed, 96 * MIB);
+}
+
+#[test]
+fn a_device_that_another_node_has_grown_need_not_be_grown_again() {
+    let bed = Bed::new();
+    let node = grown(&bed);
+    bed.fake.lock().unwrap().grown_elsewhere = true;
+    let resize = |size| Action::GrowDevice { volume: 0, size: Bytes(size * MIB) };
+    node.carry_out(&name(), Generation(1), &resize(95)).unwrap();
+    assert!(!node.store.get(&name()).unwrap().is_growing(), "its metadata are where they belong");
+    // One that has not grown is not there.
+    let failed = node.carry_out(&name(), Generation(1), &resize(97)).unwrap_err().to_string();
+    assert!(failed.contains("No resize while a resync"), "{failed}");
 }
 
 #[test]

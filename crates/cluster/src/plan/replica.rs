@@ -464,12 +464,12 @@ fn grow_devices(ask: &Ask<'_>, plan: &mut Plan) {
         };
         let behind = replicas().find(|r| !current(r) && !lost(r));
         let none = replicas().find(|_| !replicas().any(|r| current(&r)));
-        let has_grown = |r: &Resource| state(r).is_some_and(|state| state.size >= size);
-        if replicated && replicas().any(|r| has_grown(r)) {
-            // It has been agreed on: the others are about to say so, or do when they are connected.
-            continue;
-        }
         if let Some(behind) = behind.or(none).filter(|_| replicas().any(|r| small(&r))) {
+            let has_grown = |r: &&Resource| state(r).is_some_and(|state| state.size >= size);
+            if replicated && replicas().any(has_grown) {
+                // It has been agreed on: those that copy what is new are about to say so.
+                continue;
+            }
             let node = &behind.node;
             let reason = format!("volume {nr} of {name} grows when node {node} is UpToDate");
             plan.wait(Some(node), reason);
