@@ -22,6 +22,11 @@ pub struct Verdict {
     pub violation: Option<Violation>,
 }
 
+/// Where and why the last panic of this thread happened.
+pub fn last_panic() -> String {
+    PANIC.with(|panic| panic.borrow().replace('\n', " "))
+}
+
 /// Keeps panics from printing: they are verdicts. To be called once by a program that runs seeds.
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
@@ -67,7 +72,7 @@ pub fn judge(plan: Plan, rng: Rng, trace: Trace, run: impl FnOnce(&mut World)) -
     let at = world.now();
     let mut violation = world.violation.take();
     if outcome.is_err() {
-        let message = PANIC.with(|panic| panic.borrow().replace('\n', " "));
+        let message = last_panic();
         violation = Some(Violation { rule: "panic", message, at });
     }
     Verdict { stats: std::mem::take(&mut world.stats), violation }

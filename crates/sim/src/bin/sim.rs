@@ -95,9 +95,9 @@ fn cluster(arguments: &Arguments) -> ExitCode {
             }
         };
         done += 1;
-        let run = || sim::cluster::seed(seed, &mut trace);
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-        match outcome.unwrap_or_else(|_| Err("a panic".to_owned())) {
+        let one = || sim::cluster::seed(seed, &mut trace);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
+        match outcome.unwrap_or_else(|_| Err(run::last_panic())) {
             Ok(stats) => total.add(&stats),
             Err(message) => {
                 failed += 1;

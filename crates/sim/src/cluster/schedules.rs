@@ -194,7 +194,8 @@ impl World<'_> {
             What::Remove(backups) => {
                 let gone = schedules.with_dependants(backups);
                 // Those that build on others go first. It may be cut short anywhere.
-                let most = if fails { schedules.rng.below(gone.len() as u64) } else { u64::MAX };
+                let some = (gone.len() as u64).max(1);
+                let most = if fails { schedules.rng.below(some) } else { u64::MAX };
                 for (_, id) in (0..most).zip(gone.iter().rev()) {
                     schedules.bucket.remove(id);
                 }
