@@ -2,7 +2,7 @@
 //! volumes that it has.
 //!
 //! Read is the file that `linstor-database export-db`, or POST `/v1/controller/database/export`, writes, of
-//! LINSTOR 1.31 and later. Names, sizes, minors, ports, node ids
+//! LINSTOR 1.30 and later. Names, sizes, minors, ports, node ids
 //! and secrets stay as they are, so that replicas know each other; replicas are marked to be adopted, so that
 //! agents take the volumes that LINSTOR has made and never make others in their place.
 //!
@@ -57,7 +57,7 @@ impl Display for LeftOut {
 }
 
 /// Properties that LINSTOR sets for itself, by the beginning of their keys.
-const BOOKKEEPING: [&str; 20] = [
+const BOOKKEEPING: [&str; 24] = [
     "NetCom/",
     "netcom/",
     "defaultDebugSslConnector",
@@ -68,14 +68,18 @@ const BOOKKEEPING: [&str; 20] = [
     "Cluster/LocalID",
     "NodeUname",
     "StorDriver/internal/",
+    "DiskfulBy",
     "DrbdCurrentGi",
-    "Linstor/Drbd/InitialUptoDateOn",
+    "Linstor/Drbd/",
+    "Satellite/Migrations/",
+    "SequenceNumber",
     "DrbdOptions/auto-quorum",
     "DrbdOptions/auto-resync-after-disable",
     // By the kinds of a volume's pools, and here by what is true of each.
     "DrbdOptions/Disk/discard-zeroes-if-aligned",
     "DrbdOptions/Disk/rs-discard-granularity",
     "cloned-from",
+    "use-zfs-clone",
     // It is said of the schedules.
     "Schedule/",
     // They are looked at where the files are.
@@ -118,7 +122,7 @@ pub fn read(text: &[u8], random: &mut dyn FnMut(&mut [u8])) -> Result<Imported, 
     let props = tables::props(&export)?;
     if !props.contains_key("/CTRL") {
         return Err(format!(
-            "it is of LINSTOR {}, whose tables are others; upgrade LINSTOR to 1.31 or later first",
+            "it is of LINSTOR {}, whose tables are others; upgrade LINSTOR to 1.30 or later first",
             export.linstor_version
         ));
     }

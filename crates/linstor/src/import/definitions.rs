@@ -310,7 +310,8 @@ impl Import<'_> {
             match ports.as_deref() {
                 Some([one]) => port = Some(*one),
                 Some(_) => return Err("it has several ports, and one is used here".into()),
-                None => return Err("it has no port".into()),
+                // Before LINSTOR 1.32 it was one for all of its nodes.
+                None => port = Some(definition.port.ok_or("it has no port")?),
             }
             node_id = Some(id);
         }

@@ -189,13 +189,21 @@ fn whatever_else_is_wrong_is_told_or_refused() {
             row["props_instance"] = "/CTRLCFG".into();
         }
     });
-    assert!(imported(&old).err().unwrap().contains("upgrade LINSTOR to 1.31"));
+    assert!(imported(&old).err().unwrap().contains("upgrade LINSTOR to 1.30"));
     let torn = changed(|table, row| {
         if table == "VOLUMES" {
             row["vlm_nr"] = "none".into();
         }
     });
     assert!(imported(&torn).err().unwrap().contains("VOLUMES is not understood"));
+    // Before LINSTOR 1.32 ports were those of definitions.
+    let older = changed(|table, row| {
+        if table == "LAYER_DRBD_RESOURCES" {
+            row.as_object_mut().unwrap().remove("tcp_port_list");
+        }
+    });
+    let older = Model::from_rows(imported(&older).unwrap().rows);
+    assert_eq!(older.resource(&rd("TwoVols"), &node("n2")).unwrap().port, Some(7500));
     assert!(!is_export(b"{}") && is_export(EXPORT.as_bytes()));
     // What there is no place for is left out with all that stands on it.
     let odd = changed(|table, row| match table {
