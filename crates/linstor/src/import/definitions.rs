@@ -224,6 +224,11 @@ impl Import<'_> {
         let mut props = self.props(&instance, Owner::Definition, &of);
         // Else it follows from the replicas, as there.
         props.extend(set_by.map(|who| (QUORUM_SET_BY.to_owned(), who)));
+        // Also after those of resources that are left out: disks keep bitmaps for them.
+        let ids = layers
+            .all(&row.resource_name)
+            .filter_map(|layer| layers.drbd.get(&layer.layer_resource_id));
+        let next = ids.map(|drbd| drbd.node_id.saturating_add(1)).max().unwrap_or(0);
         let secret = drbd.and_then(|drbd| drbd.secret.clone()).unwrap_or_else(|| self.secret());
         self.model.put(Object::Definition(Definition {
             name,
@@ -236,7 +241,7 @@ impl Import<'_> {
             secret,
             peer_slots: drbd.map_or(7, |drbd| drbd.peer_slots),
             port: drbd.and_then(|drbd| drbd.tcp_port),
-            next_node_id: 0,
+            next_node_id: next % 32,
             volumes: made,
             rollback: None,
             clone_of: None,
@@ -344,15 +349,6 @@ impl Import<'_> {
         let of = format!("resource {} on {node}", definition.name);
         let instance = format!("/RSCS/{}/{}", row.node_name, row.resource_name);
         let props = self.props(&instance, Owner::Resource, &of);
-        if let Some(id) = node_id {
-            let next = id.get().saturating_add(1);
-            if next > definition.next_node_id {
-                let mut definition =
-                    self.model.definition(&definition.name).cloned().expect("it is there");
-                definition.next_node_id = next % 32;
-                self.model.put(Object::Definition(definition));
-            }
-        }
         self.model.put(Object::Resource(Resource {
             name: definition.name.clone(),
             node,
