@@ -15,6 +15,8 @@ fn a_kernel_without_ublk_is_said_to_be_so_and_nothing_changes() {
     let info: serde_json::Value = serde_json::from_str(&alpha.ok(&["info", "--json"])).unwrap();
     assert_eq!(info["faces"][0]["name"], "ublk");
     assert_eq!(info["faces"][0]["usable"], false);
+    let standby = &info["standby"];
+    assert_eq!(standby["usable"].as_bool().unwrap(), standby["problem"].is_null(), "{standby}");
     let (status, why) = alpha.fails(&["map", "r0/0", "--face", "ublk"]);
     assert_eq!(status, 20, "{why}");
     for part in ["r0/0", "/dev/ublk-control does not exist", "modprobe ublk_drv", "--face"] {

@@ -31,7 +31,7 @@ pub use doctor::{
     Serving, TcpFigures, Watch, WatchedDevice, WatchedPeer, WatchedThread, WatchedVolume,
 };
 pub use lines::{LineTooLong, Lines, MAX_CALL, MAX_LINE, encode_line};
-pub use maps::{Face, FaceStatus, MapOptions, MapStatus, Standby};
+pub use maps::{Face, FaceStatus, MapOptions, MapStatus, Standby, StandbyStatus};
 pub use message::{
     Answer, Call, EngineInfo, Event, ExportStatus, Failure, FailureKind, HelperEvent, Line, Listen,
     Note, Outcome, Reply, Request, TlsListen, UpgradeReport, VERSION,

@@ -173,7 +173,11 @@ impl Engine {
                 metadata_written(convert_md::convert(&disk, &meta_disk, nodes, max_peers))
             }
             Request::Doctor { resource, step } => self.diagnose(&resource, step),
-            Request::Info => Ok(Answer::Info(EngineInfo { faces: maps::faces(), ..self.info() })),
+            Request::Info => Ok(Answer::Info(EngineInfo {
+                faces: maps::faces(),
+                standby: Some(maps::standby::status()),
+                ..self.info()
+            })),
             Request::Shutdown { force } => self.ask_shutdown(force).map(done),
             Request::Upgrade { .. } => unreachable!("no command holds it up"),
             Request::Events { .. } => unreachable!("the connection sees to subscriptions"),
@@ -819,6 +823,7 @@ impl Engine {
             protocols: PROTOCOLS,
             resources: lock(&self.resources).len() as u32,
             faces: Vec::new(),
+            standby: None,
         }
     }
 

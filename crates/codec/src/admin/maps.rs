@@ -133,6 +133,16 @@ impl Standby {
     }
 }
 
+/// Whether devices can stand by.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct StandbyStatus {
+    /// They can.
+    pub usable: bool,
+    /// Why not, and what to do.
+    pub problem: Option<String>,
+}
+
 /// A way to offer volumes as block devices.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

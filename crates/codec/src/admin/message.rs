@@ -11,7 +11,7 @@ use vocab::{ConfigError, Minor, NodeId, Refusal, RefusalCode, Sector, StateError
 
 use super::doctor::{DoctorFigures, DoctorStep};
 use super::fields;
-use super::maps::{FaceStatus, MapOptions, MapStatus};
+use super::maps::{FaceStatus, MapOptions, MapStatus, StandbyStatus};
 use super::statistics::ResourceStatistics;
 use super::status::ResourceStatus;
 use crate::config::{Handlers, MetaDisk, PathConfig, ResourceConfig};
@@ -506,6 +506,9 @@ pub struct EngineInfo {
     /// Ways to make block devices of volumes.
     #[serde(default)]
     pub faces: Vec<FaceStatus>,
+    /// Whether devices can be there without their volumes open (`map --standby`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyStatus>,
 }
 
 /// News for a subscriber.

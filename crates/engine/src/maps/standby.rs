@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use codec::admin::{FailureKind, MapOptions, Standby};
+use codec::admin::{FailureKind, MapOptions, Standby, StandbyStatus};
 use frontend::cache;
 use runtime::{Errno, Intent};
 use vocab::VolumeNr;
@@ -86,6 +86,12 @@ pub(crate) fn usable() -> Result<(), String> {
         }
         Err(errno) => Err(format!("cachestat: {errno}")),
     }
+}
+
+/// Whether it can, for operators.
+pub(crate) fn status() -> StandbyStatus {
+    let problem = usable().err();
+    StandbyStatus { usable: problem.is_none(), problem }
 }
 
 /// Whether this engine is to make devices of all volumes.

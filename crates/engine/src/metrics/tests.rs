@@ -123,6 +123,7 @@ fn snapshot() -> Snapshot {
         protocols: (122, 122),
         resources: 1,
         faces: Vec::new(),
+        standby: None,
     };
     Snapshot { info, status: vec![status], statistics: vec![statistics] }
 }

@@ -795,6 +795,14 @@ impl Session<'_> {
                 writeln!(self.out, "  {problem}")?;
             }
         }
+        // An engine of an older release does not say it.
+        if let Some(standby) = &info.standby {
+            let usable = if standby.usable { "yes" } else { "no" };
+            writeln!(self.out, "standby usable:{usable}")?;
+            if let Some(problem) = &standby.problem {
+                writeln!(self.out, "  {problem}")?;
+            }
+        }
         Ok(())
     }
 }
