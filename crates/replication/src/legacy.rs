@@ -14,10 +14,10 @@
 mod inbound;
 mod outbound;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use codec::wire::{BlockId, Features, Packet, TwoPc, feature};
+use codec::wire::{Features, Packet, TwoPc, feature};
 use serde::{Deserialize, Serialize};
 use vocab::options::Quorum;
 use vocab::{
@@ -27,6 +27,7 @@ use vocab::{
 use crate::generation::{Generations, is_generation};
 use crate::handshake::AfterLoss;
 use crate::io::{BufId, LogLevel};
+use crate::plain::Open;
 use crate::resource::{Resource, Work};
 use crate::state::{PeerIx, VolIx};
 
@@ -86,7 +87,7 @@ pub(crate) struct Dialect {
     /// Transactions begun in the peer's name.
     next_tid: u32,
     /// Requests of this node by sector and number: the peer's answers name only the range.
-    requests: BTreeMap<(u64, u64), (BlockId, SectorRange)>,
+    requests: Open,
     next_request: u64,
     /// Barriers of the peer that are not acknowledged, and how far its writes had come.
     barriers: VecDeque<(u32, Dagtag)>,
@@ -181,22 +182,6 @@ impl Dialect {
         let (current, dirty_bits) = uuids.unwrap_or((GenUuid::NONE, 0));
         Some((word.disk()?, word.role()?, current, dirty_bits))
     }
-
-    /// Notes a request of this node.
-    fn note_request(&mut self, id: BlockId, range: SectorRange) {
-        self.next_request += 1;
-        self.requests.insert((range.start.0, self.next_request), (id, range));
-    }
-
-    /// The id of this node's oldest request for that range.
-    fn take_request(&mut self, range: SectorRange) -> Result<BlockId, &'static str> {
-        let from = range.start.0;
-        let mut found = self.requests.range((from, 0)..=(from, u64::MAX));
-        let key = found.find(|(_, (_, asked))| *asked == range).map(|(key, _)| *key);
-        let (id, _) =
-            key.and_then(|key| self.requests.remove(&key)).ok_or("an answer matches no request")?;
-        Ok(id)
-    }
 }
 
 /// The part of a disk's past that such a peer is told: the youngest two generations, or the one that
@@ -214,12 +199,6 @@ pub(crate) fn told_past(
         past[free] = day0;
     }
     past
-}
-
-/// The id by which the core knows a request of the peer, which gives none: no two for one sector are
-/// open at a time.
-fn id_of(range: SectorRange) -> BlockId {
-    BlockId(range.start.0 + 1)
 }
 
 impl Resource {

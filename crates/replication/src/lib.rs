@@ -43,6 +43,7 @@ mod peer_device;
 mod peer_uuids;
 mod peers_in_sync;
 mod pings;
+mod plain;
 pub mod quorum;
 pub mod rate;
 mod read;

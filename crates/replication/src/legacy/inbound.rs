@@ -1,14 +1,15 @@
 //! What a peer of protocol 8 says, as the core would hear it from one of protocol 9.
 
 use codec::wire::{
-    BlockAck, BlockId, BlockReq, DagtagDep, Operation, OvResult, Packet, PeerAck, ReqState, RsReq,
-    StateWord, TWOPC_HAS_REACHABLE, TwoPc, TwoPcReply, UuidFlags, Uuids, Uuids110,
+    Operation, Packet, PeerAck, ReqState, StateWord, TWOPC_HAS_REACHABLE, TwoPc, TwoPcReply,
+    UuidFlags, Uuids, Uuids110,
 };
-use vocab::{DiskState, GenUuid, NodeMask, ReplState, Role, SectorRange, VolumeNr};
+use vocab::{DiskState, GenUuid, NodeMask, ReplState, Role, VolumeNr};
 
-use super::{Answering, Exchange, MAX_HELD, VOLUME, id_of};
+use super::{Answering, Exchange, MAX_HELD, VOLUME};
 use crate::generation::is_generation;
 use crate::io::{BufId, LogLevel};
+use crate::plain;
 use crate::resource::{Resource, Work};
 use crate::state::PeerIx;
 
@@ -20,19 +21,6 @@ pub(super) mod code {
     pub(crate) const NOT_SUPPORTED: i32 = -17;
     pub(crate) const IN_TRANSIENT_STATE: i32 = -18;
     pub(crate) const CONCURRENT_ST_CHG: i32 = -19;
-}
-
-/// `block_id` of P_OV_RESULT (wire §7.7).
-const OV_SKIPPED: u64 = 4710;
-const OV_IN_SYNC: u64 = 4711;
-const OV_OUT_OF_SYNC: u64 = 4712;
-
-pub(super) const fn ov_number(result: OvResult) -> u64 {
-    match result {
-        OvResult::InSync => OV_IN_SYNC,
-        OvResult::OutOfSync => OV_OUT_OF_SYNC,
-        OvResult::Skipped | OvResult::Unknown(_) => OV_SKIPPED,
-    }
 }
 
 impl Resource {
@@ -100,70 +88,22 @@ impl Resource {
                 dialect.barriers.push_back((number, received));
                 Packet::Barrier(number)
             }
-            // Requests get ids, answers the ids of their requests.
-            Packet::RsDataRequest(nr, req) => Packet::RsDagtagReq(nr, with_id(req)),
-            Packet::RsThinReq(nr, req) => Packet::RsThinDagtagReq(nr, with_id(req)),
-            Packet::CsumRsRequest(nr, req, digest) => {
-                Packet::RsCsumDagtagReq(nr, with_id(req), digest)
-            }
-            Packet::OvRequest(nr, req) => {
+            Packet::OvRequest(_, req) => {
                 let size = self.vols[VOLUME].size.0;
                 let dialect = self.peers[peer].legacy.as_mut().expect("looked at above");
                 let start = req.range.start.0;
                 dialect.verify_left.get_or_insert(size.saturating_sub(start));
                 let asked = dialect.verify_asked.get_or_insert(req.range);
                 asked.len.0 = req.range.end().saturating_sub(asked.start.0).max(asked.len.0);
-                Packet::OvDagtagReq(nr, with_id(req))
-            }
-            Packet::OvReply(nr, req, digest) => {
-                let block_id = dialect.take_request(req.range)?;
-                let dep = DagtagDep::default();
-                Packet::OvDagtagReply(nr, RsReq { range: req.range, block_id, dep }, digest)
-            }
-            Packet::RsDataReply(nr, mut data) => {
-                let found = dialect.take_request(data.range);
-                let Ok(block_id) = found else {
-                    self.free(payload);
-                    return found.map(|_| ());
-                };
-                data.block_id = block_id;
-                Packet::RsDataReply(nr, data)
-            }
-            Packet::RsDeallocated(nr, range) => {
-                let block_id = dialect.take_request(range)?;
-                Packet::RsDeallocatedId(nr, BlockAck { range, block_id, seq: 0 })
-            }
-            Packet::RsIsInSync(nr, mut ack) => {
-                ack.block_id = dialect.take_request(ack.range)?;
-                Packet::RsIsInSync(nr, ack)
-            }
-            Packet::NegRsDreply(nr, mut ack) => {
-                ack.block_id = dialect.take_request(ack.range)?;
-                Packet::NegRsDreply(nr, ack)
-            }
-            Packet::RsCancel(nr, mut ack) => {
-                ack.block_id = dialect.take_request(ack.range)?;
-                Packet::RsCancel(nr, ack)
-            }
-            Packet::RsWriteAck(nr, ack) if ack.block_id == BlockId::SYNCER => {
-                Packet::RsWriteAck(nr, BlockAck { block_id: id_of(ack.range), ..ack })
-            }
-            Packet::RsWriteAck(nr, ack) => Packet::WriteAckInSync(nr, ack),
-            Packet::NegAck(nr, ack) if ack.block_id == BlockId::SYNCER => {
-                Packet::RsNegAck(nr, BlockAck { block_id: id_of(ack.range), ..ack })
+                packet
             }
             Packet::OvResult(nr, ack) => {
-                let result = match ack.block_id.0 {
-                    OV_IN_SYNC => OvResult::InSync,
-                    OV_OUT_OF_SYNC => OvResult::OutOfSync,
-                    _ => OvResult::Skipped,
-                };
-                let ack = BlockAck { block_id: id_of(ack.range), ..ack };
                 let is_of_this = dialect.verify_asked.is_some_and(|a| a.overlaps(ack.range));
                 let part = if is_of_this { ack.range.len.0 } else { 0 };
                 let left = dialect.verify_left.map(|l| l.saturating_sub(part));
                 dialect.verify_left = left;
-                self.take(peer, Packet::OvResultId(nr, ack, result), None)?;
+                let verdict = plain::inbound(&mut dialect.requests, packet)?;
+                self.take(peer, verdict, None)?;
                 if left == Some(0) && self.repl(peer, VOLUME) == ReplState::VerifyT {
                     // Both count how much is left: the end is not said.
                     let word = self.peers[peer].devs[VOLUME].last_word.unwrap_or_default();
@@ -174,7 +114,15 @@ impl Resource {
             }
             packet => packet,
         };
-        self.take(peer, packet, payload)
+        // Requests get ids, answers the ids of their requests.
+        let dialect = self.peers[peer].legacy.as_mut().expect("the caller has looked");
+        match plain::inbound(&mut dialect.requests, packet) {
+            Ok(packet) => self.take(peer, packet, payload),
+            Err(rule) => {
+                self.free(payload);
+                Err(rule)
+            }
+        }
     }
 
     fn uuids_from_legacy(&self, peer: PeerIx, uuids: &Uuids) -> Uuids110 {
@@ -458,9 +406,4 @@ impl Resource {
 /// What a transaction is about.
 pub(super) fn operation(request: &TwoPc) -> Option<Operation> {
     Operation::of(ReqState::from_word28(request.word28))
-}
-
-fn with_id(req: BlockReq) -> RsReq {
-    let range: SectorRange = req.range;
-    RsReq { range, block_id: id_of(range), dep: DagtagDep::default() }
 }

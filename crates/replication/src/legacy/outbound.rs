@@ -1,15 +1,16 @@
 //! What the core says to a peer of protocol 8, in its words.
 
 use codec::wire::{
-    BlockAck, BlockId, BlockReq, Operation, Packet, ReqState, RsReq, StateWord,
-    TWOPC_HAS_REACHABLE, TwoPc, TwoPcReply, UuidFlags, Uuids, Uuids110,
+    BlockAck, Operation, Packet, ReqState, RsReq, StateWord, TWOPC_HAS_REACHABLE, TwoPc,
+    TwoPcReply, UuidFlags, Uuids, Uuids110,
 };
 use vocab::{DiskState, GenUuid, ReplState, Role, VolumeNr};
 
-use super::inbound::{code, operation, ov_number};
-use super::{AGAIN, Exchange, VOLUME, id_of, told_past};
+use super::inbound::{code, operation};
+use super::{AGAIN, Exchange, VOLUME, told_past};
 use crate::generation::{UNKNOWN, is_generation};
 use crate::io::BufId;
+use crate::plain::{self, id_of};
 use crate::resource::{Resource, Work};
 use crate::state::PeerIx;
 
@@ -68,41 +69,12 @@ impl Resource {
                 dialect.waiting_requests.push(packet);
                 return;
             }
-            Packet::RsDagtagReq(nr, req) => {
-                dialect.note_request(req.block_id, req.range);
-                Packet::RsDataRequest(nr, without_id(req))
-            }
-            Packet::RsThinDagtagReq(nr, req) => {
-                dialect.note_request(req.block_id, req.range);
-                Packet::RsThinReq(nr, without_id(req))
-            }
-            Packet::RsCsumDagtagReq(nr, req, digest) => {
-                dialect.note_request(req.block_id, req.range);
-                Packet::CsumRsRequest(nr, without_id(req), digest)
-            }
-            Packet::OvDagtagReq(nr, req) => {
-                dialect.note_request(req.block_id, req.range);
-                Packet::OvRequest(nr, without_id(req))
-            }
-            Packet::OvDagtagReply(nr, req, digest) => Packet::OvReply(nr, without_id(req), digest),
-            Packet::OvResultId(nr, ack, result) => {
-                Packet::OvResult(nr, BlockAck { block_id: BlockId(ov_number(result)), ..ack })
-            }
-            Packet::RsDataReply(nr, mut data) => {
-                data.block_id = BlockId::SYNCER;
-                Packet::RsDataReply(nr, data)
-            }
-            Packet::RsDeallocatedId(nr, ack) => Packet::RsDeallocated(nr, ack.range),
-            Packet::RsWriteAck(nr, ack) => Packet::RsWriteAck(nr, of_syncer(ack)),
-            Packet::RsNegAck(nr, ack) => Packet::NegAck(nr, of_syncer(ack)),
-            Packet::RsIsInSync(nr, ack) => Packet::RsIsInSync(nr, of_syncer(ack)),
-            Packet::NegRsDreply(nr, ack) => Packet::NegRsDreply(nr, of_syncer(ack)),
-            Packet::WriteAckInSync(nr, ack) => Packet::RsWriteAck(nr, ack),
             // It asks once. What can not be served now is served later.
-            Packet::RsCancelAhead(nr, ack) => Packet::RsCancel(nr, of_syncer(ack)),
+            Packet::RsCancelAhead(nr, ack) => Packet::RsCancel(nr, ack),
             Packet::RsCancel(nr, ack) => return self.serve_again(peer, nr, ack),
             packet => packet,
         };
+        let packet = plain::outbound(&mut dialect.requests, &mut dialect.next_request, packet);
         self.put_on_wire(peer, packet, payload);
     }
 
@@ -382,12 +354,4 @@ impl Resource {
         };
         self.say_to_core(peer, Packet::TwoPcCommit(asked.nr, commit));
     }
-}
-
-fn without_id(req: RsReq) -> BlockReq {
-    BlockReq { range: req.range, block_id: BlockId::SYNCER }
-}
-
-fn of_syncer(ack: BlockAck) -> BlockAck {
-    BlockAck { block_id: BlockId::SYNCER, ..ack }
 }
