@@ -454,6 +454,12 @@ impl ActivityLog {
         self.in_use() > 0
     }
 
+    /// True if a write uses one of the extents of a range.
+    pub fn is_used(&self, range: SectorRange) -> bool {
+        let used = |slot: &u16| self.slots[usize::from(*slot)].users > 0;
+        extents_of(range).any(|extent| self.index.get(&extent).is_some_and(used))
+    }
+
     /// True if no write uses any extent.
     pub fn is_quiet(&self) -> bool {
         self.slots.iter().all(|slot| slot.users == 0)

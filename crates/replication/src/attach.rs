@@ -103,6 +103,7 @@ impl Resource {
         }
         volume.backing = Some(Box::new(backing));
         volume.watch = DiskWatch::new(self.now);
+        self.peers.iter_mut().for_each(|peer| peer.devs[vol].plain.lapse());
         if grows {
             self.set_volume_size(vol, size, true);
         }

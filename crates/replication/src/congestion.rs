@@ -129,7 +129,7 @@ impl Resource {
         let nr = self.vols[vol].nr;
         let ack = self.block_ack(peer, vol, range, id);
         self.send(peer, Packet::RsCancelAhead(nr, ack));
-        self.drop_serve(key);
+        self.drop_answered(key);
     }
 
     /// Something has arrived at the peer.

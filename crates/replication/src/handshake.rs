@@ -20,20 +20,21 @@ use crate::auth::Proof;
 use crate::compare::{Decided, Start};
 use crate::io::{Challenge, LinkLoss, LogLevel, Output};
 use crate::jobs::JobKind;
+use crate::plain::Plain;
 use crate::rate::DrbdPace;
 use crate::resource::{Link, Pings, Resource, Sender, Volume};
 use crate::state::{PeerIx, VolIx};
 
-/// Oldest protocol version spoken. 118 to 121 need the resync without ids and dagtags.
-pub(crate) const PROTOCOL_MIN: u32 = 122;
+/// Oldest protocol version spoken: that of all that have what is needed of a peer before 122.
+pub(crate) const PROTOCOL_MIN: u32 = 121;
 /// Newest protocol version spoken.
 pub(crate) const PROTOCOL_MAX: u32 = 122;
-/// Features that the core relies on with peers of that protocol.
-const NEEDED: u32 = feature::TRIM
-    | feature::THIN_RESYNC
-    | feature::WSAME
-    | feature::WZEROES
-    | feature::RESYNC_DAGTAG;
+/// Features that the core relies on with every peer.
+const NEEDED: u32 = feature::TRIM | feature::THIN_RESYNC | feature::WSAME | feature::WZEROES;
+/// With those before 122 (see `plain`). In the old layout of transactions nobody hears who is reached.
+const NEEDED_121: u32 = NEEDED | feature::TWOPC_V2;
+/// With those from 122 on.
+const NEEDED_122: u32 = NEEDED | feature::RESYNC_DAGTAG;
 
 /// Progress of the handshake on one link.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -143,6 +144,7 @@ impl Resource {
             dev.bitmap_in = 0;
             dev.asked = GenUuid::NONE;
             dev.joined = NodeMask::EMPTY;
+            dev.plain = Plain::default();
         }
         let proof = Some(Proof::new(challenge));
         p.hs = Handshake { phase: Phase::Features, proof, ..Handshake::default() };
@@ -185,15 +187,11 @@ impl Resource {
             self.refuse_connection(peer, &text);
             return Ok(());
         }
-        if legacy.is_none() && theirs.feature_flags & NEEDED != NEEDED {
-            let text = format!(
-                "the peer offers features {:#x} and lacks {:#x}, without which protocol {version} is not \
-                 spoken; every DRBD from 9.2.3 on has them",
-                theirs.feature_flags,
-                NEEDED & !theirs.feature_flags
-            );
-            self.refuse_connection(peer, &text);
-            return Ok(());
+        if legacy.is_none() {
+            if let Some(text) = features_unfit(version, theirs.feature_flags) {
+                self.refuse_connection(peer, &text);
+                return Ok(());
+            }
         }
         let (me, node) = (u32::from(self.me.get()), u32::from(self.peers[peer].node.get()));
         let ids = theirs.sender_node_id == node && theirs.receiver_node_id == me;
@@ -854,6 +852,26 @@ impl Resource {
         };
         self.lose(peer, conn, AfterLoss::Reconnect);
     }
+}
+
+/// Why a peer with these features is none, if it is not.
+fn features_unfit(version: u32, flags: u32) -> Option<String> {
+    let (needed, release) =
+        if version < 122 { (NEEDED_121, "9.1.13") } else { (NEEDED_122, "9.2.3") };
+    if flags & needed != needed {
+        return Some(format!(
+            "the peer offers features {flags:#x} and lacks {:#x}, without which protocol {version} is not \
+             spoken; every DRBD from {release} on has them",
+            needed & !flags
+        ));
+    }
+    // DRBD 9.2.0 to 9.2.2, which merge discards of a resync so that not all of them are done.
+    (version < 122 && flags & feature::OURS & feature::RESYNC_DAGTAG != 0).then(|| {
+        format!(
+            "the peer offers features {flags:#x} at protocol {version}, as DRBD 9.2.0 to 9.2.2, which \
+             later releases refuse as well; update it"
+        )
+    })
 }
 
 /// Wire numbers of the options (wire §4.1 step 4).

@@ -53,6 +53,7 @@ impl Resource {
                 Err("a packet came before the proof that its sender knows the shared secret")
             }
             (false, true) => self.take_legacy(peer, packet, payload),
+            (false, false) if self.is_plain(peer) => self.take_plain(peer, packet, payload),
             (false, false) => self.take(peer, packet, payload),
         };
         if let Err(rule) = taken {

@@ -6,6 +6,7 @@ use vocab::options::PeerDeviceOptions;
 use vocab::{DiskState, GenUuid, Instant, NodeMask, Sectors};
 
 use crate::peer_uuids::PeerUuids;
+use crate::plain::Plain;
 use crate::resource::Decision;
 use crate::resync::Resync;
 use crate::verify::Verify;
@@ -81,6 +82,9 @@ pub(crate) struct PeerDevice {
     pub joined: NodeMask,
     /// What this node sent as its UUIDs in the running handshake.
     pub sent_uuids: Option<SentUuids>,
+    /// Requests to a peer that answers by range.
+    #[serde(default)]
+    pub plain: Plain,
 }
 
 /// Own identifiers as sent in a handshake: a decision is only taken on what was sent.
@@ -135,6 +139,7 @@ impl PeerDevice {
             asked: GenUuid::NONE,
             joined: NodeMask::EMPTY,
             sent_uuids: None,
+            plain: Plain::default(),
         }
     }
 

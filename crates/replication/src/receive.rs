@@ -151,6 +151,11 @@ impl Receiver {
         self.unacked.iter().any(|u| taken(u) && u.range.overlaps(range))
     }
 
+    /// A write to the range has come, and no peer-ack for it.
+    pub(crate) fn has_unacked(&self, vol: VolIx, range: SectorRange) -> bool {
+        self.unacked.iter().any(|u| u.vol == vol && u.range.overlaps(range))
+    }
+
     /// Nothing received is left to execute.
     fn is_idle(&self) -> bool {
         self.held.is_empty()

@@ -809,6 +809,9 @@ impl Resource {
         if self.peers[peer].legacy.is_some() {
             return self.send_legacy(peer, packet, payload);
         }
+        if self.is_plain(peer) {
+            return self.send_plain(peer, packet, payload);
+        }
         self.put_on_wire(peer, packet, payload);
     }
 

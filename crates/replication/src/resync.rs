@@ -314,6 +314,7 @@ impl Resource {
         let unstable = self.unstable_source(peer, vol, stable);
         let by_digest = self.goes_by_digests(peer, vol);
         self.peers[peer].devs[vol].unstable = unstable;
+        self.peers[peer].devs[vol].plain.begin();
         let resync = self.resync_mut(peer, vol);
         resync.start = started.start;
         resync.cursor = 0;

@@ -76,6 +76,7 @@ impl Resource {
         }
         let size = self.vols[vol].size.0;
         let dev = &mut self.peers[peer].devs[vol];
+        dev.plain.begin();
         let position = start.unwrap_or(dev.verify_position).min(size) / 8 * 8;
         let position = if position >= size { 0 } else { position };
         dev.verify = Some(Box::new(Verify {
@@ -120,8 +121,9 @@ impl Resource {
             verify.position += len;
             let busy = self.vols[vol]
                 .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)));
+            let busy = busy.is_some() || self.is_plain(peer) && self.is_in_use(vol, range);
             let verify = self.peers[peer].devs[vol].verify.as_mut().expect("looked at above");
-            if busy.is_some() {
+            if busy {
                 verify.skipped += len;
                 continue;
             }
@@ -169,6 +171,7 @@ impl Resource {
         // A received write that waits for its epoch is in what the peer has read.
         let busy = verify.requests[&id].written
             || self.has_waiting_write(vol, range)
+            || self.is_plain(peer) && self.is_in_use(vol, range)
             || self.vols[vol]
                 .conflict(range, |o| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..)))
                 .is_some();

@@ -23,6 +23,8 @@ const LINGER: u64 = 200_000_000;
 const DIGEST_LEN: usize = 8;
 /// Those of its features that a kernel node could have.
 const KERNEL_FEATURES: u32 = 0x00ff_ffff;
+/// Those that none before protocol 122 has.
+const LATE_FEATURES: u32 = 0x390;
 
 /// Index of a node of the world (equal to its node id).
 pub type NodeIx = usize;
@@ -188,6 +190,8 @@ pub struct Net {
     foreign: bool,
     /// They take each other for nodes of protocol 8.
     legacy: bool,
+    /// Newest version that each node is said to speak.
+    newest: Vec<u32>,
     /// Room for the bytes of one packet.
     bytes: Vec<u8>,
 }
@@ -210,6 +214,7 @@ impl Net {
             rng,
             foreign: false,
             legacy: false,
+            newest: vec![u32::MAX; nodes],
             bytes: Vec::new(),
         }
     }
@@ -286,6 +291,20 @@ impl Net {
     /// From now on nodes speak protocol 8 with each other.
     pub fn speak_legacy(&mut self) {
         self.legacy = true;
+    }
+
+    /// From now on the others take the node for one that speaks no newer version.
+    pub fn limit_version(&mut self, node: NodeIx, newest: u32) {
+        self.newest[node] = newest;
+    }
+
+    /// What a node offers another one as far as both know. Neither end knows of a limit.
+    fn offered(&self, from: NodeIx, to: NodeIx, features: Features) -> Features {
+        let protocol_max = features.protocol_max.min(self.newest[from]).min(self.newest[to]);
+        let late = if protocol_max < 122 { LATE_FEATURES } else { 0 };
+        let foreign = if self.foreign { KERNEL_FEATURES } else { u32::MAX };
+        let feature_flags = features.feature_flags & foreign & !late;
+        Features { protocol_max, feature_flags, ..features }
     }
 
     /// Cuts or heals one direction; returns what has to be scheduled.
@@ -385,11 +404,9 @@ impl Net {
         packet: &Packet,
     ) -> Result<Packet, String> {
         let (pair, end) = self.pair_of(from, to);
-        let Some(link) = self.pairs[pair].link.as_mut() else { return Ok(packet.clone()) };
         let packet = &match packet {
-            Packet::ConnectionFeatures(features) if self.foreign => {
-                let feature_flags = features.feature_flags & KERNEL_FEATURES;
-                Packet::ConnectionFeatures(Features { feature_flags, ..*features })
+            Packet::ConnectionFeatures(features) if !self.legacy => {
+                Packet::ConnectionFeatures(self.offered(from, to, *features))
             }
             // As DRBD 8.4.11 sends them.
             Packet::ConnectionFeatures(_) if self.legacy => Packet::ConnectionFeatures(Features {
@@ -401,6 +418,7 @@ impl Net {
             }),
             packet => packet.clone(),
         };
+        let Some(link) = self.pairs[pair].link.as_mut() else { return Ok(packet.clone()) };
         if let Packet::ConnectionFeatures(features) = packet {
             link.features[end].0 = Some(*features);
         }
@@ -429,9 +447,10 @@ impl Net {
         change: impl FnOnce(&mut [u8]),
     ) -> Option<Packet> {
         let (pair, end) = self.pair_of(from, to);
+        let limited = self.legacy || self.newest[from].min(self.newest[to]) != u32::MAX;
         let link = self.pairs[pair].link.as_mut()?;
-        if self.legacy && matches!(packet, Packet::ConnectionFeatures(_)) {
-            // Both nodes offer what DRBD 8.4 does without knowing of it.
+        if limited && matches!(packet, Packet::ConnectionFeatures(_)) {
+            // Both nodes offer what an older one does without knowing of it.
             return Some(packet.clone());
         }
         let agreed = link.agreed(end, packet);

@@ -192,6 +192,8 @@ pub struct NodePlan {
     pub tiebreaker: bool,
     /// Sectors that its disks have beyond those of the smallest ones.
     pub spare_sectors: u64,
+    /// It is taken for a node that speaks no newer version.
+    pub newest: Option<u32>,
 }
 
 /// What the clients do.
@@ -267,6 +269,7 @@ impl Plan {
                 clock_ppm: 0,
                 tiebreaker: true,
                 spare_sectors: 0,
+                newest: None,
             })
             .collect();
         let net = NetOptions { verify_alg: "crc32c".to_owned(), ..NetOptions::default() };
@@ -329,6 +332,7 @@ impl Plan {
     pub fn joint(rng: &mut Rng) -> Plan {
         let mut plan = Plan::random_with(rng, Some(Protocol::C));
         (plan.legacy, plan.old_metadata) = (false, false);
+        plan.nodes.iter_mut().for_each(|node| node.newest = None);
         plan.net.allow_two_primaries = true;
         // Without, users of two nodes that lose each other go on independently.
         if !plan.fences_firmly() {
@@ -360,6 +364,7 @@ impl Plan {
         // Not drawn either.
         plan.legacy = plan.may_be_legacy() && plan.fault_pause % 7 < 3;
         plan.old_metadata = plan.may_be_pair() && plan.fault_pause % 11 < 4;
+        plan.random_versions();
         plan
     }
 
@@ -388,6 +393,25 @@ impl Plan {
         for (i, node) in (0..diskful).zip(&mut self.nodes) {
             node.spare_sectors =
                 [0, 8, 8192, 24, 16][((i + diskful - smallest) % diskful) as usize];
+        }
+    }
+
+    /// Not drawn, so that all other seeds stay what they were: all nodes are before protocol 122, or one of
+    /// them, or all but one. Not under a client: no disk becomes current there by a resync without
+    /// positions, and the client would wait for ever if that were the last one.
+    fn random_versions(&mut self) {
+        if self.legacy || self.nodes.iter().any(|node| !node.diskful) {
+            return;
+        }
+        let one = self.fault_pause / 17 % self.nodes.len() as u64;
+        for (i, node) in (0..).zip(&mut self.nodes) {
+            let old = match self.fault_pause % 17 {
+                3 => true,
+                4 => i == one,
+                5 => i != one,
+                _ => false,
+            };
+            node.newest = old.then_some(121);
         }
     }
 

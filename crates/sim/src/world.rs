@@ -219,6 +219,11 @@ impl World {
         if plan.legacy {
             net.speak_legacy();
         }
+        for (i, node) in plan.nodes.iter().enumerate() {
+            if let Some(newest) = node.newest {
+                net.limit_version(i, newest);
+            }
+        }
         let mut nodes = Vec::new();
         for (i, node) in plan.nodes.iter().enumerate() {
             let drives = (0..plan.volumes).map(|_| {

@@ -26,6 +26,7 @@ mod members;
 mod old_metadata;
 mod order;
 mod pace;
+mod plain_requests;
 mod policies;
 mod protocol_a;
 mod quorum;

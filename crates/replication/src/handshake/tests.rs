@@ -4,7 +4,7 @@ use codec::wire::{Agreed, Features, Packet, encode, feature};
 use vocab::options::ResourceOptions;
 use vocab::{ConnState, Instant, NodeId};
 
-use super::{NEEDED, PROTOCOL_MAX};
+use super::{NEEDED_122, PROTOCOL_MAX, PROTOCOL_MIN};
 use crate::io::{AdminCommand, Input, Output};
 use crate::testing::attached;
 
@@ -55,10 +55,10 @@ fn features(protocol_max: u32, feature_flags: u32) -> Features {
     }
 }
 
-/// Releases of DRBD 9 before 9.2.3 with their features, and what nobody has released.
+/// Releases of DRBD 9 before 9.0.31 with their features, and what nobody has released.
 #[test]
 fn a_peer_that_is_too_old_is_refused_in_words_it_knows() {
-    for version in 102..PROTOCOL_MAX {
+    for version in 102..PROTOCOL_MIN {
         for flags in [0, 0xf, 0x1f, 0x3ff, u32::MAX] {
             let (sent, state, log) = greeted(features(version, flags));
             let told = sent.contains(&Packet::Disconnect);
@@ -73,10 +73,38 @@ fn a_peer_that_is_too_old_is_refused_in_words_it_knows() {
 fn a_peer_without_what_every_release_has_is_refused() {
     for bit in 0..10 {
         let (sent, _, log) = greeted(features(PROTOCOL_MAX, 0x3ff & !(1 << bit)));
-        let needed = NEEDED & 1 << bit != 0;
+        let needed = NEEDED_122 & 1 << bit != 0;
         assert_eq!(sent.contains(&Packet::Disconnect), needed, "{log}");
         assert_eq!(log.contains("lacks"), needed, "{log}");
     }
     let all = feature::TRIM | feature::WSAME | feature::RESYNC_DAGTAG;
-    assert_eq!(NEEDED & all, all);
+    assert_eq!(NEEDED_122 & all, all);
+}
+
+/// DRBD 9.1 from 9.1.13 on.
+#[test]
+fn a_peer_before_122_is_taken() {
+    for flags in [0x2f, 0x6f] {
+        let (sent, state, log) = greeted(features(121, flags));
+        assert!(matches!(sent[..], [Packet::Protocol(_)]), "{flags:#x}: {log}");
+        assert_eq!(state, ConnState::Connecting, "{log}");
+    }
+}
+
+/// DRBD 9.0.31 and 9.1 before that, 9.2.0 to 9.2.2, and what nobody has released.
+#[test]
+fn a_peer_before_122_with_other_features_is_refused() {
+    for (flags, why) in [
+        (0xf, "lacks 0x20"),
+        (0x1f, "lacks 0x20"),
+        (0x3f, "9.2.0"),
+        (0x3ff, "9.2.0"),
+        (0x67, "lacks 0x8"),
+        (0, "lacks 0x2f"),
+    ] {
+        let (sent, state, log) = greeted(features(121, flags));
+        assert_eq!(sent, [Packet::Disconnect], "{flags:#x}");
+        assert_ne!(state, ConnState::Connecting, "it is not tried again");
+        assert!(log.contains(why), "{log}");
+    }
 }

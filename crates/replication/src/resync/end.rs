@@ -19,9 +19,10 @@ impl Resource {
         let authoritative =
             self.peers[peer].devs[vol].uuids.as_ref().map_or(NodeMask::EMPTY, |u| u.node_mask);
         let unheard = authoritative.minus(self.st.primary_peers());
-        !stable
+        let unstable = !stable
             && self.st.role != Role::Primary
-            && (authoritative.is_empty() || !unheard.is_empty())
+            && (authoritative.is_empty() || !unheard.is_empty());
+        unstable || self.is_unsure_source(peer)
     }
 
     /// A Primary that this node hears goes on in a generation that the source does not have. It

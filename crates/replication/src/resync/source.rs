@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use codec::wire::{BlockAck, BlockId, DagtagDep, Data, DataFlags, Digest, Packet, RsReq};
 use serde::{Deserialize, Serialize};
-use vocab::{DiskState, Instant, NodeId, ReplState, SectorRange, Sectors, VolumeNr};
+use vocab::{Dagtag, DiskState, Instant, NodeId, ReplState, SectorRange, Sectors, VolumeNr};
 
 use crate::intervals::Slot;
 use crate::io::{BufId, DigestOf, DiskData, DiskError, DiskOp, Output};
@@ -138,6 +138,8 @@ impl Resource {
         });
         let waits = match kind {
             ServeKind::Verify => None,
+            // It has locked more for it than what it asks for.
+            _ if self.is_plain(peer) => None,
             _ => self.gives_way(peer, vol, req.range.len),
         };
         match waits {
@@ -257,6 +259,9 @@ impl Resource {
                 return;
             }
         }
+        if self.is_plain(peer) && self.plain_must_wait(key) {
+            return self.cancel(key);
+        }
         let nr = self.vols[vol].nr;
         if !self.disk_in_use(vol) {
             // It was lost while the request waited.
@@ -305,6 +310,27 @@ impl Resource {
         self.out.push_back(Output::Disk { volume: nr, op, io });
     }
 
+    /// A request without a position is not answered now, and is not kept either: what it would wait for
+    /// may wait for the answer, since the peer locks more than it has asked for (wire §7.6).
+    fn plain_must_wait(&mut self, key: usize) -> bool {
+        let serve = &self.serves[key];
+        let (peer, vol, range, kind) = (serve.peer, serve.vol, serve.range, serve.kind);
+        if kind == ServeKind::Verify {
+            return self.is_in_use(vol, range);
+        }
+        // What a Primary wrote before the two met, the target may lack.
+        let writers = self.st.primary_peers().without(self.peers[peer].node);
+        for writer in writers.iter() {
+            if !self.joined_at(peer, vol, writer, Dagtag(u64::MAX)) {
+                return true;
+            }
+        }
+        let writes = |o: Owner| !matches!(o, Owner::Verify(_) | Owner::ResyncSource(..));
+        self.vols[vol].conflict(range, writes).is_some()
+            || self.has_waiting_write(vol, range)
+            || self.stands_behind_writes(peer, vol, range)
+    }
+
     /// Writes of a Primary arrived, or it is gone: requests that waited for them go on.
     pub(crate) fn serve_dagtags(&mut self, peer: PeerIx) {
         if self.serves.len() == 0 {
@@ -340,6 +366,17 @@ impl Resource {
         match result {
             _ if dead => {
                 self.free(read_buf(&result));
+                self.end_serve(key);
+            }
+            // It would stand behind writes that the target takes once it has the answer.
+            Ok(_)
+                if kind != ServeKind::Verify
+                    && self.is_plain(peer)
+                    && self.stands_behind_writes(peer, vol, range) =>
+            {
+                self.free(read_buf(&result));
+                let ack = self.block_ack(peer, vol, range, block_id);
+                self.send(peer, Packet::RsCancel(nr, ack));
                 self.end_serve(key);
             }
             Ok(DiskData::ReadWithDigest { buf, digest }) if self.is_equal(key, digest) => {
@@ -401,6 +438,19 @@ impl Resource {
 
     /// Nobody waits for the answer any more. The end of another one before may have ended it.
     pub(crate) fn drop_serve(&mut self, key: usize) {
+        let Some(serve) = self.serves.get(key).filter(|s| !s.dead) else { return };
+        if !serve.replied && self.is_plain(serve.peer) {
+            // The peer goes by ranges: what it asks for next would get the answers to this.
+            let (peer, vol, range, id) = (serve.peer, serve.vol, serve.range, serve.block_id);
+            let nr = self.vols[vol].nr;
+            let ack = self.block_ack(peer, vol, range, id);
+            self.send(peer, Packet::RsCancel(nr, ack));
+        }
+        self.drop_answered(key);
+    }
+
+    /// The same, with the answer sent.
+    pub(crate) fn drop_answered(&mut self, key: usize) {
         let Some(serve) = self.serves.get_mut(key).filter(|s| !s.dead) else { return };
         if serve.is_owed_to(serve.peer) {
             self.peers[serve.peer].rs_under_way -= serve.range.len.0;
@@ -500,7 +550,7 @@ impl Resource {
             let nr = self.vols[vol].nr;
             let ack = self.block_ack(to, vol, range, id);
             self.send(to, Packet::RsCancel(nr, ack));
-            self.drop_serve(key);
+            self.drop_answered(key);
         }
     }
 }

@@ -252,7 +252,9 @@ impl Resource {
             _ => true,
         };
         // A write that waits for its epoch would put older data over what is fetched now.
-        self.vols[vol].conflict(range, conflicts).is_some() || self.has_waiting_write(vol, range)
+        self.vols[vol].conflict(range, conflicts).is_some()
+            || self.has_waiting_write(vol, range)
+            || self.is_plain(peer) && self.may_be_undone(peer, vol, range)
     }
 
     /// The bits of a range that this target was told to miss are written before it asks for the
