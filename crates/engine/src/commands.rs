@@ -30,7 +30,7 @@ use crate::{convert_md, create_md};
 use logging::{Level, log};
 
 /// Oldest and newest replication protocol spoken.
-const PROTOCOLS: (u32, u32) = (121, 122);
+const PROTOCOLS: (u32, u32) = (122, 122);
 
 impl Engine {
     /// Carries out a command, for as long as it takes.

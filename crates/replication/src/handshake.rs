@@ -25,8 +25,10 @@ use crate::rate::DrbdPace;
 use crate::resource::{Link, Pings, Resource, Sender, Volume};
 use crate::state::{PeerIx, VolIx};
 
-/// Oldest protocol version spoken: that of all that have what is needed of a peer before 122.
-pub(crate) const PROTOCOL_MIN: u32 = 121;
+/// Oldest protocol version spoken.
+pub(crate) const PROTOCOL_MIN: u32 = 122;
+/// The same, once told so: that of all that have what is needed of a peer before 122.
+const PROTOCOL_MIN_TOLD: u32 = 121;
 /// Newest protocol version spoken.
 pub(crate) const PROTOCOL_MAX: u32 = 122;
 /// Features that the core relies on with every peer.
@@ -150,7 +152,7 @@ impl Resource {
         p.hs = Handshake { phase: Phase::Features, proof, ..Handshake::default() };
         p.hs.deadline = Some(now + p.net.ping_timeout * 4);
         let features = Features {
-            protocol_min: self.oldest_version(PROTOCOL_MIN),
+            protocol_min: self.oldest_version(self.oldest_of_nine()),
             feature_flags: feature::OURS,
             protocol_max: PROTOCOL_MAX,
             sender_node_id: u32::from(self.me.get()),
@@ -158,6 +160,16 @@ impl Resource {
         };
         self.doubt_fence(peer);
         self.send(peer, Packet::ConnectionFeatures(features));
+    }
+
+    /// Takes peers of protocol 121 from now on (`plain`). For simulators and trials: as long as seeds lose
+    /// data among such nodes (docs/testing.md), engines refuse them.
+    pub fn take_protocol_121(&mut self) {
+        self.takes_121 = true;
+    }
+
+    const fn oldest_of_nine(&self) -> u32 {
+        if self.takes_121 { PROTOCOL_MIN_TOLD } else { PROTOCOL_MIN }
     }
 
     /// P_CONNECTION_FEATURES.
@@ -179,9 +191,10 @@ impl Resource {
         let p = &mut self.peers[peer];
         p.agreed_version = version;
         p.agreed_features = theirs.feature_flags & feature::OURS;
-        if legacy.is_none() && version < PROTOCOL_MIN || theirs.protocol_min > PROTOCOL_MAX {
+        let oldest = self.oldest_of_nine();
+        if legacy.is_none() && version < oldest || theirs.protocol_min > PROTOCOL_MAX {
             let text = format!(
-                "the peer speaks protocol {}..{their_max}, this node {PROTOCOL_MIN}..{PROTOCOL_MAX}",
+                "the peer speaks protocol {}..{their_max}, this node {oldest}..{PROTOCOL_MAX}",
                 theirs.protocol_min
             );
             self.refuse_connection(peer, &text);

@@ -76,6 +76,9 @@ pub struct Resource {
     /// Those nodes are to send no more for now.
     #[serde(default)]
     pub(crate) holds_foreign: bool,
+    /// Peers of protocol 121 are taken ([`Resource::take_protocol_121`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) takes_121: bool,
     #[serde(skip)]
     pub(crate) reads: Slab<Read>,
     #[serde(skip)]
@@ -571,6 +574,7 @@ impl Resource {
             joint: Joint::default(),
             foreign: Slab::new(),
             holds_foreign: false,
+            takes_121: false,
             reads: Slab::new(),
             peer_writes: Slab::new(),
             peer_reads: Slab::new(),

@@ -420,7 +420,11 @@ impl World {
         let n = &mut self.nodes[node];
         assert!(n.resource.is_none(), "a running node does not boot");
         n.incarnation += 1;
-        n.resource = Some(Resource::new(config, seed, position));
+        let mut resource = Resource::new(config, seed, position);
+        if self.plan.nodes.iter().any(|node| node.newest.is_some()) {
+            resource.take_protocol_121();
+        }
+        n.resource = Some(resource);
         n.buffers = Default::default();
         n.paused_until = 0;
         n.deaf_until = 0;

@@ -6,12 +6,23 @@ use vocab::{ConnState, Instant, NodeId};
 
 use super::{NEEDED_122, PROTOCOL_MAX, PROTOCOL_MIN};
 use crate::io::{AdminCommand, Input, Output};
+use crate::resource::Resource;
 use crate::testing::attached;
 
 /// What was sent to a peer with these features, all of it in the words that are agreed with it; the
 /// state of the connection, and the log.
 fn greeted(theirs: Features) -> (Vec<Packet>, ConnState, String) {
+    greeted_by(attached(ResourceOptions::default(), |_| {}), theirs)
+}
+
+/// The same by a node that takes peers of protocol 121.
+fn greeted_by_old(theirs: Features) -> (Vec<Packet>, ConnState, String) {
     let mut core = attached(ResourceOptions::default(), |_| {});
+    core.take_protocol_121();
+    greeted_by(core, theirs)
+}
+
+fn greeted_by(mut core: Resource, theirs: Features) -> (Vec<Packet>, ConnState, String) {
     let peer = NodeId::new(1).expect("a small number");
     let command = AdminCommand::Connect { peer, discard_my_data: false };
     core.handle(Instant(3), Input::Admin { id: 2, command });
@@ -55,7 +66,7 @@ fn features(protocol_max: u32, feature_flags: u32) -> Features {
     }
 }
 
-/// Releases of DRBD 9 before 9.0.31 with their features, and what nobody has released.
+/// Releases of DRBD 9 before 9.2.3 with their features, and what nobody has released.
 #[test]
 fn a_peer_that_is_too_old_is_refused_in_words_it_knows() {
     for version in 102..PROTOCOL_MIN {
@@ -85,7 +96,7 @@ fn a_peer_without_what_every_release_has_is_refused() {
 #[test]
 fn a_peer_before_122_is_taken() {
     for flags in [0x2f, 0x6f] {
-        let (sent, state, log) = greeted(features(121, flags));
+        let (sent, state, log) = greeted_by_old(features(121, flags));
         assert!(matches!(sent[..], [Packet::Protocol(_)]), "{flags:#x}: {log}");
         assert_eq!(state, ConnState::Connecting, "{log}");
     }
@@ -102,7 +113,7 @@ fn a_peer_before_122_with_other_features_is_refused() {
         (0x67, "lacks 0x8"),
         (0, "lacks 0x2f"),
     ] {
-        let (sent, state, log) = greeted(features(121, flags));
+        let (sent, state, log) = greeted_by_old(features(121, flags));
         assert_eq!(sent, [Packet::Disconnect], "{flags:#x}");
         assert_ne!(state, ConnState::Connecting, "it is not tried again");
         assert!(log.contains(why), "{log}");
