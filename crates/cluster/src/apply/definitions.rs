@@ -95,7 +95,8 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
     Ok(name)
 }
 
-fn slots_in_range(slots: u8, key: &Key) -> Result<u8, Refusal> {
+/// The number of peer slots, if there can be so many.
+pub fn slots_in_range(slots: u8, key: &Key) -> Result<u8, Refusal> {
     if (1..=31).contains(&slots) {
         return Ok(slots);
     }

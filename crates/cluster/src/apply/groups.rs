@@ -49,6 +49,7 @@ pub fn create(
     check_all(Owner::Group, &props)?;
     check_filter(&mut filter, &key)?;
     filter.place_count.get_or_insert(PLACE_COUNT);
+    let peer_slots = peer_slots.map(|n| definitions::slots_in_range(n, &key)).transpose()?;
     let uuid = edit.uuid();
     edit.put(Object::Group(Group {
         name,
@@ -74,6 +75,11 @@ pub fn check_filter(filter: &mut Filter, key: &Key) -> Result<(), Refusal> {
         .correction("give one, or leave it out")
         .about(key.clone()));
     }
+    check_lists(filter)
+}
+
+/// The same, but for the number of replicas: of a placement it may be that nothing is wanted.
+pub fn check_lists(filter: &mut Filter) -> Result<(), Refusal> {
     if let Some(layers) = filter.layers.as_mut().filter(|layers| !layers.is_empty()) {
         *layers = stack(layers)?.0;
     }
@@ -93,6 +99,7 @@ pub fn modify(
     small::edit_props(edit, Owner::Group, &key, change, &mut group.props)?;
     check_filter(&mut filter, &key)?;
     group.description = description.unwrap_or(group.description);
+    let peer_slots = peer_slots.map(|n| definitions::slots_in_range(n, &key)).transpose()?;
     group.peer_slots = peer_slots.or(group.peer_slots);
     let more = filter.place_count;
     group.filter = place::merge(&filter, &group.filter);

@@ -576,7 +576,7 @@ pub fn autoplace(edit: &mut Edit<'_>, name: &ResourceName, filter: &Filter) -> R
     let definition = edit.definition(name)?;
     let group = edit.group(&definition.group)?;
     let mut filter = filter.clone();
-    groups::check_filter(&mut filter, &key)?;
+    groups::check_lists(&mut filter)?;
     let merged = place::merge(&filter, &group.filter);
     let placement = place::place(edit.model, edit.observed(), name, &merged)?;
     if placement.chosen.is_empty() {

@@ -637,3 +637,25 @@ fn a_pool_that_can_not_make_snapshots_is_named_with_the_reason() {
     let snapshots = vec![(rd("disk"), SnapshotName::new("monday").unwrap(), vec![node(0)])];
     bed.ok(Command::CreateSnapshots { snapshots, props: Props::new() });
 }
+
+#[test]
+fn nothing_is_placed_if_nothing_is_wanted_and_that_is_no_error() {
+    let mut bed = Bed::new(3);
+    bed.define("disk");
+    let applied = bed.place("disk", 0).unwrap();
+    assert!(has(&applied, NoteCode::AlreadyDeployed), "{:?}", applied.notes);
+    assert_eq!(bed.model.resources_of(&rd("disk")).count(), 0);
+    // A group that wants none, or disks with bitmaps for more peers than there can be, is refused.
+    let group = |place_count, peer_slots| Command::CreateGroup {
+        name: GroupName::new("many").unwrap(),
+        description: String::new(),
+        props: Props::new(),
+        filter: Filter { place_count, ..Filter::default() },
+        peer_slots,
+    };
+    assert_eq!(bed.refused(group(Some(0), None)).code, Code::InvalidPlaceCount);
+    for slots in [0, 32] {
+        assert_eq!(bed.refused(group(None, Some(slots))).code, Code::PeerSlotsExhausted);
+    }
+    bed.ok(group(None, Some(31)));
+}
