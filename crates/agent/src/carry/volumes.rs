@@ -198,8 +198,8 @@ impl Step<'_> {
                 self.name
             ),
             format!(
-                "bring back what was there, or, if this replica is lost or never was made, delete the \
-                 resource on node {node}: others have the data"
+                "bring back what was there; if this replica is lost, or never was made, and others have \
+                 the data, delete the resource on node {node}"
             ),
         )
     }
