@@ -343,9 +343,11 @@ impl Engine {
         let what = format!("{}/{nr}", entry.name);
         let directory = &process.place.directory;
         if let Some(left) = leftover_at(directory) {
-            // Nobody else can write from here on: the volume is open. Or nobody remembers anything of it.
+            // Nobody else can write from here on: the volume is open.
             let is_used = !options.standby || self.stand_up_if_used(entry, nr, &left.path)?;
-            if is_used && !self.is_as_it_was(entry, nr)? {
+            if !is_used {
+                log!(Level::Info, entry.name, "volume {nr}: {}: {}", left.path, standby::MADE_ANEW);
+            } else if !self.is_as_it_was(entry, nr)? {
                 log!(
                     Level::Error,
                     entry.name,

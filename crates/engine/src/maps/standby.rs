@@ -54,6 +54,10 @@ const ALL_PROCESSES: &str = "pid:[4026531836]";
 /// May look at the open files of all processes.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
 
+/// What becomes of a device that nobody uses when its engine is killed. Nobody who could be asked may have left
+/// a request in its queue, which must not be carried out after another node has written.
+pub(super) const MADE_ANEW: &str = "nobody uses it, it is made anew";
+
 /// A volume.
 type Key = (String, u16);
 

@@ -244,14 +244,22 @@ impl Engine {
                 let (path, kind) = (left.path.clone(), Kind::Ublk(left.info.id));
                 let watch = self.watch_size(&entry.name);
                 let mapped = Mapped { path, links, shard, key, kind, watch };
-                let unchanged = || if is_used { self.is_unchanged(entry, nr) } else { Ok(()) };
-                let fits = left.misfit(&params).and_then(|()| unchanged());
-                match fits.and_then(|()| self.go_on_with(&mut control, entry, nr, &left, &mapped)) {
-                    Ok(()) => {
+                let unchanged = || self.is_unchanged(entry, nr);
+                let fits = || left.misfit(&params).and_then(|()| unchanged());
+                let goes_on = || {
+                    fits().and_then(|()| self.go_on_with(&mut control, entry, nr, &left, &mapped))
+                };
+                match is_used.then(goes_on) {
+                    Some(Ok(())) => {
                         self.follow_ublk(entry, nr, &mapped, features);
                         return Ok(mapped);
                     }
-                    Err(why) => {
+                    None => {
+                        let why = standby::MADE_ANEW;
+                        log!(Level::Info, entry.name, "volume {nr}: {}: {why}", left.path);
+                        left.remove();
+                    }
+                    Some(Err(why)) => {
                         log!(
                             Level::Error,
                             entry.name,
