@@ -392,6 +392,36 @@ fn what_is_in_use_stays() {
 }
 
 #[test]
+fn a_replica_is_no_successor_of_another_that_it_stands_beside() {
+    let mut bed = Bed::new(4);
+    bed.define("disk");
+    bed.place("disk", 2).unwrap();
+    bed.settle("disk");
+    // A client that has asked for a migration and had no answer asks again.
+    let migrate = |to: usize, from: usize| Command::ToggleDisk {
+        name: rd("disk"),
+        node: node(to),
+        diskful: true,
+        pool: Some(pool()),
+        migrate_from: Some(node(from)),
+        client: false,
+    };
+    let applied = bed.ok(migrate(1, 0));
+    assert!(has(&applied, NoteCode::NothingToDo), "{:?}", applied.notes);
+    bed.settle("disk");
+    assert_eq!(bed.nodes_of("disk"), ["node-0", "node-1", "tie-breaker node-2"]);
+    // One that is on its way goes on, however often it is asked for.
+    bed.ok(migrate(2, 0));
+    bed.ok(migrate(2, 0));
+    bed.settle("disk");
+    let replicas = bed.model.resources_of(&rd("disk")).filter(|r| r.is_replica());
+    assert_eq!(replicas.map(|r| r.node.clone()).collect::<Vec<_>>(), [node(1), node(2)]);
+    bed.ok(migrate(2, 1));
+    bed.settle("disk");
+    assert_eq!(bed.model.resources_of(&rd("disk")).filter(|r| r.is_replica()).count(), 2);
+}
+
+#[test]
 fn a_migrated_replica_goes_only_after_the_new_one_is_up_to_date() {
     let mut bed = Bed::new(4);
     bed.define("disk");

@@ -39,7 +39,10 @@ pub fn to_diskful(
     }
     if resource.is_replica() {
         edit.note(NoteCode::NothingToDo, key.clone(), format!("{key} has a disk"));
-        set_origin(edit, name, node, from, None);
+        // One that is there replaces no other: the call may be one that has been carried out before.
+        if resource.flags.contains(&ResourceFlag::DiskAddRequested) {
+            set_origin(edit, name, node, from, None);
+        }
         return Ok(());
     }
     nodes::accepting(edit, node)?;
