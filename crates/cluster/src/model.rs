@@ -12,7 +12,8 @@ use vocab::{Bytes, Minor};
 use crate::change::{Change, Key, Object};
 use crate::name::*;
 use crate::objects::*;
-use crate::props::SHIPPED;
+use crate::props::{self, SHIPPED};
+use crate::refusal::{Code, Refusal};
 use crate::schedule::{Level, Schedule, Series, SeriesKey, Switch};
 use crate::shipping::Remote;
 
@@ -660,8 +661,23 @@ impl Model {
         self.ports.get(node).is_some_and(|ports| ports.contains(&port))
     }
 
+    /// A minor number for a new volume.
+    ///
+    /// # Errors
+    /// If none is left of the range that the controller's properties name.
+    pub fn next_minor(&self) -> Result<Minor, Refusal> {
+        let range = self.controller.props.get("MinorNrAutoRange");
+        let range = range.map_or("1000-49999", String::as_str);
+        let (low, high) = props::range(range)?;
+        self.free_minor(low, high).ok_or_else(|| {
+            Refusal::new(Code::MinorsExhausted, "no minor number is left")
+                .cause(format!("every number of {range} is in use"))
+                .correction("set the controller's property MinorNrAutoRange to a larger range")
+        })
+    }
+
     /// The smallest free minor of a range.
-    pub fn free_minor(&self, low: u32, high: u32) -> Option<Minor> {
+    fn free_minor(&self, low: u32, high: u32) -> Option<Minor> {
         let used = self.minors.range(Minor(low)..=Minor(high)).map(|minor| minor.0);
         first_gap(low, high, used).map(Minor)
     }

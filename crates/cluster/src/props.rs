@@ -17,6 +17,9 @@ pub use keys::{Owner, SHIPPED, Space, TOKENS_REQUIRED, spaces};
 use crate::objects::Props;
 use crate::refusal::{Code, Refusal};
 
+/// Who has set the quorum of a resource definition, if a user has. LINSTOR's property, too.
+pub const QUORUM_SET_BY: &str = "Internal/Drbd/QuorumSetBy";
+
 /// A change of an object's properties. An empty value deletes its key.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PropsEdit {

@@ -27,8 +27,9 @@ use cluster::layer::{self, Layer};
 use cluster::model::Model;
 use cluster::name::*;
 use cluster::objects::*;
-use cluster::props::{Owner, check_all};
-use serde::de::DeserializeOwned;
+use cluster::props::{Owner, QUORUM_SET_BY, check_all};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use vocab::{Bytes, GenUuid, Minor, NodeId, VolumeNr};
 
 use tables::Export;
@@ -88,8 +89,6 @@ const BOOKKEEPING: [&str; 24] = [
 ];
 /// The digest for verifies that LINSTOR has chosen, and the option that it sets by it.
 const VERIFY: (&str, &str) = ("DrbdOptions/auto-verify-alg", "DrbdOptions/Net/verify-alg");
-/// Who has set the quorum of a resource definition: the same property as here.
-const QUORUM_SET_BY: &str = "Internal/Drbd/QuorumSetBy";
 /// The remote that LINSTOR makes of itself.
 const OWN_REMOTE: &str = "local-remote-generated-by-linstor";
 
@@ -110,7 +109,11 @@ const FIRST: Generation = Generation(1);
 
 /// True of an export of LINSTOR's, and not of ours.
 pub fn is_export(text: &[u8]) -> bool {
-    serde_json::from_slice::<Export>(text).is_ok()
+    #[derive(Deserialize)]
+    struct Head {
+        linstor_version: Option<IgnoredAny>,
+    }
+    serde_json::from_slice::<Head>(text).is_ok_and(|head| head.linstor_version.is_some())
 }
 
 /// Reads an export.

@@ -11,7 +11,7 @@ use crate::layer::{Layer, stack};
 use crate::name::*;
 use crate::objects::*;
 use crate::place::space;
-use crate::props::{self, Owner, PropsEdit, chain, check_all};
+use crate::props::{Owner, PropsEdit, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 use crate::schedule::Level;
 
@@ -163,22 +163,11 @@ fn give_minors(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> 
     }
     let without = definition.volumes.iter().filter(|(_, volume)| volume.minor.is_none());
     for number in without.map(|(number, _)| *number).collect::<Vec<_>>() {
-        let minor = free_minor(edit)?;
+        let minor = edit.model.next_minor()?;
         definition.volumes.get_mut(&number).expect("it was just found").minor = Some(minor);
         edit.put(Object::Definition(definition.clone()));
     }
     Ok(())
-}
-
-fn free_minor(edit: &Edit<'_>) -> Result<Minor, Refusal> {
-    let range = edit.model.controller().props.get("MinorNrAutoRange");
-    let range = range.map_or("1000-49999", String::as_str);
-    let (low, high) = props::range(range)?;
-    edit.model.free_minor(low, high).ok_or_else(|| {
-        Refusal::new(Code::MinorsExhausted, "no minor number is left")
-            .cause(format!("every number of {range} is in use"))
-            .correction("set the controller's property MinorNrAutoRange to a larger range")
-    })
 }
 
 /// Deletes a resource definition: first its resources, then the record.
@@ -266,7 +255,7 @@ pub fn create_volume(
     let passphrase = passphrase(edit, &definition, new.passphrase, &key)?;
     let minor = match (definition.layers.contains(&Layer::Drbd), new.minor) {
         (true, Some(minor)) => Some(given_minor(edit, minor, &key)?),
-        (true, None) => Some(free_minor(edit)?),
+        (true, None) => Some(edit.model.next_minor()?),
         (false, _) => None,
     };
     let volume = VolumeDefinition {

@@ -11,7 +11,7 @@ use crate::name::*;
 use crate::objects::*;
 use crate::observed::Observed;
 use crate::place;
-use crate::props::{PropsEdit, chain};
+use crate::props::{PropsEdit, QUORUM_SET_BY, chain};
 use crate::redundancy::replaces;
 use crate::refusal::{NoteCode, Refusal};
 
@@ -20,9 +20,6 @@ use super::{resources, rollback};
 /// Whether a tie-breaker is made where one is missing.
 pub const AUTO_TIE_BREAKER: &str = "DrbdOptions/auto-add-quorum-tiebreaker";
 pub const QUORUM: &str = "DrbdOptions/Resource/quorum";
-/// Who set the quorum of a resource definition. Only `user` is ever kept here.
-const QUORUM_SET_BY: &str = "Internal/Drbd/QuorumSetBy";
-
 /// True if an edit of a group's or the controller's properties may change what follows from them.
 pub fn concerns(change: &PropsEdit) -> bool {
     change.touches(QUORUM) || change.touches(AUTO_TIE_BREAKER)

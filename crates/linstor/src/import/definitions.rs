@@ -366,9 +366,6 @@ impl Import<'_> {
 
     /// Volumes that LINSTOR has given no minor yet get one: here they have one from the beginning.
     fn give_minors(&mut self) -> Result<(), String> {
-        let range = self.model.controller().props.get("MinorNrAutoRange").map(String::as_str);
-        let range = cluster::props::range(range.unwrap_or("1000-49999"));
-        let (low, high) = range.map_err(|refusal| refusal.to_string())?;
         let replicated = |d: &&Definition| d.layers.contains(&Layer::Drbd);
         let names: Vec<ResourceName> =
             self.model.definitions().filter(replicated).map(|d| d.name.clone()).collect();
@@ -376,7 +373,7 @@ impl Import<'_> {
             let mut definition = self.model.definition(&name).cloned().expect("it is there");
             let without = definition.volumes.iter().filter(|(_, volume)| volume.minor.is_none());
             for number in without.map(|(number, _)| *number).collect::<Vec<_>>() {
-                let minor = self.model.free_minor(low, high).ok_or("no minor number is left")?;
+                let minor = self.model.next_minor().map_err(|refusal| refusal.to_string())?;
                 definition.volumes.get_mut(&number).expect("it is one of them").minor = Some(minor);
                 self.model.put(Object::Definition(definition.clone()));
             }
