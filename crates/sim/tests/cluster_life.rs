@@ -166,12 +166,24 @@ fn a_replica_whose_place_was_to_be_taken_goes_although_the_other_does_not_come()
 fn replicas_do_not_take_each_others_place() {
     let mut nothing = |_: &str| {};
     let mut scenario = Scenario::new(&mut nothing);
-    deployed(&mut scenario, &[0, 1]);
-    scenario.cut(0);
-    scenario.cut(1);
-    scenario.command(toggle(0, true, Some(1))).unwrap();
-    let refusal = scenario.command(toggle(1, true, Some(0))).unwrap_err();
+    deployed(&mut scenario, &[0]);
+    for node in [1, 2] {
+        let resource = NewResource { diskless: true, ..NewResource::default() };
+        let (name, node) = (name(), Scenario::node(node));
+        scenario.command(Command::CreateResource { name, node, resource }).unwrap();
+    }
+    scenario.run(5_000);
+    scenario.hold(1, true);
+    scenario.hold(2, true);
+    scenario.command(toggle(1, true, None)).unwrap();
+    scenario.command(toggle(2, true, Some(1))).unwrap();
+    let refusal = scenario.command(toggle(1, true, Some(2))).unwrap_err();
     assert_eq!(refusal.code, Code::InUse, "{refusal}");
+    scenario.hold(1, false);
+    scenario.hold(2, false);
+    scenario.run(20_000);
+    assert!(scenario.is_current(2, &name()));
+    assert_eq!(scenario.disks(1, &name()), 0, "it has been replaced");
     scenario.end();
 }
 
