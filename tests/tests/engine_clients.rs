@@ -122,6 +122,60 @@ assert state(12 << 20) == 3 and state((16 << 20) + 65536) == 3, seen
     assert!(disk == pattern(7, 4 * MIB), "what nbdcopy wrote is on the other node's disk");
 }
 
+/// What nbdinfo says of a context: begin, length and flags of each extent.
+fn map(context: &str, uri: &str) -> Vec<(u64, u64, u64)> {
+    let json = ok("nbdinfo", &["--json", &format!("--map={context}"), uri]);
+    let extents: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let number = |extent: &serde_json::Value, what: &str| extent[what].as_u64().unwrap();
+    let extents = extents.as_array().unwrap().iter();
+    extents.map(|e| (number(e, "offset"), number(e, "length"), number(e, "type"))).collect()
+}
+
+#[test]
+fn clients_are_told_which_blocks_a_replica_misses() {
+    if !have(&["nbdinfo", "nbdcopy"]) {
+        return;
+    }
+    const MISSED: &str = "qemu:dirty-bitmap:out-of-sync";
+    let cluster = two();
+    let (alpha, bravo) = (&cluster.nodes[0], &cluster.nodes[1]);
+    let uris = [uri(&alpha.export()), uri(&bravo.export())];
+    let size = ok("nbdinfo", &["--size", &uris[0]]).trim().parse().unwrap();
+    assert!(ok("nbdinfo", &["--json", &uris[0]]).contains(MISSED));
+    assert_eq!(map(MISSED, &uris[0]), [(0, size, 0)]);
+    alpha.ok(&["disconnect", "r0:bravo"]);
+    let written = alpha.directory.join("written");
+    fs::write(&written, pattern(9, MIB)).unwrap();
+    ok("nbdcopy", &[written.to_str().unwrap(), &uris[0]]);
+    let mib = MIB as u64;
+    assert_eq!(map(MISSED, &uris[0]), [(0, mib, 1), (mib, size - mib, 0)]);
+    if have(&["qemu-img"]) {
+        // It shows what is dirty as what has no data.
+        let path = alpha.export();
+        let image = format!(
+            "driver=nbd,export=r0,server.type=unix,server.path={},x-dirty-bitmap={MISSED}",
+            path.display()
+        );
+        let json = ok("qemu-img", &["map", "--output=json", "--image-opts", &image]);
+        let extents: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let dirty = |at: usize| (extents[at]["length"].as_u64(), extents[at]["data"].as_bool());
+        assert_eq!([dirty(0), dirty(1)], [(Some(mib), Some(false)), (Some(size - mib), Some(true))]);
+    }
+    alpha.ok(&["connect", "r0:bravo"]);
+    cluster.wait("all disks are UpToDate", |c| {
+        c.all_up_to_date() && c.nodes.iter().all(|n| n.out_of_sync() == 0)
+    });
+    for uri in &uris {
+        assert_eq!(map(MISSED, uri), [(0, size, 0)]);
+    }
+    // Without a disk nobody keeps account.
+    bravo.ok(&["detach", "r0/0"]);
+    assert_eq!(map(MISSED, &uris[1]), [(0, size, 1)]);
+    bravo.ok(&["attach", "r0/0"]);
+    cluster.wait("all disks are UpToDate", |c| c.all_up_to_date());
+    compare(&cluster);
+}
+
 #[test]
 fn fio_verifies_what_it_wrote_to_a_replicated_volume() {
     if !have(&["fio"]) {

@@ -6,7 +6,7 @@
 //! * [`securing`], `shared_keys`: what comes before an encrypted connection.
 //! * [`server`]: listeners and clients on a ring, over targets.
 //!
-//! Served: fixed newstyle negotiation, structured replies, extended headers, `base:allocation`, FUA, flush, trim,
+//! Served: fixed newstyle negotiation, structured replies, extended headers, block status, FUA, flush, trim,
 //! write zeroes, multi-conn. Not served here: TLS itself, cache, resize, fast zero.
 //!
 //! An export's size is fixed for the life of a connection: a client that is connected while the

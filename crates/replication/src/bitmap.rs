@@ -232,6 +232,41 @@ impl Bitmap {
         pieces
     }
 
+    /// Cuts the begin of `range` into at most `limit` runs whose bits are set in any slot of `slots`
+    /// (true), or in none.
+    pub fn runs(
+        &self,
+        slots: &[usize],
+        range: SectorRange,
+        limit: usize,
+    ) -> Vec<(SectorRange, bool)> {
+        let bits = self.bits_touched(range);
+        let set = |from| slots.iter().filter_map(|slot| self.next_set(*slot, from)).min();
+        let mut runs = Vec::new();
+        let mut start = bits.start;
+        while start < bits.end && runs.len() < limit {
+            let first = set(start).unwrap_or(bits.end).min(bits.end);
+            let mut end = first;
+            if first == start {
+                // A slot that goes on may go on behind the end of another.
+                while let Some(behind) = slots
+                    .iter()
+                    .filter(|slot| end < bits.end && self.next_set(**slot, end) == Some(end))
+                    .map(|slot| self.next_clear(*slot, end).unwrap_or(bits.end))
+                    .max()
+                {
+                    end = behind.min(bits.end);
+                }
+            }
+            let run = self.sectors_of(start..end);
+            let from = run.start.0.max(range.start.0);
+            let run = SectorRange::new(from, run.end().min(range.end()) - from);
+            runs.push((run, first == start));
+            start = end;
+        }
+        runs
+    }
+
     /// Makes `to` a copy of `from`.
     pub fn copy_slot(&mut self, from: usize, to: usize) {
         if from == to {

@@ -381,6 +381,26 @@ impl Resource {
         })
     }
 
+    /// Cuts the begin of a range into at most `limit` pieces, at least one, and says of each if a replica
+    /// may miss some of it, one that is not connected or this one among them. What is being written
+    /// now does not count. Where this node can not know it, having no disk or an old one, all is
+    /// missed.
+    pub fn out_of_sync_pieces(
+        &self,
+        nr: VolumeNr,
+        range: SectorRange,
+        limit: usize,
+    ) -> Vec<(SectorRange, bool)> {
+        let known = self.vol_ix(nr).and_then(|vol| {
+            let knows = self.st.vols[vol].disk == DiskState::UpToDate || self.st.is_target(vol);
+            self.vols[vol].backing.as_ref().filter(|_| knows)
+        });
+        let Some(backing) = known else { return vec![(range, true)] };
+        let nodes = self.peers.iter().map(|peer| peer.node);
+        let slots: Vec<usize> = nodes.filter_map(|node| backing.slot_of(node)).collect();
+        backing.bitmap.runs(&slots, range, limit)
+    }
+
     /// True if a write of the sector has come through here, and this node does not know that every
     /// node has it; for checkers that watch from outside.
     pub fn is_unacked_at(&self, nr: vocab::VolumeNr, sector: u64) -> bool {

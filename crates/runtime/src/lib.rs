@@ -33,7 +33,7 @@ pub use ring::{
     Completed, Fd, FixedStats, OpId, Payload, Place, Ring, RingError, Token, UblkSlot, Vectored,
 };
 pub use target::{
-    Completion, Extent, FaultPlan, FaultyTarget, Intent, MemoryTarget, Op, OpenerId, Request,
+    Aspect, Completion, Extent, ExtentKind, FaultPlan, FaultyTarget, Intent, MemoryTarget, Op, OpenerId, Request,
     Target, TargetInfo,
 };
 pub use thread::{SpawnError, Worker, WorkerHandle, WorkerOptions};

@@ -91,8 +91,17 @@ pub enum Op {
         /// The range must stay allocated: a later write may not fail for lack of space.
         no_hole: bool,
     },
-    /// Report which parts of the range are allocated.
-    BlockStatus,
+    /// Report what holds for the parts of the range.
+    BlockStatus(Aspect),
+}
+
+/// What is asked about the parts of a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Aspect {
+    /// Which are holes.
+    Allocation,
+    /// Which do not all replicas have.
+    OutOfSync,
 }
 
 impl Op {
@@ -129,10 +138,26 @@ pub struct Request {
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// Not allocated.
-    pub hole: bool,
-    /// Reads as zeroes.
-    pub zero: bool,
+    /// The kind.
+    pub kind: ExtentKind,
+}
+
+impl Extent {
+    /// A list of this one.
+    pub fn alone(self) -> Box<[Extent]> {
+        Box::new([self])
+    }
+}
+
+/// What is known of a run of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExtentKind {
+    /// Nothing out of the ordinary: it may have data, and all replicas have them.
+    Plain,
+    /// Not allocated; it reads as zeroes.
+    Hole,
+    /// A replica may miss it.
+    OutOfSync,
 }
 
 /// The answer to one [`Request`] or [`Target::open`].
@@ -198,7 +223,7 @@ impl TargetInfo {
             return Err(Errno::EPERM);
         }
         let supported = match op {
-            Op::Read | Op::Write | Op::BlockStatus => true,
+            Op::Read | Op::Write | Op::BlockStatus(_) => true,
             Op::Flush => self.can_flush,
             Op::Trim => self.can_trim,
             Op::WriteZeroes { .. } => self.can_zero,

@@ -23,7 +23,7 @@ use replication::io::{
     DiskData, DiskError, DiskLimits, DiskMeasure, DiskOp, MetaBlock, MetaPlace, MetaWrite,
     MovedMetadata, OpId,
 };
-use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Extent, Payload, Place};
+use runtime::{AllocError, Buf, Completed, DiskFile, Errno, Extent, ExtentKind, Payload, Place};
 use vocab::{SECTOR_SIZE, Sector, SectorRange, VolumeNr};
 
 use super::attach::AttachJob;
@@ -130,11 +130,11 @@ pub(crate) enum Finished {
     Attach(Box<AttachJob>),
     /// A disk in use was looked at. Tell the core, as `DiskMeasured`.
     Measured(u16, VolumeNr, Result<DiskMeasure, String>),
-    /// A disk was looked at for holes, for a request of a client.
-    Looked(Look, Option<Box<[Extent]>>),
+    /// What a client has asked about a range.
+    Looked(Look, Box<[Extent]>),
 }
 
-/// A client's wish to know what of a volume is holes.
+/// A client's wish to know something about the parts of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Look {
     pub(crate) resource: u16,
@@ -476,8 +476,9 @@ pub(crate) fn completed(io: &mut Io, index: u32, done: Completed) -> Option<Fini
             let look = *look;
             io.jobs.remove(index);
             let extents = match done.payload {
-                Payload::Extents(extents) if !extents.is_empty() => Some(extents),
-                _ => None,
+                Payload::Extents(extents) if !extents.is_empty() => extents,
+                // As far as anybody knows all is data.
+                _ => Extent { len: look.range.len.bytes().0, kind: ExtentKind::Plain }.alone(),
             };
             Some(Finished::Looked(look, extents))
         }

@@ -19,7 +19,7 @@ use replication::io::{
     AdminCommand, BufId, DigestOf, DiskError, DiskOp, LinkLoss, LogLevel, Request, RequestOp,
 };
 use replication::{Input, Output, Resource};
-use runtime::{Completed, Conn, Place};
+use runtime::{Aspect, Completed, Conn, Extent, ExtentKind, Place};
 use vocab::options::NetOptions;
 use vocab::{ConfigError, Dagtag, Instant, Minor, NodeId, Refusal, SectorRange, VolumeNr};
 
@@ -40,6 +40,8 @@ const NOTES_MAX: usize = 200;
 
 /// Data queued for a peer beyond the kernel's buffers from which a connection counts as congested.
 const CONGESTED: usize = 4 << 20;
+/// Most extents that a client is told of at once; it asks again for what is behind them.
+const PIECES_MAX: usize = 4096;
 
 /// A position in a write stream beyond all that earlier runs of this node have used: nobody writes
 /// eight sectors in a microsecond for long.
@@ -146,8 +148,9 @@ impl Host {
                 Input::Open { volume: nr, opener, write, patient }
             }
             Wish::Close { opener } => Input::Close { volume: nr, opener },
-            Wish::Look { id, range } => {
-                return self.look(io, Look { resource: self.id, volume: nr, id, range });
+            Wish::Look { id, aspect, range } => {
+                let look = Look { resource: self.id, volume: nr, id, range };
+                return self.look(io, aspect, look);
             }
             Wish::Request { id, op, range } => {
                 let weight = self.count(nr, &op, range, io.now());
@@ -251,21 +254,35 @@ impl Host {
             Finished::Looked(look, extents) => {
                 let target = self.volume_mut(look.volume).map(|v| v.target);
                 if let Some(target) = target.and_then(|key| volumes.get_mut(key)) {
-                    target.looked(look.id, look.range, extents);
+                    target.looked(look.id, extents);
                 }
             }
         }
     }
 
-    /// A client wishes to know what of a volume is holes. The disk of this node says it, if it is
-    /// current: a hole that is looked for from now on has no data that anybody has been told of.
-    fn look(&mut self, io: &mut Io, look: Look) {
-        let disk = self.disk_of(look.volume).filter(|_| self.core.is_up_to_date(look.volume));
-        match disk {
-            // What is a hole there reads as noise.
-            Some(disk) if disk.crypt.is_none() => disk::look(io, look, &disk),
-            _ => io.jobs.finished.push(Finished::Looked(look, None)),
-        }
+    /// A client wishes to know something about the parts of a range.
+    fn look(&mut self, io: &mut Io, aspect: Aspect, look: Look) {
+        let extents = match aspect {
+            Aspect::Allocation => {
+                // What this disk says counts if it is current: a hole that is looked for from now on has
+                // no data that anybody has been told of. Encrypted, a hole reads as noise.
+                let current = self.core.is_up_to_date(look.volume);
+                let disk = self.disk_of(look.volume).filter(|disk| current && disk.crypt.is_none());
+                if let Some(disk) = disk {
+                    return disk::look(io, look, &disk);
+                }
+                Extent { len: look.range.len.bytes().0, kind: ExtentKind::Plain }.alone()
+            }
+            Aspect::OutOfSync => {
+                let pieces = self.core.out_of_sync_pieces(look.volume, look.range, PIECES_MAX);
+                let extent = |(piece, missed): (SectorRange, bool)| Extent {
+                    len: piece.len.bytes().0,
+                    kind: if missed { ExtentKind::OutOfSync } else { ExtentKind::Plain },
+                };
+                pieces.into_iter().map(extent).collect()
+            }
+        };
+        io.jobs.finished.push(Finished::Looked(look, extents));
     }
 
     /// A handler has ended.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use frontend::nbd::server::{TargetKey, Targets};
 use replication::io::{BufId, IoError, OpenError, Request as CoreRequest, RequestOp};
 use runtime::{
-    BUF_MAX, Buf, Completion, Errno, Extent, Intent, Op, OpenerId, Place, Request, Target,
+    Aspect, BUF_MAX, Buf, Completion, Errno, Extent, Intent, Op, OpenerId, Place, Request, Target,
     TargetInfo,
 };
 use vocab::{Bytes, SECTOR_SIZE, SectorRange, Sectors, VolumeNr};
@@ -31,8 +31,8 @@ pub(crate) enum Wish {
     Close { opener: u64 },
     /// `Input::Request`; the buffer of a write comes along.
     Request { id: u64, op: WishOp, range: SectorRange },
-    /// What of that is holes.
-    Look { id: u64, range: SectorRange },
+    /// What holds for the parts of that.
+    Look { id: u64, aspect: Aspect, range: SectorRange },
 }
 
 /// As `RequestOp`, before the buffer has its number.
@@ -439,14 +439,13 @@ impl Volume {
         }
     }
 
-    /// A disk was looked at for holes. Without extents all is data, as far as anybody knows.
-    pub(crate) fn looked(&mut self, id: u64, range: SectorRange, extents: Option<Box<[Extent]>>) {
+    /// What a client has asked about a range.
+    pub(crate) fn looked(&mut self, id: u64, extents: Box<[Extent]>) {
         let index = id as u32;
         let pending = std::mem::replace(&mut self.pending[index as usize], Pending::Free);
         self.free.push(index);
         let Pending::Whole { opener, tag, .. } = pending else { panic!("a look is one request") };
-        let all = Extent { len: range.len.bytes().0, hole: false, zero: false };
-        let extents = Some(extents.unwrap_or_else(|| Box::new([all])));
+        let extents = Some(extents);
         self.finish(opener, Completion { extents, ..Completion::new(opener, tag, Ok(())) });
     }
 
@@ -523,9 +522,9 @@ impl Volume {
             }
             Op::Flush => WishOp::Flush,
             Op::Trim | Op::WriteZeroes { .. } => return self.submit_range(&request),
-            Op::BlockStatus => {
+            Op::BlockStatus(aspect) => {
                 let id = self.add(Pending::Whole { opener, tag, place: None });
-                return self.wishes.push(Wish::Look { id, range });
+                return self.wishes.push(Wish::Look { id, aspect, range });
             }
         };
         let id = self.add(Pending::Whole { opener, tag, place: request.place });

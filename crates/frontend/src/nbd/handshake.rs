@@ -15,7 +15,7 @@
 use std::net::SocketAddr;
 
 use super::proto::option::{
-    self, BASE_ALLOCATION, CLIENT_FLAGS_LEN, ClientFlags, ClientOption, ExportQuery, Info,
+    self, CLIENT_FLAGS_LEN, ClientFlags, ClientOption, Context, Contexts, ExportQuery, Info,
     MetaQuery, OPTION_HEADER_LEN, OptionHeader, OptionReply, ReplyType,
 };
 use super::proto::{MAX_MIN_BLOCK, MAX_OPTION_LEN, MAX_PAYLOAD, TransmissionFlags};
@@ -24,8 +24,6 @@ use super::{Catalogue, ExportInfo, Violation};
 
 /// Options a client may send before it must have chosen an export.
 pub const MAX_OPTIONS: u32 = 256;
-/// The number `base:allocation` has in block status replies.
-pub(super) const BASE_ALLOCATION_ID: u32 = 1;
 
 /// The negotiation of one connection.
 #[derive(Debug)]
@@ -40,8 +38,8 @@ pub struct Handshake {
     structured: bool,
     /// Implies `structured`.
     extended: bool,
-    /// The export name for which `base:allocation` is selected.
-    allocation_of: Option<String>,
+    /// The export for which metadata contexts are selected, by name, and which.
+    contexts_of: Option<(String, Contexts)>,
     options: u32,
     /// Where the client is whose bytes come decrypted.
     secured: Option<SocketAddr>,
@@ -114,7 +112,7 @@ impl Handshake {
             no_zeroes: false,
             structured: false,
             extended: false,
-            allocation_of: None,
+            contexts_of: None,
             options: 0,
             secured: None,
         }
@@ -208,8 +206,9 @@ impl Handshake {
             option::number::GO => self.reply_info(&opening, export, out),
             option => panic!("option {option} does not open an export"),
         }
-        let block_status = self.allocation_of.as_deref() == Some(opening.name.as_str());
-        Session::new(export, flags, (self.structured, self.extended), block_status)
+        let contexts = self.contexts_of.filter(|(name, _)| *name == opening.name);
+        let contexts = contexts.map_or(Contexts::NONE, |(_, contexts)| contexts);
+        Session::new(export, flags, (self.structured, self.extended), contexts)
     }
 
     /// Answers [`Event::Describe`]; the negotiation goes on.
@@ -304,7 +303,7 @@ impl Handshake {
             Err(error) => {
                 if number == option::number::SET_META_CONTEXT {
                     // The selection is replaced even when the option fails.
-                    self.allocation_of = None;
+                    self.contexts_of = None;
                 }
                 OptionReply::Error(error.reply, error.text).encode(number, out);
                 None
@@ -405,8 +404,10 @@ impl Handshake {
         } else if !catalogue.knows(query.name) {
             unknown_export(number, query.name, out);
         } else {
-            if query.queries == 0 || query.base_allocation || query.base_wildcard {
-                OptionReply::MetaContext { id: 0, name: BASE_ALLOCATION }.encode(number, out);
+            for context in Context::ALL {
+                if query.queries == 0 || query.named.has(context) || query.wild.has(context) {
+                    OptionReply::MetaContext { id: 0, name: context.name() }.encode(number, out);
+                }
             }
             OptionReply::Ack.encode(number, out);
         }
@@ -419,17 +420,16 @@ impl Handshake {
         catalogue: &dyn Catalogue,
         out: &mut Vec<u8>,
     ) {
-        self.allocation_of = None;
+        self.contexts_of = None;
         if !self.structured {
             needs_structured(number, out);
         } else if !catalogue.knows(query.name) {
             unknown_export(number, query.name, out);
         } else {
-            if query.base_allocation {
-                self.allocation_of = Some(query.name.to_owned());
-                let context =
-                    OptionReply::MetaContext { id: BASE_ALLOCATION_ID, name: BASE_ALLOCATION };
-                context.encode(number, out);
+            self.contexts_of = Some((query.name.to_owned(), query.named));
+            for context in query.named.iter() {
+                let selected = OptionReply::MetaContext { id: context.id(), name: context.name() };
+                selected.encode(number, out);
             }
             OptionReply::Ack.encode(number, out);
         }

@@ -15,10 +15,10 @@
 //! receives it straight into aligned buffers and tells how much it took. The same holds for the
 //! data of reads, which is handed to [`Replies`] as it came from the target.
 
-use runtime::{Buf, Completion, Errno, Op};
+use runtime::{Aspect, Buf, Completion, Errno, ExtentKind, Op};
 use serde::{Deserialize, Serialize};
 
-use super::handshake::BASE_ALLOCATION_ID;
+use super::proto::option::{Context, Contexts};
 use super::proto::transfer::{
     Asked, Chunk, Command, EXTENDED_REQUEST_LEN, ExtendedRequest, Extent, REQUEST_LEN,
     RequestHeader, SimpleReply,
@@ -52,8 +52,8 @@ pub struct Session {
     structured: bool,
     /// Requests and replies have extended headers.
     extended: bool,
-    /// `base:allocation` was selected.
-    block_status: bool,
+    /// The metadata contexts that were selected.
+    contexts: Contexts,
     shutting_down: bool,
     state: State,
     head: [u8; EXTENDED_REQUEST_LEN],
@@ -74,7 +74,11 @@ pub struct Frozen {
     flags: u16,
     structured: bool,
     extended: bool,
+    /// `base:allocation` was selected.
     block_status: bool,
+    /// [`Context::OutOfSync`] was selected.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    out_of_sync: bool,
 }
 
 #[derive(Debug)]
@@ -196,12 +200,12 @@ impl Session {
         export: &ExportInfo<'_>,
         flags: TransmissionFlags,
         (structured, extended): (bool, bool),
-        block_status: bool,
+        contexts: Contexts,
     ) -> Session {
         let target = &export.target;
         let part_max = target.max_transfer - target.max_transfer % target.block_size_min;
         assert!(part_max > 0, "a target takes at least one block at a time");
-        assert!(structured || !block_status, "contexts are selected only with structured replies");
+        assert!(structured || contexts == Contexts::NONE, "contexts are selected only with structured replies");
         Session::thaw(&Frozen {
             size: export.size(),
             block_size_min: target.block_size_min,
@@ -209,7 +213,8 @@ impl Session {
             flags: flags.0,
             structured,
             extended,
-            block_status,
+            block_status: contexts.allocation,
+            out_of_sync: contexts.out_of_sync,
         })
     }
 
@@ -282,6 +287,7 @@ impl Session {
     /// target's contract is broken.
     #[must_use]
     pub fn complete(&mut self, done: Completion, replies: &mut impl Replies) -> Option<Job> {
+        let contexts = self.contexts;
         let (slot, part) = (done.tag as u32, (done.tag >> 32) as u32);
         let pending = self.requests.get_mut(slot as usize).and_then(Option::as_mut);
         let pending = pending.expect("a completion belongs to a request in flight");
@@ -334,11 +340,29 @@ impl Session {
                 let Pending { op, offset, len, fua, .. } = *pending;
                 return Some(Job { slot, part_max: self.part_max, op, offset, len, fua });
             }
-            Ok(()) => {}
+            Ok(()) => {
+                if let Op::BlockStatus(told) = pending.op {
+                    let next = contexts.iter().skip_while(|c| aspect(*c) != told).nth(1);
+                    let limit = if pending.one_extent { 1 } else { MAX_EXTENTS_SENT };
+                    let extents = done.extents.as_deref().unwrap_or(&[]);
+                    let extents = extents_for_wire(extents, pending.len, limit);
+                    let chunk = Chunk::BlockStatus { context: context(told).id(), extents: &extents };
+                    self.scratch.clear();
+                    chunk.encode(pending.asked, next.is_none(), &mut self.scratch);
+                    replies.bytes(&self.scratch);
+                    let Some(next) = next else {
+                        self.release(slot);
+                        return None;
+                    };
+                    (pending.op, pending.parts_left) = (Op::BlockStatus(aspect(next)), 1);
+                    let Pending { op, offset, len, fua, .. } = *pending;
+                    return Some(Job { slot, part_max: self.part_max, op, offset, len, fua });
+                }
+            }
         }
         if last {
             let pending = self.release(slot);
-            self.finish(pending, done.extents, replies);
+            self.finish(pending, replies);
         }
         None
     }
@@ -392,15 +416,16 @@ impl Session {
             flags: self.flags.0,
             structured: self.structured,
             extended: self.extended,
-            block_status: self.block_status,
+            block_status: self.contexts.allocation,
+            out_of_sync: self.contexts.out_of_sync,
         };
         Some((frozen, &self.head[..self.head_len]))
     }
 
     /// A session between two requests: one that goes on with what was frozen, or a new one.
     pub fn thaw(frozen: &Frozen) -> Session {
-        let Frozen { size, block_size_min, part_max, flags, structured, extended, block_status } =
-            *frozen;
+        let Frozen { size, block_size_min, part_max, flags, structured, extended, .. } = *frozen;
+        let (allocation, out_of_sync) = (frozen.block_status, frozen.out_of_sync);
         Session {
             size,
             block_size_min,
@@ -408,7 +433,7 @@ impl Session {
             flags: TransmissionFlags(flags),
             structured,
             extended,
-            block_status,
+            contexts: Contexts { allocation, out_of_sync },
             shutting_down: false,
             state: State::Header,
             head: [0; EXTENDED_REQUEST_LEN],
@@ -503,7 +528,10 @@ impl Session {
             Command::WriteZeroes => {
                 Op::WriteZeroes { no_hole: flags.contains(CommandFlags::NO_HOLE) }
             }
-            Command::BlockStatus => Op::BlockStatus,
+            Command::BlockStatus => Op::BlockStatus(match self.contexts.iter().next() {
+                Some(context) => aspect(context),
+                None => return Err(NOT_OFFERED),
+            }),
             Command::Disc | Command::Cache | Command::Resize | Command::Unknown(_) => {
                 return Err((ErrorCode::Inval, "this server does not know the command"));
             }
@@ -516,10 +544,10 @@ impl Session {
             Op::Flush => served(TransmissionFlags::SEND_FLUSH),
             Op::Trim => served(TransmissionFlags::SEND_TRIM),
             Op::WriteZeroes { .. } => served(TransmissionFlags::SEND_WRITE_ZEROES),
-            Op::BlockStatus => self.block_status,
+            Op::BlockStatus(_) => true,
         };
         if !offered {
-            return Err((ErrorCode::Inval, "the command was not offered for this export"));
+            return Err(NOT_OFFERED);
         }
         if op == Op::Flush {
             return if offset == 0 && len == 0 {
@@ -548,7 +576,7 @@ impl Session {
             let code = if self.structured { ErrorCode::Overflow } else { ErrorCode::Inval };
             return Err((code, "a read may ask for 32 MiB at most"));
         }
-        if op == Op::BlockStatus && len == 0 {
+        if matches!(op, Op::BlockStatus(_)) && len == 0 {
             return Err((ErrorCode::Inval, "a block status needs a range"));
         }
         Ok(())
@@ -567,7 +595,7 @@ impl Session {
         };
         let rest = match op {
             // What is said of the beginning is an answer.
-            Op::BlockStatus => 0,
+            Op::BlockStatus(_) => 0,
             _ => header.len - u64::from(len),
         };
         // Clients may set FUA on anything; it means something only where data is written.
@@ -615,12 +643,7 @@ impl Session {
     }
 
     /// The last part is done and its data, if it went as chunks, is on its way.
-    fn finish(
-        &mut self,
-        pending: Pending,
-        extents: Option<Box<[runtime::Extent]>>,
-        replies: &mut impl Replies,
-    ) {
+    fn finish(&mut self, pending: Pending, replies: &mut impl Replies) {
         let Pending { asked, op, offset, len, .. } = pending;
         if let Some((errno, at)) = pending.error {
             let at = (op == Op::Read && pending.parts > 1).then_some(at);
@@ -638,16 +661,6 @@ impl Session {
                 for part in parts {
                     replies.data(part.expect("every part has completed"));
                 }
-            }
-            (Op::BlockStatus, _) => {
-                let limit = if pending.one_extent { 1 } else { MAX_EXTENTS_SENT };
-                let extents = extents_for_wire(extents.as_deref().unwrap_or(&[]), len, limit);
-                Chunk::BlockStatus { context: BASE_ALLOCATION_ID, extents: &extents }.encode(
-                    asked,
-                    true,
-                    &mut self.scratch,
-                );
-                replies.bytes(&self.scratch);
             }
             _ => self.reply_success(asked, op, replies),
         }
@@ -702,6 +715,34 @@ impl Session {
     }
 }
 
+/// A command that the client was not told of.
+const NOT_OFFERED: Refused =
+    (ErrorCode::Inval, "the command was not offered for this export");
+
+/// What a context tells of.
+const fn aspect(context: Context) -> Aspect {
+    match context {
+        Context::Allocation => Aspect::Allocation,
+        Context::OutOfSync => Aspect::OutOfSync,
+    }
+}
+
+const fn context(aspect: Aspect) -> Context {
+    match aspect {
+        Aspect::Allocation => Context::Allocation,
+        Aspect::OutOfSync => Context::OutOfSync,
+    }
+}
+
+/// An extent's flags in its context.
+const fn flags(kind: ExtentKind) -> u32 {
+    match kind {
+        ExtentKind::Plain => 0,
+        ExtentKind::Hole => 1 | 2,
+        ExtentKind::OutOfSync => 1,
+    }
+}
+
 /// How much of a request without data is carried out at once.
 const fn step_of(left: u64) -> u32 {
     if left < STEP_MAX as u64 { left as u32 } else { STEP_MAX }
@@ -721,7 +762,7 @@ pub fn error_code(errno: Errno) -> ErrorCode {
 
 /// A target's extents as far as they concern a request of `len` bytes, at most `limit` of them.
 ///
-/// A target that knows nothing is answered for with "allocated", which is always allowed.
+/// A target says at least something; if not, nothing is out of the ordinary.
 fn extents_for_wire(extents: &[runtime::Extent], len: u32, limit: usize) -> Vec<Extent> {
     let mut wire: Vec<Extent> = Vec::new();
     let mut left = len;
@@ -732,14 +773,14 @@ fn extents_for_wire(extents: &[runtime::Extent], len: u32, limit: usize) -> Vec<
         }
         let full = wire.len() == limit;
         match wire.last_mut() {
-            Some(last) if (last.hole, last.zero) == (extent.hole, extent.zero) => last.len += part,
+            Some(last) if last.flags == flags(extent.kind) => last.len += part,
             _ if full => break,
-            _ => wire.push(Extent { len: part, hole: extent.hole, zero: extent.zero }),
+            _ => wire.push(Extent { len: part, flags: flags(extent.kind) }),
         }
         left -= part;
     }
     if wire.is_empty() {
-        wire.push(Extent { len, hole: false, zero: false });
+        wire.push(Extent { len, flags: 0 });
     }
     wire
 }

@@ -369,3 +369,32 @@ fn a_range_is_cut_where_one_of_several_slots_changes() {
     assert_eq!(ends(&[0, 1]), [16, 32, 48, 64, 104]);
     assert_eq!(pieces(&[0, 1])[0].start.0, 4, "it does not reach beyond the range");
 }
+
+#[test]
+fn runs_say_what_is_set_in_any_slot() {
+    let mut bitmap = Bitmap::new(3, Sectors(1604), 4096);
+    bitmap.set_bits(0, 2, 4);
+    bitmap.set_bits(1, 4, 4);
+    bitmap.set_bits(1, 20, 1);
+    let all = SectorRange::new(0, 1604);
+    let runs = |slots: &[usize], range, limit| -> Vec<(u64, u64, bool)> {
+        let runs = bitmap.runs(slots, range, limit);
+        runs.into_iter().map(|(run, set)| (run.start.0, run.end(), set)).collect()
+    };
+    let want = [
+        (0, 16, false),
+        (16, 64, true),
+        (64, 160, false),
+        (160, 168, true),
+        (168, 1604, false),
+    ];
+    assert_eq!(runs(&[0, 1, 2], all, 100), want);
+    assert_eq!(runs(&[1, 0], all, 2), want[..2]);
+    assert_eq!(runs(&[2], all, 100), [(0, 1604, false)]);
+    assert_eq!(runs(&[], all, 100), [(0, 1604, false)]);
+    // What begins or ends within a block does not reach beyond.
+    assert_eq!(runs(&[0, 1], SectorRange::new(20, 1), 100), [(20, 21, true)]);
+    assert_eq!(runs(&[0], SectorRange::new(47, 3), 100), [(47, 48, true), (48, 50, false)]);
+    bitmap.set_all(2);
+    assert_eq!(bitmap.runs(&[0, 2], all, 100), [(all, true)]);
+}

@@ -7,7 +7,7 @@ use std::thread;
 
 use super::op::OpId;
 use crate::mailbox::{self, Inbox, Sender};
-use crate::{Errno, Extent, Fd};
+use crate::{Errno, Extent, ExtentKind, Fd};
 
 /// `BLKDISCARD` of linux/fs.h: `_IO(0x12, 119)`.
 const BLKDISCARD: libc::c_ulong = 0x1277;
@@ -88,9 +88,9 @@ fn serve(queue: mpsc::Receiver<Job>, results: Sender<Done>) {
 fn holes(fd: RawFd, offset: u64, len: u64) -> Result<Box<[Extent]>, Errno> {
     let (mut at, end) = (offset, offset.saturating_add(len));
     let mut extents: Vec<Extent> = Vec::new();
-    let mut push = |len: u64, hole: bool| match extents.last_mut() {
-        Some(last) if last.hole == hole => last.len += len,
-        _ if len > 0 => extents.push(Extent { len, hole, zero: hole }),
+    let mut push = |len: u64, kind: ExtentKind| match extents.last_mut() {
+        Some(last) if last.kind == kind => last.len += len,
+        _ if len > 0 => extents.push(Extent { len, kind }),
         _ => {}
     };
     for _ in 0..EXTENTS_MAX {
@@ -104,14 +104,14 @@ fn holes(fd: RawFd, offset: u64, len: u64) -> Result<Box<[Extent]>, Errno> {
             Err(errno) => return Err(errno),
         };
         let data = data.clamp(at, end);
-        push(data - at, true);
+        push(data - at, ExtentKind::Hole);
         if data == end {
             break;
         }
         let hole = seek(fd, data, libc::SEEK_HOLE)?.next_multiple_of(GRAIN);
         // Somebody may have made a hole of it meanwhile.
         at = hole.clamp(data + GRAIN, end.max(data + GRAIN)).min(end);
-        push(at - data, false);
+        push(at - data, ExtentKind::Plain);
     }
     Ok(extents.into_boxed_slice())
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use vocab::Bytes;
 
-use super::{Completion, Extent, Intent, Op, OpenerId, Request, Target, TargetInfo};
+use super::{Aspect, Completion, Extent, ExtentKind, Intent, Op, OpenerId, Request, Target, TargetInfo};
 use crate::{BUF_MAX, Errno};
 
 /// Bytes allocated at a time; a page that is not there is a hole and reads as zeroes.
@@ -101,10 +101,13 @@ impl MemoryTarget {
     pub(super) fn extents(&self, offset: u64, len: usize) -> Box<[Extent]> {
         let mut extents: Vec<Extent> = Vec::new();
         for_pages(offset, len, |page, _, range| {
-            let hole = !self.pages.contains_key(&page);
+            let kind = match self.pages.contains_key(&page) {
+                true => ExtentKind::Plain,
+                false => ExtentKind::Hole,
+            };
             match extents.last_mut() {
-                Some(last) if last.hole == hole => last.len += range.len() as u64,
-                _ => extents.push(Extent { len: range.len() as u64, hole, zero: hole }),
+                Some(last) if last.kind == kind => last.len += range.len() as u64,
+                _ => extents.push(Extent { len: range.len() as u64, kind }),
             }
         });
         extents.into_boxed_slice()
@@ -132,7 +135,14 @@ impl MemoryTarget {
                 Op::Flush => self.flushes += 1,
                 Op::Trim => self.zero(offset, len, false),
                 Op::WriteZeroes { no_hole } => self.zero(offset, len, no_hole),
-                Op::BlockStatus => done.extents = Some(self.extents(offset, len)),
+                Op::BlockStatus(Aspect::Allocation) => {
+                    done.extents = Some(self.extents(offset, len));
+                }
+                // There is one replica.
+                Op::BlockStatus(Aspect::OutOfSync) => {
+                    let all = Extent { len: len as u64, kind: ExtentKind::Plain };
+                    done.extents = Some(all.alone());
+                }
             }
         }
         done.buf = request.buf;

@@ -82,7 +82,7 @@ impl Standby {
     /// or before an engine was killed.
     const fn needs(op: Op) -> Access {
         match op {
-            Op::Read | Op::BlockStatus => Access::Read,
+            Op::Read | Op::BlockStatus(_) => Access::Read,
             Op::Write | Op::Trim | Op::WriteZeroes { .. } | Op::Flush => Access::Write,
         }
     }

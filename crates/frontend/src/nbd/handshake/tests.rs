@@ -251,23 +251,28 @@ fn contexts_need_structured_replies_and_a_known_export() {
     let list = |queries: &[&str]| opt(LIST_META_CONTEXT, &contexts("r0", queries));
     let set = |queries: &[&str]| opt(SET_META_CONTEXT, &contexts("r0", queries));
     let cases = [
-        (list(&[]), vec![4, 1]),
+        (list(&[]), vec![4, 4, 1]),
+        (list(&["qemu:"]), vec![4, 1]),
+        (list(&["qemu:dirty-bitmap:", "base:"]), vec![4, 4, 1]),
         (list(&["base:"]), vec![4, 1]),
         (list(&["base:allocation", "base:allocation"]), vec![4, 1]),
         (list(&["qemu:dirty-bitmap:x", "base:other", "no colon"]), vec![1]),
         (opt(LIST_META_CONTEXT, &contexts("nope", &[])), vec![0x8000_0006]),
         (set(&[]), vec![1]),
         (set(&["base:"]), vec![1]),
+        (set(&["qemu:dirty-bitmap:", "qemu:dirty-bitmap:x"]), vec![1]),
+        (set(&["qemu:dirty-bitmap:out-of-sync", "base:allocation"]), vec![4, 4, 1]),
         (set(&["base:allocation"]), vec![4, 1]),
     ];
     for (input, want) in cases {
         assert_eq!(replies(&feed(&mut handshake, &input).1).0, want, "{input:?}");
     }
-    assert_eq!(handshake.allocation_of.as_deref(), Some("r0"));
+    let allocation = Contexts { allocation: true, ..Contexts::NONE };
+    assert_eq!(handshake.contexts_of, Some(("r0".to_owned(), allocation)));
     // A failed selection leaves none.
     let broken = opt(SET_META_CONTEXT, &contexts("r0", &["base:allocation"])[..9]);
     assert_eq!(replies(&feed(&mut handshake, &broken).1).0, [0x8000_0003]);
-    assert_eq!(handshake.allocation_of, None);
+    assert_eq!(handshake.contexts_of, None);
 }
 
 #[test]

@@ -13,10 +13,80 @@ pub const CLIENT_FLAGS_LEN: usize = 4;
 /// Bytes in front of an option's data.
 pub const OPTION_HEADER_LEN: usize = 16;
 
-/// The one metadata context this server knows: which extents are holes or zero.
-pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Asks `NBD_OPT_LIST_META_CONTEXT` for every context of the `base` namespace.
-const BASE_WILDCARD: &[u8] = b"base:";
+/// A metadata context that this server knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Context {
+    /// Which extents are holes and read as zeroes.
+    Allocation,
+    /// Which extents not all replicas have, as a dirty bitmap of QEMU's namespace
+    /// (docs/interop/nbd.txt there), so that its users need nothing new.
+    OutOfSync,
+}
+
+impl Context {
+    /// All of them, in the order in which a block status tells of them.
+    pub const ALL: [Context; 2] = [Context::Allocation, Context::OutOfSync];
+
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Context::Allocation => "base:allocation",
+            Context::OutOfSync => "qemu:dirty-bitmap:out-of-sync",
+        }
+    }
+
+    /// The number it has in block status replies.
+    pub const fn id(self) -> u32 {
+        match self {
+            Context::Allocation => 1,
+            Context::OutOfSync => 2,
+        }
+    }
+
+    /// `NBD_OPT_LIST_META_CONTEXT` may ask for all contexts that begin so.
+    const fn wildcards(self) -> &'static [&'static str] {
+        match self {
+            Context::Allocation => &["base:"],
+            Context::OutOfSync => &["qemu:", "qemu:dirty-bitmap:"],
+        }
+    }
+}
+
+/// A choice of contexts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Contexts {
+    /// [`Context::Allocation`].
+    pub allocation: bool,
+    /// [`Context::OutOfSync`].
+    pub out_of_sync: bool,
+}
+
+impl Contexts {
+    /// All of them.
+    pub const ALL: Contexts = Contexts { allocation: true, out_of_sync: true };
+    /// None of them.
+    pub const NONE: Contexts = Contexts { allocation: false, out_of_sync: false };
+
+    /// True if `context` was chosen.
+    pub const fn has(self, context: Context) -> bool {
+        match context {
+            Context::Allocation => self.allocation,
+            Context::OutOfSync => self.out_of_sync,
+        }
+    }
+
+    fn insert(&mut self, context: Context) {
+        match context {
+            Context::Allocation => self.allocation = true,
+            Context::OutOfSync => self.out_of_sync = true,
+        }
+    }
+
+    /// Those that were chosen, in the order of [`Context::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Context> {
+        Context::ALL.into_iter().filter(move |context| self.has(*context))
+    }
+}
 
 /// What the server says first: both magics and the handshake flags.
 pub fn greeting() -> [u8; 18] {
@@ -170,10 +240,10 @@ pub struct MetaQuery<'a> {
     pub name: &'a str,
     /// Number of queries; 0 lists everything and selects nothing.
     pub queries: u32,
-    /// One of them is `base:allocation`.
-    pub base_allocation: bool,
-    /// One of them is `base:`, a wildcard for listing only.
-    pub base_wildcard: bool,
+    /// What they name.
+    pub named: Contexts,
+    /// What they stand for as wildcards, which is for listing only.
+    pub wild: Contexts,
 }
 
 /// An option that is answered with an error; the negotiation goes on.
@@ -248,7 +318,8 @@ impl<'a> MetaQuery<'a> {
         let name_len = r.u32().ok_or(SHORT)?;
         let name = string(r.take(name_len as usize).ok_or(SHORT)?)?;
         let queries = r.u32().ok_or(SHORT)?;
-        let mut query = MetaQuery { name, queries, base_allocation: false, base_wildcard: false };
+        let mut query =
+            MetaQuery { name, queries, named: Contexts::NONE, wild: Contexts::NONE };
         // `queries` is the client's word: each turn takes at least four bytes of the data or ends.
         for _ in 0..queries {
             let len = r.u32().ok_or(SHORT)?;
@@ -257,8 +328,14 @@ impl<'a> MetaQuery<'a> {
                 return Err(TOO_LONG);
             }
             // Other namespaces and unknown leaves must be ignored.
-            query.base_allocation |= text == BASE_ALLOCATION.as_bytes();
-            query.base_wildcard |= text == BASE_WILDCARD;
+            for context in Context::ALL {
+                if text == context.name().as_bytes() {
+                    query.named.insert(context);
+                }
+                if context.wildcards().iter().any(|wildcard| text == wildcard.as_bytes()) {
+                    query.wild.insert(context);
+                }
+            }
         }
         if r.is_empty() { Ok(query) } else { Err(invalid("data behind the option's last query")) }
     }

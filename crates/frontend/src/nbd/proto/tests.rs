@@ -71,12 +71,14 @@ fn the_data_of_metadata_options_is_name_and_queries() {
         &hex("00000001 72 00000003 0000000f")[..],
         b"base:allocation",
         &hex("00000005"),
-        b"base:",
+        b"qemu:",
         &hex("00000003"),
         b"x-y",
     ]
     .concat();
-    let want = MetaQuery { name: "r", queries: 3, base_allocation: true, base_wildcard: true };
+    let named = Contexts { allocation: true, ..Contexts::NONE };
+    let wild = Contexts { out_of_sync: true, ..Contexts::NONE };
+    let want = MetaQuery { name: "r", queries: 3, named, wild };
     let decoded = ClientOption::decode(number::SET_META_CONTEXT, &data);
     assert_eq!(decoded, Ok(ClientOption::SetMetaContext(want)));
     for len in 0..data.len() {
@@ -229,8 +231,8 @@ fn simple_replies_round_trip() {
 fn chunks_have_the_documented_bytes() {
     let cookie = "0102030405060708";
     let extents = [
-        Extent { len: 4096, hole: false, zero: false },
-        Extent { len: 8192, hole: true, zero: true },
+        Extent { len: 4096, flags: 0 },
+        Extent { len: 8192, flags: 3 },
     ];
     let cases: [(Chunk<'_>, bool, &str, &str); 6] = [
         (Chunk::None, true, "0001 0000", "00000000"),
@@ -279,8 +281,8 @@ fn chunks_have_the_documented_bytes() {
 #[test]
 fn extended_chunks_have_the_documented_bytes() {
     let extents = [
-        Extent { len: 4096, hole: false, zero: false },
-        Extent { len: 8192, hole: true, zero: true },
+        Extent { len: 4096, flags: 0 },
+        Extent { len: 8192, flags: 3 },
     ];
     let asked = Asked { cookie: 0x0102_0304_0506_0708, extended: Some(0x300) };
     let cases: [(Chunk<'_>, bool, &str, &str); 5] = [

@@ -231,10 +231,9 @@ impl SimpleReply {
 pub struct Extent {
     /// Length in bytes, never 0.
     pub len: u32,
-    /// `NBD_STATE_HOLE`: not allocated.
-    pub hole: bool,
-    /// `NBD_STATE_ZERO`: reads as zeroes.
-    pub zero: bool,
+    /// As the context has them: of `base:allocation` bit 0 is `NBD_STATE_HOLE` and bit 1
+    /// `NBD_STATE_ZERO`, of dirty bitmaps bit 0 is `NBD_STATE_DIRTY`.
+    pub flags: u32,
 }
 
 /// One chunk of a structured reply.
@@ -317,13 +316,12 @@ impl Chunk<'_> {
                 }
                 for extent in extents {
                     assert!(extent.len > 0, "an extent has a length");
-                    let flags = u32::from(extent.hole) | u32::from(extent.zero) << 1;
                     if extended {
                         out.extend_from_slice(&u64::from(extent.len).to_be_bytes());
-                        out.extend_from_slice(&u64::from(flags).to_be_bytes());
+                        out.extend_from_slice(&u64::from(extent.flags).to_be_bytes());
                     } else {
                         out.extend_from_slice(&extent.len.to_be_bytes());
-                        out.extend_from_slice(&flags.to_be_bytes());
+                        out.extend_from_slice(&extent.flags.to_be_bytes());
                     }
                 }
             }

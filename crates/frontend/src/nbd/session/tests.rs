@@ -15,6 +15,8 @@ const SIZE: u64 = 1 << 20;
 /// All that [`MemoryTarget`] offers, with structured replies.
 const FLAGS: TransmissionFlags = TransmissionFlags(0x01ed);
 const SIMPLE_FLAGS: TransmissionFlags = TransmissionFlags(0x016d);
+/// What most clients select.
+const ALLOCATION: Contexts = Contexts { allocation: true, ..Contexts::NONE };
 
 /// Everything sent, in order.
 #[derive(Default)]
@@ -55,8 +57,9 @@ impl Rig {
         let read_only = flags.contains(TransmissionFlags::READ_ONLY);
         let export = ExportInfo { name: "r0", description: "", target: info, read_only };
         let structured = flags.contains(TransmissionFlags::SEND_DF);
+        let contexts = if structured { ALLOCATION } else { Contexts::NONE };
         Rig {
-            session: Session::new(&export, flags, (structured, false), structured),
+            session: Session::new(&export, flags, (structured, false), contexts),
             target,
             pool: BufPool::new(64 << 20).unwrap(),
             sent: Sent::default(),
@@ -196,6 +199,63 @@ fn flush_trim_and_write_zeroes_reach_the_target() {
     assert_eq!(one, want);
 }
 
+/// Answers the job of a block status with runs of these kinds, each of 4 KiB.
+fn status(session: &mut Session, job: Job, kinds: &[ExtentKind]) -> (Vec<u8>, Option<Job>) {
+    let extents = kinds.iter().map(|kind| runtime::Extent { len: 4096, kind: *kind }).collect();
+    let done = Completion::new(OPENER, job.part(0).tag, Ok(()));
+    let mut sent = Sent::default();
+    let next = session.complete(Completion { extents: Some(extents), ..done }, &mut sent);
+    (sent.0, next)
+}
+
+#[test]
+fn a_block_status_tells_of_every_context_that_was_selected_one_after_the_other() {
+    use ExtentKind::{Hole, OutOfSync, Plain};
+    let info = MemoryTarget::new(Bytes(SIZE)).info();
+    let export = ExportInfo { name: "r0", description: "", target: info, read_only: false };
+    let begin = |contexts| {
+        let mut session = Session::new(&export, FLAGS, (true, false), contexts);
+        let request = plain(Command::BlockStatus, 5, 0, 16384);
+        let (_, event) = session.receive(&request, &mut Sent::default()).unwrap();
+        let Some(Event::Job(job)) = event else { panic!("one job: {event:?}") };
+        (session, job)
+    };
+    let (mut session, job) = begin(Contexts::ALL);
+    assert_eq!((job.op, job.len), (Op::BlockStatus(Aspect::Allocation), 16384));
+    assert!(session.freeze().is_none(), "it is in flight");
+    let (sent, next) = status(&mut session, job, &[Hole, Plain, Plain, Plain]);
+    let first = hex("668e33ef 0000 0005 0000000000000005 00000014 00000001
+         00001000 00000003  00003000 00000000");
+    assert_eq!(sent, first);
+    let next = next.expect("there is another context");
+    let same = Job { op: Op::BlockStatus(Aspect::OutOfSync), ..job };
+    assert_eq!(next, same);
+    let (sent, next) = status(&mut session, next, &[OutOfSync, OutOfSync, Plain]);
+    let last = hex("668e33ef 0001 0005 0000000000000005 00000014 00000002
+         00002000 00000001  00001000 00000000");
+    assert_eq!((sent, next), (last, None));
+    assert_eq!(session.in_flight(), 0);
+    // It stays selected in another process.
+    let (frozen, _) = session.freeze().unwrap();
+    assert_eq!(Session::thaw(&frozen).contexts, Contexts::ALL);
+
+    let (mut session, job) = begin(Contexts { out_of_sync: true, ..Contexts::NONE });
+    assert_eq!(job.op, Op::BlockStatus(Aspect::OutOfSync));
+    let (sent, next) = status(&mut session, job, &[Plain, Plain, Plain, OutOfSync]);
+    let alone = hex("668e33ef 0001 0005 0000000000000005 00000014 00000002
+         00003000 00000000  00001000 00000001");
+    assert_eq!((sent, next), (alone, None));
+
+    // An error ends it, behind what has been said.
+    let (mut session, job) = begin(Contexts::ALL);
+    let (_, next) = status(&mut session, job, &[Plain]);
+    let failed = Completion::new(OPENER, next.unwrap().part(0).tag, Err(Errno::EIO));
+    let mut sent = Sent::default();
+    assert_eq!(session.complete(failed, &mut sent), None);
+    assert_eq!(sent.0[..8], hex("668e33ef 0001 8001"));
+    assert_eq!(session.in_flight(), 0);
+}
+
 #[test]
 fn refused_requests_change_nothing_and_say_why() {
     let read_only = TransmissionFlags(0x018f);
@@ -261,7 +321,7 @@ fn reads_have_a_limit_and_longer_writes_end_the_connection() {
     for (flags, want) in [(FLAGS, ErrorCode::Overflow), (SIMPLE_FLAGS, ErrorCode::Inval)] {
         let export = ExportInfo { name: "", description: "", target: big, read_only: false };
         let structured = flags.contains(TransmissionFlags::SEND_DF);
-        let mut session = Session::new(&export, flags, (structured, false), false);
+        let mut session = Session::new(&export, flags, (structured, false), Contexts::NONE);
         let mut sent = Sent::default();
         let read = plain(Command::Read, 1, 0, MAX_PAYLOAD + 512);
         assert_eq!(session.receive(&read, &mut sent), Ok((REQUEST_LEN, None)));
@@ -570,7 +630,7 @@ fn mutated_connections_do_no_harm() {
 fn a_session_between_two_requests_goes_on_elsewhere_with_what_was_read_of_the_next() {
     let export = MemoryTarget::new(Bytes(SIZE)).info();
     let export = ExportInfo { name: "r0", description: "", target: export, read_only: false };
-    let mut session = Session::new(&export, FLAGS, (true, false), true);
+    let mut session = Session::new(&export, FLAGS, (true, false), ALLOCATION);
     let read = RequestHeader {
         flags: CommandFlags::NONE,
         command: Command::Read,
@@ -676,7 +736,7 @@ fn large() -> (Session, Sent) {
     let info =
         runtime::TargetInfo { size: Bytes(1 << 40), ..MemoryTarget::new(Bytes(SIZE)).info() };
     let export = ExportInfo { name: "r0", description: "", target: info, read_only: false };
-    (Session::new(&export, FLAGS, (true, true), true), Sent::default())
+    (Session::new(&export, FLAGS, (true, true), ALLOCATION), Sent::default())
 }
 
 #[test]
