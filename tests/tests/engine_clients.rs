@@ -159,7 +159,10 @@ fn clients_are_told_which_blocks_a_replica_misses() {
         let json = ok("qemu-img", &["map", "--output=json", "--image-opts", &image]);
         let extents: serde_json::Value = serde_json::from_str(&json).unwrap();
         let dirty = |at: usize| (extents[at]["length"].as_u64(), extents[at]["data"].as_bool());
-        assert_eq!([dirty(0), dirty(1)], [(Some(mib), Some(false)), (Some(size - mib), Some(true))]);
+        assert_eq!(
+            [dirty(0), dirty(1)],
+            [(Some(mib), Some(false)), (Some(size - mib), Some(true))]
+        );
     }
     alpha.ok(&["connect", "r0:bravo"]);
     cluster.wait("all disks are UpToDate", |c| {

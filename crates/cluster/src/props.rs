@@ -20,6 +20,10 @@ use crate::refusal::{Code, Refusal};
 /// Who has set the quorum of a resource definition, if a user has. LINSTOR's property, too.
 pub const QUORUM_SET_BY: &str = "Internal/Drbd/QuorumSetBy";
 
+/// What LINSTOR had before `quorum` and `on-no-quorum` were options of their own: `disabled` is `quorum
+/// off`, and its other values are those of `on-no-quorum`. Storage classes in use have it.
+pub const AUTO_QUORUM: &str = "DrbdOptions/auto-quorum";
+
 /// A change of an object's properties. An empty value deletes its key.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PropsEdit {

@@ -145,6 +145,7 @@ codes! {
         NotEvacuating = 1020, "this stays where it is";
         SameSize = 1023, "the volume has that size";
         NotFound = 3000, "there is no such object";
+        DeprecatedProperty = 4000, "the property is known by another name now";
         NothingSpawned = 10_000, "no resource was created";
         PropertySet = 10_002, "a property was set";
         TieBreakerCreated = 10_003, "a tie-breaker was created";

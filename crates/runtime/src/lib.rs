@@ -33,8 +33,8 @@ pub use ring::{
     Completed, Fd, FixedStats, OpId, Payload, Place, Ring, RingError, Token, UblkSlot, Vectored,
 };
 pub use target::{
-    Aspect, Completion, Extent, ExtentKind, FaultPlan, FaultyTarget, Intent, MemoryTarget, Op, OpenerId, Request,
-    Target, TargetInfo,
+    Aspect, Completion, Extent, ExtentKind, FaultPlan, FaultyTarget, Intent, MemoryTarget, Op,
+    OpenerId, Request, Target, TargetInfo,
 };
 pub use thread::{SpawnError, Worker, WorkerHandle, WorkerOptions};
 pub use timer::Timers;

@@ -11,18 +11,19 @@ use crate::name::*;
 use crate::objects::*;
 use crate::observed::Observed;
 use crate::place;
-use crate::props::{PropsEdit, QUORUM_SET_BY, chain};
+use crate::props::chain::Either;
+use crate::props::{AUTO_QUORUM, PropsEdit, QUORUM_SET_BY, chain};
 use crate::redundancy::replaces;
 use crate::refusal::{NoteCode, Refusal};
 
-use super::{resources, rollback};
+use super::{resources, rollback, toggle};
 
 /// Whether a tie-breaker is made where one is missing.
 pub const AUTO_TIE_BREAKER: &str = "DrbdOptions/auto-add-quorum-tiebreaker";
 pub const QUORUM: &str = "DrbdOptions/Resource/quorum";
 /// True if an edit of a group's or the controller's properties may change what follows from them.
 pub fn concerns(change: &PropsEdit) -> bool {
-    change.touches(QUORUM) || change.touches(AUTO_TIE_BREAKER)
+    [QUORUM, AUTO_QUORUM, AUTO_TIE_BREAKER].iter().any(|key| change.touches(key))
 }
 
 /// Remembers that a user set, or gave up, the quorum of a resource definition.
@@ -92,7 +93,7 @@ fn initial_replica(edit: &mut Edit<'_>, name: &ResourceName) {
     edit.put(crate::change::Object::Definition(changed));
 }
 
-/// Replicas, and diskless resources that vote, once what is being replaced is gone.
+/// Replicas, and diskless resources that vote, once what is leaving and what is being replaced is gone.
 fn voters(edit: &Edit<'_>, name: &ResourceName) -> (usize, usize) {
     let resources: Vec<&Resource> = edit.model.resources_of(name).collect();
     let replaced: Vec<NodeName> = resources.iter().filter_map(|r| replaces(r)).collect();
@@ -100,13 +101,31 @@ fn voters(edit: &Edit<'_>, name: &ResourceName) -> (usize, usize) {
     let diskful =
         resources.iter().filter(|r| r.is_replica() && back(r) && !replaced.contains(&r.node));
     let diskless = resources.iter().filter(|resource| {
-        use ResourceFlag::{Client, Delete, Evicted, Inactive};
+        use ResourceFlag::{Client, Delete, DiskRemoveRequested, Evicted, Inactive};
         let others = [Client, Delete, Evicted, Inactive];
-        !resource.is_diskful()
+        (!resource.is_diskful() || resource.flags.contains(&DiskRemoveRequested))
             && !resource.is_tie_breaker()
             && !others.iter().any(|flag| resource.flags.contains(flag))
     });
     (diskful.count(), diskless.count())
+}
+
+/// True if those that are there now can decide by majority, those that are leaving among them.
+fn has_majority(edit: &Edit<'_>, name: &ResourceName) -> bool {
+    use ResourceFlag::{Client, Evicted, Inactive};
+    let there = edit.model.resources_of(name).filter(|resource| {
+        let others = [Client, Evicted, Inactive];
+        edit.observed().is_connected(&resource.node)
+            && !others.iter().any(|flag| resource.flags.contains(flag))
+    });
+    let (diskful, diskless): (Vec<&Resource>, Vec<&Resource>) =
+        there.partition(|resource| resource.is_diskful());
+    decides(diskful.len(), diskless.len())
+}
+
+/// True if so many replicas and so many others that vote are to decide by majority.
+const fn decides(diskful: usize, diskless: usize) -> bool {
+    diskful >= 3 || diskful == 2 && diskless >= 1
 }
 
 /// The quorum that a user wants, wherever it was set.
@@ -119,10 +138,26 @@ fn quorum_by_user(edit: &Edit<'_>, definition: &Definition) -> Option<String> {
         .cloned()
 }
 
+/// True if a user wants no quorum and says so in LINSTOR's former way.
+fn is_off_by_user(edit: &Edit<'_>, definition: &Definition) -> bool {
+    // What it has without that was set by itself, and counts for nothing.
+    if definition.props.contains_key(QUORUM_SET_BY) {
+        return false;
+    }
+    if let Some(value) = definition.props.get(AUTO_QUORUM) {
+        return value == "disabled";
+    }
+    let group = edit.model.group(&definition.group);
+    let chain =
+        group.map_or_else(|| chain::controller(edit.model), |g| chain::group(edit.model, g));
+    chain.either(QUORUM, AUTO_QUORUM) == Some(Either::Second("disabled"))
+}
+
 fn tie_breaker(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> {
     let Some(definition) = edit.model.definition(name) else { return Ok(()) };
     let (diskful, diskless) = voters(edit, name);
-    let by_majority = quorum_by_user(edit, definition).is_none_or(|quorum| quorum == "majority");
+    let by_majority = !is_off_by_user(edit, definition)
+        && quorum_by_user(edit, definition).is_none_or(|quorum| quorum == "majority");
     let wanted = chain::definition(edit.model, definition).is_true(AUTO_TIE_BREAKER)
         && by_majority
         && diskful >= 2
@@ -155,15 +190,21 @@ fn tie_breaker(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> 
             resource.flags.remove(&ResourceFlag::Delete);
             resource.flags.remove(&ResourceFlag::Client);
             resource.flags.insert(ResourceFlag::TieBreaker);
+            if resource.is_diskful() {
+                toggle::lose_disk(resource);
+            }
         });
+        resources::complete(edit, name, &node);
         let key = Key::Resource(name.clone(), node);
         edit.note(NoteCode::TakenOver, key.clone(), format!("{key} stays as tie-breaker"));
         return Ok(());
     }
     let Some(node) = place::tie_breaker(edit.model, edit.observed(), name) else {
-        let key = Key::Definition(name.clone());
-        let text = format!("no node can be the tie-breaker of {key}");
-        edit.note(NoteCode::NoNodeForTieBreaker, key, text);
+        if !frees_a_node(edit, name) {
+            let key = Key::Definition(name.clone());
+            let text = format!("no node can be the tie-breaker of {key}");
+            edit.note(NoteCode::NoNodeForTieBreaker, key, text);
+        }
         return Ok(());
     };
     let new = NewResource { diskless: true, ..NewResource::default() };
@@ -180,18 +221,31 @@ fn tie_breaker(edit: &mut Edit<'_>, name: &ResourceName) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// A diskless resource that is being deleted and can stay as tie-breaker instead.
+/// A resource that is being deleted and can stay as tie-breaker instead, rather one without a disk.
 fn leaving(edit: &Edit<'_>, name: &ResourceName) -> Option<NodeName> {
-    let found = edit.model.resources_of(name).find(|resource| {
-        let node = edit.model.node(&resource.node);
+    let able = edit.model.resources_of(name).filter(|resource| {
         resource.is_deleting()
             && !resource.flags.contains(&ResourceFlag::DrbdDelete)
-            && !resource.is_diskful()
+            && !resource.flags.contains(&ResourceFlag::Evicted)
             && !resource.is_tie_breaker()
-            && node.is_some_and(|node| node.flags.is_empty())
-            && edit.observed().is_connected(&resource.node)
+            && can_vote(edit, &resource.node)
     });
-    found.map(|resource| resource.node.clone())
+    able.min_by_key(|resource| resource.is_diskful()).map(|resource| resource.node.clone())
+}
+
+/// True if something leaves a node that can be the tie-breaker's then.
+fn frees_a_node(edit: &Edit<'_>, name: &ResourceName) -> bool {
+    let resources = || edit.model.resources_of(name);
+    let replaced: Vec<NodeName> = resources().filter_map(replaces).collect();
+    resources().any(|resource| {
+        (resource.is_deleting() || replaced.contains(&resource.node))
+            && can_vote(edit, &resource.node)
+    })
+}
+
+fn can_vote(edit: &Edit<'_>, node: &NodeName) -> bool {
+    edit.model.node(node).is_some_and(|node| node.flags.is_empty())
+        && edit.observed().is_connected(node)
 }
 
 fn quorum(edit: &mut Edit<'_>, name: &ResourceName) {
@@ -201,7 +255,8 @@ fn quorum(edit: &mut Edit<'_>, name: &ResourceName) {
         return;
     }
     let now = definition.props.get(QUORUM).cloned();
-    if quorum_by_user(edit, definition).is_some() {
+    let off = is_off_by_user(edit, definition);
+    if !off && quorum_by_user(edit, definition).is_some() {
         // A group's or the controller's value holds; ours would hide it.
         if now.is_some() {
             edit.modify_definition(name, |d| drop(d.props.remove(QUORUM)));
@@ -212,7 +267,10 @@ fn quorum(edit: &mut Edit<'_>, name: &ResourceName) {
     let (diskful, voting) = voters(edit, name);
     let live = |r: &&Resource| r.is_tie_breaker() && !r.is_deleting();
     let diskless = voting + edit.model.resources_of(name).filter(live).count();
-    let wanted = if diskful >= 3 || diskful == 2 && diskless >= 1 { "majority" } else { "off" };
+    // While somebody leaves, his vote counts: what comes in his place is there when he is gone.
+    let stays = now.as_deref() == Some("majority") && has_majority(edit, name);
+    let majority = !off && (stays || decides(diskful, diskless));
+    let wanted = if majority { "majority" } else { "off" };
     if now.as_deref() != Some(wanted) {
         edit.modify_definition(name, |definition| {
             definition.props.insert(QUORUM.to_owned(), wanted.to_owned());
@@ -220,3 +278,6 @@ fn quorum(edit: &mut Edit<'_>, name: &ResourceName) {
         edit.note(NoteCode::PropertySet, key, format!("{QUORUM} of {name} is {wanted}"));
     }
 }
+
+#[cfg(test)]
+mod tests;

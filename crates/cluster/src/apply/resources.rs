@@ -119,7 +119,8 @@ fn existing_wanted(
         edit.note(NoteCode::Deactivated, key, text);
         return Ok(());
     }
-    if !diskless && !existing.is_diskful() {
+    let losing = existing.flags.contains(&ResourceFlag::DiskRemoveRequested);
+    if !diskless && (losing || !existing.is_diskful()) {
         return toggle::to_diskful(edit, name, node, new.pool.clone(), None, by);
     }
     if diskless && existing.is_tie_breaker() {
@@ -510,17 +511,27 @@ pub fn mark_deleted(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
 }
 
 /// Gives a resource that stays after all the volumes that were made while it was to be deleted.
-fn complete(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
+pub fn complete(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     let Some(definition) = edit.model.definition(name) else { return };
     let Some(mut resource) = edit.model.resource(name, node).cloned() else { return };
     let own = resource.volumes.values().next().map(|volume| volume.pool.clone());
-    let pool = own.filter(|_| resource.is_diskful()).unwrap_or_else(PoolName::diskless);
     let wanted = definition.volumes.iter();
     let wanted = wanted.filter(|(_, volume)| !volume.flags.contains(&VolumeDefinitionFlag::Delete));
-    let numbers: Vec<VolumeNr> = wanted.map(|(number, _)| *number).collect();
-    for number in numbers {
+    // With none of its own yet, the pool is one that it could have been made in.
+    let pool = |number| {
+        let fits = |pool: &PoolName| {
+            let pools = BTreeMap::from([(number, pool.clone())]);
+            *pool != PoolName::diskless() && check_pools(edit, definition, node, &pools).is_ok()
+        };
+        let any = || edit.model.pools_of(node).map(|pool| pool.name.clone()).find(fits);
+        let default = || default_pool(edit, definition, node, number, &resource.props).ok();
+        let chosen = resource.is_diskful().then(|| own.clone().or_else(default).or_else(any));
+        (number, chosen.flatten().unwrap_or_else(PoolName::diskless))
+    };
+    let pools: Vec<(VolumeNr, PoolName)> = wanted.map(|(number, _)| pool(*number)).collect();
+    for (number, pool) in pools {
         let uuid = edit.uuid();
-        let new = Volume { uuid, pool: pool.clone(), props: Props::new(), adopt: false };
+        let new = Volume { uuid, pool, props: Props::new(), adopt: false };
         resource.volumes.entry(number).or_insert(new);
     }
     edit.put(Object::Resource(resource));
@@ -530,7 +541,8 @@ fn complete(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
 pub fn keep_after_all(edit: &mut Edit<'_>, name: &ResourceName, node: &NodeName) {
     use ResourceFlag::*;
     edit.modify_resource(name, node, |resource| {
-        resource.flags.retain(|flag| !matches!(flag, Delete | DiskRemoveRequested | DiskRemoving));
+        let leaving = [Delete, DiskRemoveRequested, DiskRemoving, TieBreaker];
+        resource.flags.retain(|flag| !leaving.contains(flag));
     });
     complete(edit, name, node);
     let key = Key::Resource(name.clone(), node.clone());

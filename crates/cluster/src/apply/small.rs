@@ -6,7 +6,7 @@ use crate::edit::{Edit, unknown};
 use crate::model::ordered;
 use crate::name::*;
 use crate::objects::{ExternalFile, Props};
-use crate::props::{Owner, PropsEdit};
+use crate::props::{AUTO_QUORUM, Owner, PropsEdit};
 use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::helpers;
@@ -20,6 +20,14 @@ pub fn edit_props(
     props: &mut Props,
 ) -> Result<(), Refusal> {
     let missing = change.apply(owner, props).map_err(|refusal| refusal.about(key.clone()))?;
+    if change.set.get(AUTO_QUORUM).is_some_and(|value| !value.is_empty()) {
+        let text = format!(
+            "{AUTO_QUORUM} is from before {} and DrbdOptions/Resource/on-no-quorum, which have the \
+             same effect; use those",
+            helpers::QUORUM
+        );
+        edit.note(NoteCode::DeprecatedProperty, key.clone(), text);
+    }
     for name in missing {
         let text = format!("{key} has no property `{name}`");
         edit.note(NoteCode::UnsetPropertyDeleted, key.clone(), text);

@@ -50,7 +50,8 @@ pub fn to_diskful(
         // If a step has taken the disk by now, a new one is made.
         edit.modify_resource(name, node, |resource| {
             use ResourceFlag::*;
-            resource.flags.retain(|flag| !matches!(flag, DiskRemoveRequested | DiskRemoving));
+            let leaving = [DiskRemoveRequested, DiskRemoving, TieBreaker];
+            resource.flags.retain(|flag| !leaving.contains(flag));
         });
         set_origin(edit, name, node, from, Some(by));
         return Ok(());
@@ -183,13 +184,15 @@ pub fn to_diskless(
         .correction("wait until another replica is UpToDate and its node connected")
         .about(key));
     }
-    edit.modify_resource(name, node, |resource| {
-        resource.flags.remove(&ResourceFlag::DiskAddRequested);
-        resource.flags.remove(&ResourceFlag::Diskless);
-        resource.flags.remove(&ResourceFlag::DrbdDiskless);
-        resource.flags.insert(ResourceFlag::DiskRemoveRequested);
-        resource.props.remove(MIGRATE_FROM);
-        resource.props.remove(DISKFUL_BY);
-    });
+    edit.modify_resource(name, node, lose_disk);
     Ok(())
+}
+
+/// Has a resource lose its disk as soon as its data are no longer needed.
+pub fn lose_disk(resource: &mut Resource) {
+    use ResourceFlag::*;
+    resource.flags.retain(|flag| !matches!(flag, DiskAddRequested | Diskless | DrbdDiskless));
+    resource.flags.insert(DiskRemoveRequested);
+    resource.props.remove(MIGRATE_FROM);
+    resource.props.remove(DISKFUL_BY);
 }

@@ -134,7 +134,9 @@ fn node_reason(ask: &Ask<'_>, node: &Node, pattern: Option<&Regex>) -> Option<Re
         if ask.diskless || !replicated(ask.definition) || resource.is_deleting() || inactive {
             return Some(Reason::HasResource);
         }
-        if resource.is_diskful() {
+        // One that was to lose its disk keeps it then, where it is.
+        let losing = resource.flags.contains(&ResourceFlag::DiskRemoveRequested);
+        if resource.is_diskful() && !losing {
             return Some(Reason::HasReplica);
         }
     }
@@ -169,6 +171,11 @@ fn pool_reason(
     }
     if ask.diskless {
         return None;
+    }
+    let own = ask.model.resource(&ask.definition.name, &pool.node);
+    let mut losing = own.filter(|resource| resource.is_diskful()).into_iter();
+    if losing.any(|own| own.volumes.values().any(|volume| volume.pool != pool.name)) {
+        return Some(Reason::HasReplica);
     }
     if pool.props.get("AutoplaceTarget").is_some_and(|value| !is_true(value)) {
         return Some(Reason::PoolNoTarget);

@@ -10,7 +10,8 @@ use super::Ask;
 use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
-use crate::props::{chain, spaces};
+use crate::props::chain::{Chain, Either};
+use crate::props::{AUTO_QUORUM, chain, spaces};
 use crate::row;
 use crate::size;
 
@@ -112,7 +113,7 @@ pub(super) fn of(ask: &Ask<'_>, resource: &Resource) -> ResourceConfig {
     ResourceConfig {
         layers: definition.layers.clone(),
         node_id: resource.node_id,
-        options: if replicated { chain.options(&spaces::RESOURCE) } else { BTreeMap::new() },
+        options: if replicated { resource_options(&chain) } else { BTreeMap::new() },
         secret: definition.secret.clone(),
         volumes: volumes.collect(),
         connections: peers
@@ -120,6 +121,19 @@ pub(super) fn of(ask: &Ask<'_>, resource: &Resource) -> ResourceConfig {
             .collect(),
         files: files.map(|file| (file.path.clone(), file.content.clone())).collect(),
     }
+}
+
+/// Options of a resource, those among them that are said in LINSTOR's former way.
+fn resource_options(chain: &Chain<'_>) -> BTreeMap<String, String> {
+    const NO_QUORUM: &str = "on-no-quorum";
+    let mut options = chain.options(&spaces::RESOURCE);
+    let key = format!("{}{NO_QUORUM}", spaces::RESOURCE.prefix);
+    if let Some(Either::Second(value)) = chain.either(&key, AUTO_QUORUM)
+        && value != "disabled"
+    {
+        options.insert(NO_QUORUM.to_owned(), value.to_owned());
+    }
+    options
 }
 
 fn connection(ask: &Ask<'_>, own: &Resource, peer: &Resource) -> ConnectionConfig {

@@ -13,10 +13,28 @@ use crate::objects::{Definition, Group, Node, Pool, Props, Resource};
 #[derive(Clone, Debug, Default)]
 pub struct Chain<'a>(Vec<&'a Props>);
 
+/// One of two values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Either<'a> {
+    /// That of the first key.
+    First(&'a str),
+    /// That of the second key.
+    Second(&'a str),
+}
+
 impl<'a> Chain<'a> {
     /// The first value of `key`.
     pub fn get(&self, key: &str) -> Option<&'a str> {
         self.0.iter().find_map(|props| props.get(key)).map(String::as_str)
+    }
+
+    /// The value of the most specific object that has one of two keys: the first key's if it has both.
+    pub fn either(&self, first: &str, second: &str) -> Option<Either<'a>> {
+        self.0.iter().find_map(|props| match (props.get(first), props.get(second)) {
+            (Some(value), _) => Some(Either::First(value)),
+            (None, Some(value)) => Some(Either::Second(value)),
+            (None, None) => None,
+        })
     }
 
     /// True if the first value is true.

@@ -135,6 +135,7 @@ pub(super) const TABLE: &[Spec] = &[
     ),
     // What happens by itself.
     Spec("DrbdOptions/auto-add-quorum-tiebreaker", Value::Bool, DEFINITIONS),
+    Spec(super::AUTO_QUORUM, Value::Word(&["disabled", "io-error", "suspend-io"]), DEFINITIONS),
     Spec("DrbdOptions/auto-diskful", Value::Number(1, u32::MAX as u64), DEFINITIONS),
     Spec("DrbdOptions/auto-diskful-allow-cleanup", Value::Bool, DEFINITIONS),
     Spec("DrbdOptions/AutoEvictAfterTime", Value::Number(1, u32::MAX as u64), &[Controller, Node]),

@@ -205,7 +205,10 @@ impl Session {
         let target = &export.target;
         let part_max = target.max_transfer - target.max_transfer % target.block_size_min;
         assert!(part_max > 0, "a target takes at least one block at a time");
-        assert!(structured || contexts == Contexts::NONE, "contexts are selected only with structured replies");
+        assert!(
+            structured || contexts == Contexts::NONE,
+            "contexts are selected only with structured replies"
+        );
         Session::thaw(&Frozen {
             size: export.size(),
             block_size_min: target.block_size_min,
@@ -346,7 +349,8 @@ impl Session {
                     let limit = if pending.one_extent { 1 } else { MAX_EXTENTS_SENT };
                     let extents = done.extents.as_deref().unwrap_or(&[]);
                     let extents = extents_for_wire(extents, pending.len, limit);
-                    let chunk = Chunk::BlockStatus { context: context(told).id(), extents: &extents };
+                    let chunk =
+                        Chunk::BlockStatus { context: context(told).id(), extents: &extents };
                     self.scratch.clear();
                     chunk.encode(pending.asked, next.is_none(), &mut self.scratch);
                     replies.bytes(&self.scratch);
@@ -716,8 +720,7 @@ impl Session {
 }
 
 /// A command that the client was not told of.
-const NOT_OFFERED: Refused =
-    (ErrorCode::Inval, "the command was not offered for this export");
+const NOT_OFFERED: Refused = (ErrorCode::Inval, "the command was not offered for this export");
 
 /// What a context tells of.
 const fn aspect(context: Context) -> Aspect {

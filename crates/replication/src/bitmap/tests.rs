@@ -381,13 +381,8 @@ fn runs_say_what_is_set_in_any_slot() {
         let runs = bitmap.runs(slots, range, limit);
         runs.into_iter().map(|(run, set)| (run.start.0, run.end(), set)).collect()
     };
-    let want = [
-        (0, 16, false),
-        (16, 64, true),
-        (64, 160, false),
-        (160, 168, true),
-        (168, 1604, false),
-    ];
+    let want =
+        [(0, 16, false), (16, 64, true), (64, 160, false), (160, 168, true), (168, 1604, false)];
     assert_eq!(runs(&[0, 1, 2], all, 100), want);
     assert_eq!(runs(&[1, 0], all, 2), want[..2]);
     assert_eq!(runs(&[2], all, 100), [(0, 1604, false)]);

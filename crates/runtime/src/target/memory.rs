@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use vocab::Bytes;
 
-use super::{Aspect, Completion, Extent, ExtentKind, Intent, Op, OpenerId, Request, Target, TargetInfo};
+use super::{
+    Aspect, Completion, Extent, ExtentKind, Intent, Op, OpenerId, Request, Target, TargetInfo,
+};
 use crate::{BUF_MAX, Errno};
 
 /// Bytes allocated at a time; a page that is not there is a hole and reads as zeroes.

@@ -318,8 +318,7 @@ impl<'a> MetaQuery<'a> {
         let name_len = r.u32().ok_or(SHORT)?;
         let name = string(r.take(name_len as usize).ok_or(SHORT)?)?;
         let queries = r.u32().ok_or(SHORT)?;
-        let mut query =
-            MetaQuery { name, queries, named: Contexts::NONE, wild: Contexts::NONE };
+        let mut query = MetaQuery { name, queries, named: Contexts::NONE, wild: Contexts::NONE };
         // `queries` is the client's word: each turn takes at least four bytes of the data or ends.
         for _ in 0..queries {
             let len = r.u32().ok_or(SHORT)?;

@@ -230,10 +230,7 @@ fn simple_replies_round_trip() {
 #[test]
 fn chunks_have_the_documented_bytes() {
     let cookie = "0102030405060708";
-    let extents = [
-        Extent { len: 4096, flags: 0 },
-        Extent { len: 8192, flags: 3 },
-    ];
+    let extents = [Extent { len: 4096, flags: 0 }, Extent { len: 8192, flags: 3 }];
     let cases: [(Chunk<'_>, bool, &str, &str); 6] = [
         (Chunk::None, true, "0001 0000", "00000000"),
         (
@@ -280,10 +277,7 @@ fn chunks_have_the_documented_bytes() {
 /// The same chunks in answer to an extended request at 0x300; only block status has other content.
 #[test]
 fn extended_chunks_have_the_documented_bytes() {
-    let extents = [
-        Extent { len: 4096, flags: 0 },
-        Extent { len: 8192, flags: 3 },
-    ];
+    let extents = [Extent { len: 4096, flags: 0 }, Extent { len: 8192, flags: 3 }];
     let asked = Asked { cookie: 0x0102_0304_0506_0708, extended: Some(0x300) };
     let cases: [(Chunk<'_>, bool, &str, &str); 5] = [
         (Chunk::None, true, "0001 0000", "0000000000000000"),
