@@ -24,7 +24,8 @@ pub const QUORUM_SET_BY: &str = "Internal/Drbd/QuorumSetBy";
 /// off`, and its other values are those of `on-no-quorum`. Storage classes in use have it.
 pub const AUTO_QUORUM: &str = "DrbdOptions/auto-quorum";
 
-/// A change of an object's properties. An empty value deletes its key.
+/// A change of an object's properties. An empty value deletes its key, other than one of the users' own,
+/// which is kept as it is.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PropsEdit {
     /// Keys with their new values.
@@ -60,7 +61,7 @@ impl PropsEdit {
     /// before then.
     pub fn apply(&self, owner: Owner, props: &mut Props) -> Result<Vec<String>, Refusal> {
         for (key, value) in &self.set {
-            if !value.is_empty() {
+            if is_value(key, value) {
                 keys::check(owner, key, value)?;
             }
         }
@@ -74,14 +75,18 @@ impl PropsEdit {
             props.retain(|key, _| !within(key, space));
         }
         for (key, value) in &self.set {
-            if value.is_empty() {
-                props.remove(key);
-            } else {
-                props.insert(key.clone(), value.clone());
+            match is_value(key, value) {
+                true => drop(props.insert(key.clone(), value.clone())),
+                false => drop(props.remove(key)),
             }
         }
         Ok(missing)
     }
+}
+
+/// True if a property is set by this, and not deleted.
+fn is_value(key: &str, value: &str) -> bool {
+    !value.is_empty() || key.starts_with("Aux/")
 }
 
 /// Checks properties that an object is created with.
@@ -170,14 +175,15 @@ mod tests {
     #[test]
     fn keys_namespaces_and_empty_values_delete() {
         let mut props: Props =
-            [("Aux/a", "1"), ("Aux/b/c", "2"), ("Aux/b/d", "3"), ("Aux/bc", "4")]
+            [("PrefNic", "eth1"), ("Aux/b/c", "2"), ("Aux/b/d", "3"), ("Aux/bc", "4")]
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .into();
-        let mut edit = PropsEdit::set("Aux/a", "");
+        let mut edit = PropsEdit::set("PrefNic", "");
+        edit.set.insert("Aux/empty".to_owned(), String::new());
         edit.delete_namespaces.push("Aux/b".to_owned());
         edit.delete.push("Aux/never".to_owned());
         assert_eq!(edit.apply(Owner::Node, &mut props).unwrap(), ["Aux/never"]);
-        assert_eq!(props.keys().collect::<Vec<_>>(), ["Aux/bc"]);
+        assert_eq!(props.keys().collect::<Vec<_>>(), ["Aux/bc", "Aux/empty"]);
         assert!(edit.touches("Aux/b/x") && !edit.touches("Aux/bc"));
     }
 }

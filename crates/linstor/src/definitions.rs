@@ -189,7 +189,7 @@ async fn create(State(app): State<App>, Body(body): Body<CreateDefinition>) -> C
     unsupported(&[("drbd_transport_type", transport, "TCP over IP is the only transport")])?;
     let new = body.resource_definition;
     let name = new.name.filter(|name| !name.is_empty());
-    let external_name = new.external_name.filter(|name| !name.is_empty());
+    let external_name = new.external_name;
     let shown = name.clone().or(external_name.clone()).unwrap_or_default();
     let stack = new.layer_data.map(|list| list.into_iter().map(|layer| layer.kind).collect());
     let group = new.resource_group_name.filter(|name| !name.is_empty());

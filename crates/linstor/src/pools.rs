@@ -187,7 +187,8 @@ async fn create(
     let mut answer = call.run(&app, command).await;
     let state = app.state();
     if let Some(error) = state.observed.pool(&node, &name).and_then(|p| p.error.as_ref()) {
-        let code = code(Severity::Warning, Operation::Create, Kind::Pool, number::STORAGE_ERROR);
+        // It is kept, as in LINSTOR; whoever looks at the status alone must not take it for usable.
+        let code = code(Severity::Error, Operation::Create, Kind::Pool, number::POOL_CONFIG);
         let text = format!("storage pool {name} of node {node} can not be used yet");
         let next = "make what it names there, or delete the pool";
         answer.entries.push(Entry::new(code, text).because(error, next));

@@ -1,5 +1,6 @@
 //! Resources, their volumes, and what makes and changes them.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use axum::extract::State;
@@ -332,7 +333,7 @@ impl<'a> Seen<'a> {
         let mut shown = without_empty(json!({
             "name": self.definition.name.as_str(),
             "node_name": resource.node.as_str(),
-            "props": resource.props,
+            "props": shown_props(resource),
             "flags": self.flags(),
             "layer_object": self.layers(),
             "state": state,
@@ -399,15 +400,16 @@ async fn view(State(app): State<App>, asked: Asked) -> List {
         (true, true) => model.definitions().collect(),
     };
     let pools = !asked.all("storage_pools").is_empty();
+    let all = asked.all("props").is_empty();
     let wanted = |resource: &Resource| {
         let in_pool = |volume: &Volume| asked.wants("storage_pools", volume.pool.as_str());
         asked.wants("nodes", resource.node.as_str())
             && (!pools || resource.volumes.values().any(in_pool))
-            && asked.wants_props(&resource.props)
+            && (all || asked.wants_props(&shown_props(resource)))
     };
     let piece = |definition: &Definition| piece(&state, definition);
     let (mut offset, mut limit) = asked.part();
-    let whole = nodes.is_empty() && !pools && asked.all("props").is_empty() && limit == usize::MAX;
+    let whole = nodes.is_empty() && !pools && all && limit == usize::MAX;
     let mut list = List::default();
     if whole && named.is_empty() {
         let pieces = definitions.into_iter().map(|found| (&found.name, piece(found)));
@@ -862,4 +864,21 @@ async fn modify_connection(
     let call = Call::new(Operation::Modify, Kind::ResourceConnection, said);
     let call = call.about("RscDfn", &name).about("Node", &a).about("Node2", &b);
     Ok(call.run(&app, Command::ModifyResourceConnection { name, a, b, props: body.into() }).await)
+}
+
+/// The properties of a resource with its pool among them, as LINSTOR has it.
+fn shown_props(resource: &Resource) -> Cow<'_, Props> {
+    const POOL: &str = "StorPoolName";
+    let pool = match resource.is_diskful() {
+        true => resource.volumes.values().next().map(|volume| volume.pool.clone()),
+        false => Some(PoolName::diskless()),
+    };
+    match pool {
+        Some(pool) if resource.props.get(POOL).is_none_or(|own| *own != pool.as_str()) => {
+            let mut props = resource.props.clone();
+            props.insert(POOL.to_owned(), pool.to_string());
+            Cow::Owned(props)
+        }
+        _ => Cow::Borrowed(&resource.props),
+    }
 }

@@ -14,6 +14,7 @@ use crate::place::space;
 use crate::props::{Owner, PropsEdit, chain, check_all};
 use crate::refusal::{Code, NoteCode, Refusal};
 use crate::schedule::Level;
+use crate::size;
 
 use super::{clone, helpers, resources, rollback, schedules, series, small};
 
@@ -26,6 +27,10 @@ const MAX_SIZE: u64 = 1 << 50;
 pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, Refusal> {
     let name = match (new.name, &new.external_name) {
         (Some(name), _) => name,
+        // Whoever says that it has no name of its own gets one.
+        (None, Some(external)) if external.is_empty() => {
+            ResourceName::new(&format!("LS_{}", edit.uuid()))?
+        }
         (None, Some(external)) => from_external(external)?,
         (None, None) => {
             return Err(Refusal::new(
@@ -37,13 +42,8 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
         }
     };
     let key = Key::Definition(name.clone());
-    if edit.model.definition(&name).is_some() {
-        return Err(Refusal::new(Code::DefinitionExists, format!("{key} exists"))
-            .cause("names of resource definitions are unique, without regard to case")
-            .correction("choose another name, or delete that one first")
-            .about(key));
-    }
-    if let Some(external) = &new.external_name {
+    let external_name = new.external_name.filter(|external| !external.is_empty());
+    if let Some(external) = &external_name {
         if let Some(other) = edit.model.by_external_name(external) {
             let text = format!("the external name `{external}` is taken");
             return Err(Refusal::new(Code::ExternalNameExists, text)
@@ -51,6 +51,12 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
                 .correction("choose another name")
                 .about(key));
         }
+    }
+    if edit.model.definition(&name).is_some() {
+        return Err(Refusal::new(Code::DefinitionExists, format!("{key} exists"))
+            .cause("names of resource definitions are unique, without regard to case")
+            .correction("choose another name, or delete that one first")
+            .about(key));
     }
     if new.port == Some(0) {
         return Err(Refusal::new(Code::InvalidResourcePort, format!("{key} can not have port 0"))
@@ -76,7 +82,7 @@ pub fn create(edit: &mut Edit<'_>, new: NewDefinition) -> Result<ResourceName, R
     let secret = new.secret.unwrap_or_else(|| edit.secret());
     edit.put(Object::Definition(Definition {
         name: name.clone(),
-        external_name: new.external_name,
+        external_name,
         uuid,
         group,
         props: new.props,
@@ -270,6 +276,7 @@ pub fn create_volume(
         passed_on: false,
         passphrase_changes: 0,
     };
+    has_room(&definition, number, &volume)?;
     definition.volumes.insert(number, volume);
     edit.put(Object::Definition(definition));
     resources::deploy_volume(edit, name, number)?;
@@ -372,6 +379,28 @@ fn checked_size(size: u64, key: &Key) -> Result<Bytes, Refusal> {
     .about(key.clone()))
 }
 
+/// Checks that a volume has data beside what its layers need for themselves: DRBD counts blocks of 4 KiB.
+pub fn has_room(
+    definition: &Definition,
+    number: VolumeNr,
+    volume: &VolumeDefinition,
+) -> Result<(), Refusal> {
+    let data = size::usable(definition, volume);
+    if data.0 >= 4 * KIB || !definition.layers.contains(&Layer::Drbd) {
+        return Ok(());
+    }
+    let key = Key::Definition(definition.name.clone());
+    let text = format!("volume {number} of {key} is too small");
+    let beside = match volume.flags.contains(&VolumeDefinitionFlag::GrossSize) {
+        true => " beside the metadata",
+        false => "",
+    };
+    Err(Refusal::new(Code::InvalidVolumeSize, text)
+        .cause(format!("{} bytes of data are left{beside}, and DRBD needs 4 KiB at least", data.0))
+        .correction("choose a larger size")
+        .about(key))
+}
+
 pub fn modify_volume(
     edit: &mut Edit<'_>,
     name: &ResourceName,
@@ -414,6 +443,7 @@ pub fn modify_volume(
         }
         volume.size = size;
     }
+    has_room(&definition, number, &definition.volumes[&number])?;
     edit.put(Object::Definition(definition));
     Ok(())
 }

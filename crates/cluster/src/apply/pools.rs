@@ -57,7 +57,7 @@ pub fn create(
     node: NodeName,
     name: PoolName,
     provider: Provider,
-    props: Props,
+    mut props: Props,
     shared_space: Option<SharedSpaceName>,
     external_locking: bool,
 ) -> Result<(), Refusal> {
@@ -71,7 +71,7 @@ pub fn create(
     }
     check_all(Owner::Pool, &props)?;
     if provider != Provider::Diskless {
-        backing(&key, provider, &props)?;
+        backing(&key, provider, &mut props)?;
     }
     let supported = edit.observed().nodes.get(&node).filter(|state| state.connected);
     if supported.is_some_and(|s| provider.has_device() && !s.providers.contains(&provider)) {
@@ -108,21 +108,39 @@ pub fn create(
     Ok(())
 }
 
-/// Checks that the properties name what the pool is made of.
-fn backing(key: &Key, provider: Provider, props: &Props) -> Result<(), Refusal> {
-    let named: &[&str] = match provider {
-        Provider::Diskless => &[],
-        Provider::Lvm => &["StorDriver/StorPoolName", "StorDriver/LvmVg"],
-        Provider::LvmThin => &["StorDriver/StorPoolName", "StorDriver/ThinPool"],
-        Provider::Zfs => &["StorDriver/StorPoolName", "StorDriver/ZPool"],
-        Provider::ZfsThin => &["StorDriver/StorPoolName", "StorDriver/ZPoolThin"],
-        Provider::File | Provider::FileThin => &["StorDriver/StorPoolName", "StorDriver/FileDir"],
-    };
-    if named.iter().any(|name| props.contains_key(*name)) {
+/// The property that says what a pool is made of.
+const PLACE: &str = "StorDriver/StorPoolName";
+
+/// What [`PLACE`] was called for each kind of pool.
+const fn former(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Diskless => PLACE,
+        Provider::Lvm => "StorDriver/LvmVg",
+        Provider::LvmThin => "StorDriver/ThinPool",
+        Provider::Zfs => "StorDriver/ZPool",
+        Provider::ZfsThin => "StorDriver/ZPoolThin",
+        Provider::File | Provider::FileThin => "StorDriver/FileDir",
+    }
+}
+
+/// Checks that the properties name what the pool is made of, and has them do so by today's name, by
+/// which clients look for it.
+fn backing(key: &Key, provider: Provider, props: &mut Props) -> Result<(), Refusal> {
+    let former = former(provider);
+    if let Some(place) = props.remove(former) {
+        let named = props.entry(PLACE.to_owned()).or_insert_with(|| place.clone());
+        if *named != place {
+            return Err(Refusal::new(Code::InvalidProperty, format!("{key} has two places"))
+                .cause(format!("{PLACE} says `{named}`, and {former} `{place}`"))
+                .correction(format!("give {PLACE} alone"))
+                .about(key.clone()));
+        }
+    }
+    if props.contains_key(PLACE) {
         return Ok(());
     }
     Err(Refusal::new(Code::InvalidProperty, format!("{key} says not what it is made of"))
-        .cause(format!("a pool of kind {provider} needs one of the properties {named:?}"))
+        .cause(format!("a pool of kind {provider} needs the property {PLACE}, or {former}"))
         .correction("give the volume group, the dataset or the folder")
         .about(key.clone()))
 }
@@ -136,9 +154,14 @@ pub fn modify(
     let key = Key::Pool(node.clone(), name.clone());
     let pool = edit.model.pool(node, name).cloned();
     let mut pool = pool.ok_or_else(|| unknown(Code::UnknownPool, key.clone()))?;
+    let made_of_something = pool.provider != Provider::Diskless;
+    let moves = made_of_something && change.set.contains_key(former(pool.provider));
+    if moves && !change.set.contains_key(PLACE) {
+        pool.props.remove(PLACE);
+    }
     small::edit_props(edit, Owner::Pool, &key, change, &mut pool.props)?;
-    if pool.provider.has_device() {
-        backing(&key, pool.provider, &pool.props)?;
+    if made_of_something {
+        backing(&key, pool.provider, &mut pool.props)?;
     }
     edit.put(Object::Pool(pool));
     Ok(())

@@ -17,6 +17,8 @@ use crate::refusal::{Code, NoteCode, Refusal};
 
 use super::{activity, definitions, groups, helpers, nodes, small, toggle};
 
+/// The property that names the pool for the volumes of a resource.
+pub const POOL: &str = "StorPoolName";
 /// The property that says who made a replica: `user`, `auto-placer`, `auto-diskful`.
 pub const DISKFUL_BY: &str = "DiskfulBy";
 
@@ -44,6 +46,9 @@ pub fn create(
             .about(key));
     }
     supports(edit, node, &definition.layers, &key)?;
+    for (number, volume) in &definition.volumes {
+        definitions::has_room(&definition, *number, volume)?;
+    }
     let pools = match diskless {
         true => diskless_volumes(&definition),
         false => choose_pools(edit, &definition, node, new.pool.as_ref(), &new.props)?,
@@ -65,7 +70,7 @@ pub fn create(
     };
     let mut props = new.props.clone();
     if let Some(pool) = &new.pool {
-        props.insert("StorPoolName".to_owned(), pool.to_string());
+        props.insert(POOL.to_owned(), pool.to_string());
     }
     let mut flags = BTreeSet::new();
     if diskless {
@@ -192,11 +197,11 @@ fn default_pool(
     let model = &*edit.model;
     let group = model.group(&definition.group);
     let named = own
-        .get("StorPoolName")
-        .or_else(|| definition.volumes[&number].props.get("StorPoolName"))
-        .or_else(|| definition.props.get("StorPoolName"))
-        .or_else(|| group.and_then(|group| group.props.get("StorPoolName")))
-        .or_else(|| model.node(node).and_then(|node| node.props.get("StorPoolName")));
+        .get(POOL)
+        .or_else(|| definition.volumes[&number].props.get(POOL))
+        .or_else(|| definition.props.get(POOL))
+        .or_else(|| group.and_then(|group| group.props.get(POOL)))
+        .or_else(|| model.node(node).and_then(|node| node.props.get(POOL)));
     if let Some(named) = named {
         return PoolName::new(named);
     }
@@ -350,7 +355,7 @@ pub fn deploy_volume(
     for resource in resources.iter().filter(|resource| !resource.is_deleting()) {
         let pool = match resource.is_diskful() {
             true => {
-                let given = resource.props.get("StorPoolName").map(|pool| PoolName::new(pool));
+                let given = resource.props.get(POOL).map(|pool| PoolName::new(pool));
                 let given = given.transpose()?;
                 let props = &resource.props;
                 let own = resource.volumes.values().next().map(|volume| volume.pool.clone());

@@ -20,6 +20,9 @@ pub fn edit_props(
     props: &mut Props,
 ) -> Result<(), Refusal> {
     let missing = change.apply(owner, props).map_err(|refusal| refusal.about(key.clone()))?;
+    for (name, value) in change.set.iter().filter(|(_, value)| !value.is_empty()) {
+        names_an_interface(edit, key, name, value)?;
+    }
     if change.set.get(AUTO_QUORUM).is_some_and(|value| !value.is_empty()) {
         let text = format!(
             "{AUTO_QUORUM} is from before {} and DrbdOptions/Resource/on-no-quorum, which have the \
@@ -33,6 +36,43 @@ pub fn edit_props(
         edit.note(NoteCode::UnsetPropertyDeleted, key.clone(), text);
     }
     Ok(())
+}
+
+/// Checks that a property that names a network interface names one that its node has.
+fn names_an_interface(
+    edit: &Edit<'_>,
+    key: &Key,
+    name: &str,
+    interface: &str,
+) -> Result<(), Refusal> {
+    let refuse = |cause: String| {
+        let text = format!("the property `{name}` of {key} can not be `{interface}`");
+        Err(Refusal::new(Code::InvalidProperty, text)
+            .cause(cause)
+            .correction("name a network interface of the node, or create it first")
+            .about(key.clone()))
+    };
+    let node = match (key, name.strip_prefix("Paths/")) {
+        (Key::Node(node) | Key::Pool(node, _) | Key::Resource(_, node), None)
+            if name == "PrefNic" =>
+        {
+            node
+        }
+        (Key::NodeConnection(a, b) | Key::ResourceConnection(_, a, b), Some(path)) => {
+            let end = path.split_once('/').map_or("", |(_, node)| node);
+            match [a, b].into_iter().find(|node| node.as_str().eq_ignore_ascii_case(end)) {
+                Some(node) => node,
+                None => return refuse(format!("it is a key `Paths/PATH/NODE` of {a} or {b}")),
+            }
+        }
+        _ => return Ok(()),
+    };
+    let found = edit.model.node(node);
+    let mut there = found.into_iter().flat_map(|node| node.net_interfaces.keys());
+    match there.any(|there| there.as_str().eq_ignore_ascii_case(interface)) {
+        true => Ok(()),
+        false => refuse(format!("node {node} has no network interface of that name")),
+    }
 }
 
 pub fn modify_controller(edit: &mut Edit<'_>, change: &PropsEdit) -> Result<(), Refusal> {
@@ -195,3 +235,6 @@ pub fn absent(edit: &mut Edit<'_>, key: &Key) -> bool {
     }
     absent
 }
+
+#[cfg(test)]
+mod tests;

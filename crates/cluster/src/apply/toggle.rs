@@ -62,6 +62,9 @@ pub fn to_diskful(
         use ResourceFlag::*;
         resource.flags.retain(|flag| !matches!(flag, TieBreaker | Client));
         resource.flags.insert(DiskAddRequested);
+        if let Some(pool) = &pool {
+            resource.props.insert(resources::POOL.to_owned(), pool.to_string());
+        }
         for (number, pool) in pools {
             if let Some(volume) = resource.volumes.get_mut(&number) {
                 volume.pool = pool;
@@ -193,6 +196,7 @@ pub fn lose_disk(resource: &mut Resource) {
     use ResourceFlag::*;
     resource.flags.retain(|flag| !matches!(flag, DiskAddRequested | Diskless | DrbdDiskless));
     resource.flags.insert(DiskRemoveRequested);
-    resource.props.remove(MIGRATE_FROM);
-    resource.props.remove(DISKFUL_BY);
+    for key in [MIGRATE_FROM, DISKFUL_BY, resources::POOL] {
+        resource.props.remove(key);
+    }
 }
