@@ -356,6 +356,9 @@ pub struct Filter {
     pub providers: Option<Vec<Provider>>,
     /// A diskless resource on every other node.
     pub diskless_on_remaining: Option<bool>,
+    /// It is diskless resources that are placed, and not replicas. Not of groups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub diskless: Option<bool>,
 }
 
 /// A resource group: how its resource definitions are made and placed.

@@ -116,7 +116,8 @@ pub fn merge(request: &Filter, base: &Filter) -> Filter {
         x_on_different,
         layers,
         providers,
-        diskless_on_remaining
+        diskless_on_remaining,
+        diskless
     )
 }
 
@@ -257,6 +258,32 @@ pub fn place_for(
     let ask =
         Ask { model, observed, definition, filter, diskless: false, existing, size: Bytes(size) };
     choose(&ask, count as usize)
+}
+
+/// Nodes for diskless resources: as many more as are wanted. The constraints are those of replicas, but
+/// for those about where data may be.
+///
+/// # Errors
+/// As [`place`].
+pub fn place_diskless(
+    model: &Model,
+    observed: &Observed,
+    definition: &Definition,
+    filter: &Filter,
+) -> Result<Placement, Refusal> {
+    let resources = || model.resources_of(&definition.name);
+    let is_one = |r: &&Resource| !r.is_diskful() && !r.is_tie_breaker() && !r.is_deleting();
+    let have = resources().filter(is_one).count();
+    let lacking = (filter.place_count.unwrap_or(0) as usize).saturating_sub(have);
+    let more = filter.additional_place_count.unwrap_or(0) as usize;
+    let count = if lacking > 0 { lacking } else { more };
+    if count == 0 {
+        return Ok(Placement::default());
+    }
+    let filter = &Filter { pools: None, providers: None, ..filter.clone() };
+    let existing = resources().filter(is_one).map(|resource| &resource.node).collect();
+    let size = Bytes(0);
+    choose(&Ask { model, observed, definition, filter, diskless: true, existing, size }, count)
 }
 
 fn choose(ask: &Ask<'_>, count: usize) -> Result<Placement, Refusal> {

@@ -13,6 +13,8 @@ const KIB: u64 = 1024;
 const BLOCK: u64 = 4 * KIB;
 /// The superblock and one stripe of the activity log.
 const FIXED: u64 = 4 * KIB + 32 * KIB;
+/// Smallest device with internal metadata that the kernel's DRBD attaches, and so we.
+const DEVICE_MIN: u64 = 1024 * KIB;
 /// LUKS2's header, in bytes.
 pub const LUKS: u64 = crypt::luks::DATA_OFFSET;
 
@@ -23,7 +25,7 @@ pub fn backing(definition: &Definition, volume: &VolumeDefinition) -> Bytes {
     }
     let mut size = volume.size.0;
     if definition.layers.contains(&Layer::Drbd) {
-        size += metadata_beside(size, definition.peer_slots);
+        size = (size + metadata_beside(size, definition.peer_slots)).max(DEVICE_MIN);
     }
     if definition.layers.contains(&Layer::Luks) {
         size += LUKS;
@@ -44,6 +46,14 @@ pub fn usable(definition: &Definition, volume: &VolumeDefinition) -> Bytes {
         size = size.saturating_sub(metadata(size, definition.peer_slots));
     }
     Bytes(size)
+}
+
+/// True if a volume has data beside what its layers need for themselves: DRBD counts blocks of 4 KiB.
+pub fn is_enough(definition: &Definition, volume: &VolumeDefinition) -> bool {
+    let luks = if definition.layers.contains(&Layer::Luks) { LUKS } else { 0 };
+    let device = backing(definition, volume).0.saturating_sub(luks);
+    !definition.layers.contains(&Layer::Drbd)
+        || device >= DEVICE_MIN && usable(definition, volume).0 >= BLOCK
 }
 
 /// Bytes of internal metadata on a device that has `net` bytes beside them. They have bits for

@@ -215,7 +215,8 @@ impl SelectFilter {
         if self.port_count.is_some_and(|count| count > 1) {
             return Err(not_here("port_count", "a resource has one port on each node"));
         }
-        if self.diskless_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("DRBD")) {
+        let kind = self.diskless_type.filter(|kind| !kind.is_empty());
+        if kind.as_ref().is_some_and(|kind| !kind.eq_ignore_ascii_case("DRBD")) {
             return Err(not_here("diskless_type", "diskless resources use DRBD"));
         }
         // Nothing is placed for 0 or less; where that makes no sense it is refused.
@@ -242,6 +243,7 @@ impl SelectFilter {
             layers: names(self.layer_stack, layer::parse)?,
             providers: providers.transpose()?,
             diskless_on_remaining: self.diskless_on_remaining,
+            diskless: kind.map(|_| true),
         })
     }
 }

@@ -400,5 +400,6 @@ fn filter(row: &tables::Group, of: &str) -> Result<Filter, String> {
         layers: names(list(&row.layer_stack)?, layer::parse)?,
         providers: list(&row.allowed_provider_list)?.map(providers).transpose()?,
         diskless_on_remaining: row.diskless_on_remaining,
+        diskless: None,
     })
 }

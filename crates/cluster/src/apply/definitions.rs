@@ -379,24 +379,23 @@ fn checked_size(size: u64, key: &Key) -> Result<Bytes, Refusal> {
     .about(key.clone()))
 }
 
-/// Checks that a volume has data beside what its layers need for themselves: DRBD counts blocks of 4 KiB.
+/// Checks that a volume has data beside what its layers need for themselves.
 pub fn has_room(
     definition: &Definition,
     number: VolumeNr,
     volume: &VolumeDefinition,
 ) -> Result<(), Refusal> {
-    let data = size::usable(definition, volume);
-    if data.0 >= 4 * KIB || !definition.layers.contains(&Layer::Drbd) {
+    if size::is_enough(definition, volume) {
         return Ok(());
     }
     let key = Key::Definition(definition.name.clone());
     let text = format!("volume {number} of {key} is too small");
-    let beside = match volume.flags.contains(&VolumeDefinitionFlag::GrossSize) {
-        true => " beside the metadata",
-        false => "",
+    let cause = match volume.flags.contains(&VolumeDefinitionFlag::GrossSize) {
+        true => "its size includes DRBD's metadata, and there is no such disk of less than 1 MiB",
+        false => "DRBD counts blocks of 4 KiB, and has one at least",
     };
     Err(Refusal::new(Code::InvalidVolumeSize, text)
-        .cause(format!("{} bytes of data are left{beside}, and DRBD needs 4 KiB at least", data.0))
+        .cause(cause)
         .correction("choose a larger size")
         .about(key))
 }

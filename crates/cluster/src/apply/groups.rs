@@ -75,6 +75,15 @@ pub fn check_filter(filter: &mut Filter, key: &Key) -> Result<(), Refusal> {
         .correction("give one, or leave it out")
         .about(key.clone()));
     }
+    if filter.diskless == Some(true) {
+        return Err(Refusal::new(
+            Code::InvalidRequest,
+            format!("{key} can not place diskless resources alone"),
+        )
+        .cause("what is spawned of a group has data")
+        .correction("leave `diskless_type` out; `diskless_on_remaining` makes them beside replicas")
+        .about(key.clone()));
+    }
     check_lists(filter)
 }
 

@@ -595,13 +595,22 @@ pub fn autoplace(edit: &mut Edit<'_>, name: &ResourceName, filter: &Filter) -> R
     let mut filter = filter.clone();
     groups::check_lists(&mut filter)?;
     let merged = place::merge(&filter, &group.filter);
-    let placement = place::place(edit.model, edit.observed(), name, &merged)?;
+    let diskless = filter.diskless == Some(true);
+    let placement = match diskless {
+        true => {
+            let asked = Filter { place_count: filter.place_count, ..merged.clone() };
+            place::place_diskless(edit.model, edit.observed(), definition, &asked)?
+        }
+        false => place::place(edit.model, edit.observed(), name, &merged)?,
+    };
     if placement.chosen.is_empty() {
-        let text = format!("{key} has as many replicas as wanted");
+        let what = if diskless { "diskless resources" } else { "replicas" };
+        let text = format!("{key} has as many {what} as wanted");
         edit.note(NoteCode::AlreadyDeployed, key, text);
     }
     for chosen in &placement.chosen {
-        let new = NewResource { pool: Some(chosen.pool.clone()), ..NewResource::default() };
+        let pool = (!diskless).then(|| chosen.pool.clone());
+        let new = NewResource { pool, diskless, ..NewResource::default() };
         create(edit, name, &chosen.node, &new, "auto-placer")?;
     }
     edit.placed(name, placement.candidates);

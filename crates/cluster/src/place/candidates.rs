@@ -131,7 +131,9 @@ fn node_reason(ask: &Ask<'_>, node: &Node, pattern: Option<&Regex>) -> Option<Re
     }
     if let Some(resource) = ask.model.resource(&ask.definition.name, &node.name) {
         let inactive = resource.deactivated.is_some() && !resource.is_diskful();
-        if ask.diskless || !replicated(ask.definition) || resource.is_deleting() || inactive {
+        // A tie-breaker can become one that is there to be used.
+        let taken = ask.diskless && !resource.is_tie_breaker();
+        if taken || !replicated(ask.definition) || resource.is_deleting() || inactive {
             return Some(Reason::HasResource);
         }
         // One that was to lose its disk keeps it then, where it is.

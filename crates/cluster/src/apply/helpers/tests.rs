@@ -194,3 +194,37 @@ fn quorum_is_said_in_linstors_former_way_and_the_nearest_counts() {
     let refusal = bed.refused(on_group(AUTO_QUORUM, "nope"));
     assert!(refusal.cause.contains("suspend-io"), "{refusal}");
 }
+
+#[test]
+fn diskless_resources_are_placed_beside_the_replicas() {
+    let mut bed = Bed::new(4);
+    bed.define("disk");
+    let place = |count, diskless| Command::Autoplace {
+        name: rd("disk"),
+        filter: Filter { place_count: Some(count), diskless: Some(diskless), ..Filter::default() },
+    };
+    bed.ok(place(2, false));
+    bed.settle("disk");
+    assert_eq!(bed.nodes_of("disk"), ["node-0", "node-1", "tie-breaker node-2"]);
+    bed.ok(place(1, true));
+    bed.settle("disk");
+    let diskless = |bed: &Bed| {
+        let all = bed.nodes_of("disk");
+        all.iter().filter(|node| node.starts_with("diskless")).count()
+    };
+    assert_eq!(diskless(&bed), 1, "{:?}", bed.nodes_of("disk"));
+    assert!(bed.ok(place(1, true)).notes.iter().any(|n| n.code == NoteCode::AlreadyDeployed));
+    bed.ok(place(2, true));
+    bed.settle("disk");
+    assert_eq!((diskless(&bed), bed.nodes_of("disk").len()), (2, 4));
+    assert_eq!(bed.refused(place(3, true)).code, crate::refusal::Code::NotEnoughNodes);
+    let filter = Filter { diskless: Some(true), ..Filter::default() };
+    let group = Command::ModifyGroup {
+        name: GroupName::default_group(),
+        description: None,
+        props: PropsEdit::default(),
+        filter,
+        peer_slots: None,
+    };
+    bed.refused(group);
+}

@@ -83,12 +83,17 @@ fn a_volume_that_drbd_has_no_room_in_is_refused_and_leaves_nothing() {
         },
     };
     bed.ok(new("disk", None));
-    for (size, gross) in [(1024, false), (3072, false), (4096, true), (40960, true)] {
+    for (size, gross) in
+        [(1024, false), (3072, false), (4096, true), (40960, true), (1044480, true)]
+    {
         let refusal = bed.refused(volume("disk", size, gross));
         assert_eq!(refusal.code, Code::InvalidVolumeSize, "{refusal}");
     }
     bed.ok(volume("disk", 4096, false));
-    bed.ok(volume("disk", 73728, true));
+    bed.ok(volume("disk", 1 << 20, true));
+    let definition = bed.model.definition(&rd("disk")).unwrap();
+    let sizes = definition.volumes.values().map(|volume| crate::size::backing(definition, volume));
+    assert_eq!(sizes.collect::<Vec<_>>(), [Bytes(1 << 20); 2], "no disk is smaller");
     // Without DRBD there are smaller ones, to which DRBD can not be added then.
     bed.ok(new("plain", Some(vec![Layer::Storage])));
     bed.ok(volume("plain", 1024, false));
