@@ -136,6 +136,7 @@ fn dispatch(edit: &mut Edit<'_>, command: Command) -> Result<(), Refusal> {
         DeleteVolumeDefinition { name, number } => definitions::delete_volume(edit, &name, number),
 
         CreateResource { name, node, resource } => {
+            resources::note_without_volumes(edit, &name);
             resources::create(edit, &name, &node, &resource, "user")?;
             helpers::review(edit, &name)
         }

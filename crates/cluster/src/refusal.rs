@@ -136,6 +136,8 @@ codes! {
         NotConnected = 1002, "the node is not connected; it follows when it is";
         UnsetPropertyDeleted = 1005, "the property was not set";
         AlreadyDeployed = 1006, "there are as many replicas as wanted";
+        HasDisk = 1007, "the resource has a disk already";
+        IsDiskless = 1008, "the resource is diskless already";
         AllDiskless = 1009, "all replicas are diskless";
         StorageLayerAdded = 1012, "the layer STORAGE was added";
         NoNodeForTieBreaker = 1013, "no node can be the tie-breaker";

@@ -315,12 +315,16 @@ async fn interface(State(app): State<App>, Path((node, name)): Path<(String, Str
     let state = app.state();
     let node = find(&state, &node)?;
     let name = NetIfName::new(&name)?;
-    if !node.net_interfaces.contains_key(&name) {
-        let text = format!("node {} has no interface {name}", node.name);
-        let refusal = Refusal::new(Code::UnknownNetIf, text).correction("list its interfaces");
-        return Err(refusal.into());
+    Ok(Found(show_interface(node, known(node, &name)?)))
+}
+
+/// The name of an interface that a node has.
+fn known<'a>(node: &Node, name: &'a NetIfName) -> Result<&'a NetIfName, Refusal> {
+    if node.net_interfaces.contains_key(name) {
+        return Ok(name);
     }
-    Ok(Found(show_interface(node, &name)))
+    let text = format!("node {} has no interface {name}", node.name);
+    Err(Refusal::new(Code::UnknownNetIf, text).correction("list its interfaces"))
 }
 
 async fn create_interface(
@@ -346,7 +350,7 @@ async fn modify_interface(
     let current = {
         let state = app.state();
         let node = find(&state, &node)?;
-        show_interface(node, &NetIfName::new(&name)?)
+        show_interface(node, known(node, &NetIfName::new(&name)?)?)
     };
     if let (Some(body), Value::Object(current)) = (body.as_object_mut(), current) {
         for (key, value) in current.into_iter().filter(|(key, _)| key != "is_active") {

@@ -47,18 +47,18 @@ fn of(owner: Owner) -> Found {
 
 async fn all() -> Found {
     let kinds = [
-        ("CONTROLLER", Owner::Controller),
+        ("CTRL", Owner::Controller),
         ("NODE", Owner::Node),
-        ("NODE_CONNECTION", Owner::NodeConnection),
-        ("STORAGEPOOL_DEFINITION", Owner::PoolDefinition),
-        ("STORAGEPOOL", Owner::Pool),
-        ("RESOURCE_GROUP", Owner::Group),
-        ("VOLUME_GROUP", Owner::VolumeGroup),
-        ("RESOURCE_DEFINITION", Owner::Definition),
-        ("VOLUME_DEFINITION", Owner::VolumeDefinition),
-        ("RESOURCE", Owner::Resource),
-        ("VOLUME", Owner::Volume),
-        ("RESOURCE_CONNECTION", Owner::ResourceConnection),
+        ("NODE_CONN", Owner::NodeConnection),
+        ("STOR_POOL_DFN", Owner::PoolDefinition),
+        ("STOR_POOL", Owner::Pool),
+        ("RSC_GRP", Owner::Group),
+        ("VLM_GRP", Owner::VolumeGroup),
+        ("RSC_DFN", Owner::Definition),
+        ("VLM_DFN", Owner::VolumeDefinition),
+        ("RSC", Owner::Resource),
+        ("VLM", Owner::Volume),
+        ("RSC_CONN", Owner::ResourceConnection),
     ];
     let all = kinds.map(|(word, owner)| (word.to_owned(), show(owner)));
     Found(Value::Object(Map::from_iter(all)))

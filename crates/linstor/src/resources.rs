@@ -590,6 +590,23 @@ impl CreateResource {
     }
 }
 
+/// What makes a resource, and before it the stack of layers if one is given: the first resource fixes
+/// it. One that exists is as it is, whatever the call says of its layers.
+fn creation(
+    app: &App,
+    name: &ResourceName,
+    mut body: CreateResource,
+    node: Option<&str>,
+) -> Result<Vec<Command>, Refusal> {
+    let stack = stack(name, body.layer_list.take())?;
+    let command = body.command(name, node)?;
+    let exists = match &command {
+        Command::CreateResource { node, .. } => app.state().model.resource(name, node).is_some(),
+        _ => false,
+    };
+    Ok(stack.filter(|_| !exists).into_iter().chain([command]).collect())
+}
+
 /// A stack of layers can be given with the first resource: it is the definition's from then on.
 fn stack(name: &ResourceName, list: Option<Vec<String>>) -> Result<Option<Command>, Refusal> {
     Ok(layers(list)?.map(|layers| Command::ModifyDefinition {
@@ -608,9 +625,8 @@ async fn create_several(
 ) -> Changed {
     let name = ResourceName::new(&name)?;
     let mut commands = Vec::new();
-    for mut one in body {
-        commands.extend(stack(&name, one.layer_list.take())?);
-        commands.push(one.command(&name, None)?);
+    for one in body {
+        commands.extend(creation(&app, &name, one, None)?);
     }
     if commands.is_empty() {
         let refusal = Refusal::new(Code::InvalidRequest, format!("no resource of {name} is named"));
@@ -624,11 +640,10 @@ async fn create_several(
 async fn create(
     State(app): State<App>,
     Path((name, node)): Path<(String, String)>,
-    Body(mut body): Body<CreateResource>,
+    Body(body): Body<CreateResource>,
 ) -> Changed {
     let name = ResourceName::new(&name)?;
-    let mut commands = Vec::from_iter(stack(&name, body.layer_list.take())?);
-    commands.push(body.command(&name, Some(&node))?);
+    let commands = creation(&app, &name, body, Some(&node))?;
     let said = format!("resource {name} of node {node} created");
     let call = Call::new(Operation::Create, Kind::Resource, said).about("RscDfn", &name);
     Ok(call.about("Node", node).run_all(&app, commands).await)

@@ -501,6 +501,9 @@ fn resizable(
 
 pub fn delete_volume(edit: &mut Edit<'_>, name: &ResourceName, number: u16) -> Result<(), Refusal> {
     let key = Key::Definition(name.clone());
+    if small::absent(edit, &key) {
+        return Ok(());
+    }
     let mut definition = edit.definition(name)?.clone();
     let number = volume_number(number, &key)?;
     let Some(volume) = definition.volumes.get_mut(&number) else {

@@ -50,6 +50,7 @@ pub fn create(
     check_filter(&mut filter, &key)?;
     filter.place_count.get_or_insert(PLACE_COUNT);
     let peer_slots = peer_slots.map(|n| definitions::slots_in_range(n, &key)).transpose()?;
+    note_unknown_pools(edit, &filter);
     let uuid = edit.uuid();
     edit.put(Object::Group(Group {
         name,
@@ -87,6 +88,16 @@ pub fn check_filter(filter: &mut Filter, key: &Key) -> Result<(), Refusal> {
     check_lists(filter)
 }
 
+/// Says which pools of a filter are on no node, or not yet.
+fn note_unknown_pools(edit: &mut Edit<'_>, filter: &Filter) {
+    for pool in filter.pools.iter().flatten() {
+        if !edit.model.pools().any(|there| there.name == *pool) {
+            let key = Key::PoolDefinition(pool.clone());
+            edit.note(NoteCode::NotFound, key, format!("no node has a storage pool {pool} yet"));
+        }
+    }
+}
+
 /// The same, but for the number of replicas: of a placement it may be that nothing is wanted.
 pub fn check_lists(filter: &mut Filter) -> Result<(), Refusal> {
     if let Some(layers) = filter.layers.as_mut().filter(|layers| !layers.is_empty()) {
@@ -107,6 +118,7 @@ pub fn modify(
     let mut group = edit.group(name)?.clone();
     small::edit_props(edit, Owner::Group, &key, change, &mut group.props)?;
     check_filter(&mut filter, &key)?;
+    note_unknown_pools(edit, &filter);
     group.description = description.unwrap_or(group.description);
     let peer_slots = peer_slots.map(|n| definitions::slots_in_range(n, &key)).transpose()?;
     group.peer_slots = peer_slots.or(group.peer_slots);

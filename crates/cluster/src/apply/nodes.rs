@@ -184,6 +184,9 @@ pub fn delete_interface(
     name: &NetIfName,
 ) -> Result<(), Refusal> {
     let key = Key::Node(node.clone());
+    if small::absent(edit, &key) {
+        return Ok(());
+    }
     let mut changed = edit.node(node)?.clone();
     if changed.net_interfaces.remove(name).is_none() {
         edit.note(NoteCode::NotFound, key.clone(), format!("{key} has no interface {name}"));

@@ -590,6 +590,7 @@ pub fn begin_anew(edit: &mut Edit<'_>, name: &ResourceName) {
 /// Places what is missing of a resource definition.
 pub fn autoplace(edit: &mut Edit<'_>, name: &ResourceName, filter: &Filter) -> Result<(), Refusal> {
     let key = Key::Definition(name.clone());
+    note_without_volumes(edit, name);
     let definition = edit.definition(name)?;
     let group = edit.group(&definition.group)?;
     let mut filter = filter.clone();
@@ -618,6 +619,14 @@ pub fn autoplace(edit: &mut Edit<'_>, name: &ResourceName, filter: &Filter) -> R
         diskless_on_remaining(edit, name)?;
     }
     helpers::review(edit, name)
+}
+
+/// Says that resources are made of nothing yet.
+pub fn note_without_volumes(edit: &mut Edit<'_>, name: &ResourceName) {
+    if edit.model.definition(name).is_some_and(|definition| definition.volumes.is_empty()) {
+        let key = Key::Definition(name.clone());
+        edit.note(NoteCode::NotFound, key.clone(), format!("{key} has no volumes yet"));
+    }
 }
 
 /// A diskless client on every node that has no resource.

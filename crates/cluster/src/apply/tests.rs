@@ -409,7 +409,7 @@ fn a_replica_is_no_successor_of_another_that_it_stands_beside() {
         client: false,
     };
     let applied = bed.ok(migrate(1, 0));
-    assert!(has(&applied, NoteCode::NothingToDo), "{:?}", applied.notes);
+    assert!(has(&applied, NoteCode::HasDisk), "{:?}", applied.notes);
     bed.settle("disk");
     assert_eq!(bed.nodes_of("disk"), ["node-0", "node-1", "tie-breaker node-2"]);
     // One that is on its way goes on, however often it is asked for.

@@ -38,7 +38,7 @@ pub fn to_diskful(
         may_migrate(edit, name, node, from)?;
     }
     if resource.is_replica() {
-        edit.note(NoteCode::NothingToDo, key.clone(), format!("{key} has a disk"));
+        edit.note(NoteCode::HasDisk, key.clone(), format!("{key} has a disk already"));
         // One that is there replaces no other: the call may be one that has been carried out before.
         if resource.flags.contains(&ResourceFlag::DiskAddRequested) {
             set_origin(edit, name, node, from, None);
@@ -167,7 +167,7 @@ pub fn to_diskless(
         });
     }
     if !resource.is_diskful() {
-        edit.note(NoteCode::NothingToDo, key.clone(), format!("{key} is diskless"));
+        edit.note(NoteCode::IsDiskless, key.clone(), format!("{key} is diskless already"));
         return Ok(());
     }
     let numbers: Vec<VolumeNr> = definition.volumes.keys().copied().collect();

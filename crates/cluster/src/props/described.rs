@@ -45,13 +45,17 @@ pub fn described(owner: Owner) -> Vec<Described> {
 }
 
 fn of_value(key: &str, value: Value) -> Described {
-    let number = |min: String, max: String| ("range", format!("({min} - {max})"), "a number");
+    let number = |kind, min: String, max: String| (kind, format!("({min} - {max})"), "a number");
     let (kind, values, help) = match value {
         Value::Text => ("string", String::new(), "any text"),
-        Value::Bool => ("boolean", "True|False".to_owned(), "whether it is so"),
-        Value::Number(min, max) => number(min.to_string(), max.to_string()),
-        Value::Fraction(min, max) => number(min.to_string(), max.to_string()),
-        Value::Word(words) => ("symbol", words.join("|"), "one of these words"),
+        Value::Bool => {
+            ("boolean_true_false", "(?i)(?:true|false|yes|no)".to_owned(), "whether it is so")
+        }
+        Value::Number(min, max) => number("range", min.to_string(), max.to_string()),
+        Value::Fraction(min, max) => {
+            number("range_float", format!("{min:.1}"), format!("{max:.1}"))
+        }
+        Value::Word(words) => ("regex", one_of(words), "one of these words"),
         Value::Range(min, max) => ("string", format!("({min} - {max})"), "two numbers with a dash"),
         Value::Threshold => ("string", String::new(), "a percentage like 5%, or a size like 50GB"),
         Value::Pool => ("string", String::new(), "the name of a storage pool"),
@@ -63,20 +67,25 @@ fn of_value(key: &str, value: Value) -> Described {
     Described { key, help, kind, values, default: "", unit: "" }
 }
 
+/// Words as the regular expression that LINSTOR makes of them.
+fn one_of(words: &[&str]) -> String {
+    format!("(?:{})", words.join("|"))
+}
+
 /// None if only its default is honoured: there is nothing to set.
 fn of_option(prefix: &str, spec: &OptionSpec) -> Option<Described> {
     let range = |min: u64, max: u64| format!("({min} - {max})");
     let (kind, values, unit) = match (spec.honoured, spec.kind) {
         (Honoured::DefaultOnly(_), _) => return None,
-        (Honoured::Only(words, _), _) => ("symbol", words.join("|"), ""),
-        (Honoured::Yes, Kind::Bool) => ("boolean", "yes|no".to_owned(), ""),
+        (Honoured::Only(words, _), _) => ("regex", one_of(words), ""),
+        (Honoured::Yes, Kind::Bool) => ("boolean", "(?i)(?:yes|no)".to_owned(), ""),
         (Honoured::Yes, Kind::Number { min, max, unit }) => {
             ("range", range(min, max), unit.words())
         }
-        (Honoured::Yes, Kind::Choice(words)) => ("symbol", words.join("|"), ""),
+        (Honoured::Yes, Kind::Choice(words)) => ("regex", one_of(words), ""),
         (Honoured::Yes, Kind::NumberOrWord { min, max, unit, words }) => {
-            let values = format!("{}|{}", words.join("|"), range(min, max));
-            ("numeric-or-symbol", values, unit.words())
+            let values = format!("{} or {}", range(min, max), one_of(words));
+            ("numeric_or_symbol", values, unit.words())
         }
         (Honoured::Yes, Kind::Text { .. } | Kind::Secret { .. }) => ("string", String::new(), ""),
     };
@@ -108,9 +117,16 @@ mod tests {
             for described in all {
                 let value = match (described.kind, described.default) {
                     (_, default) if !default.is_empty() => default.to_owned(),
-                    ("boolean", _) => "yes".to_owned(),
-                    ("symbol", _) => described.values.split('|').next().unwrap().to_owned(),
-                    ("range", _) => {
+                    ("boolean" | "boolean_true_false", _) => "yes".to_owned(),
+                    ("regex", _) => {
+                        let words = described.values.strip_prefix("(?:").unwrap();
+                        words.split(['|', ')']).next().unwrap().to_owned()
+                    }
+                    ("numeric_or_symbol", _) => {
+                        assert!(described.values.contains(" or (?:"), "{}", described.values);
+                        described.values[1..].split(' ').next().unwrap().to_owned()
+                    }
+                    ("range" | "range_float", _) => {
                         let least = described.values.trim_start_matches('(');
                         least.split(' ').next().unwrap().to_owned()
                     }

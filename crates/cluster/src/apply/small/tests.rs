@@ -6,7 +6,7 @@ use super::*;
 use crate::apply::tests::{Bed, node, rd};
 use crate::command::{Command, NewDefinition, NewResource, NewVolumeDefinition};
 use crate::layer::Layer;
-use crate::objects::Provider;
+use crate::objects::{Filter, Provider};
 
 fn pool(index: usize, props: &[(&str, &str)]) -> Command {
     let props = props.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -126,4 +126,51 @@ fn external_names_are_unique_and_an_empty_one_is_drawn() {
     let drawn = bed.model.definitions().filter(|d| d.name.as_str().starts_with("LS_"));
     let drawn: Vec<_> = drawn.map(|d| (d.name.as_str().len(), &d.external_name)).collect();
     assert_eq!(drawn, [(39, &None), (39, &None)]);
+}
+
+#[test]
+fn what_is_not_there_or_leads_to_nothing_is_said() {
+    let mut bed = Bed::new(2);
+    let codes = |bed: &mut Bed, command| -> Vec<NoteCode> {
+        bed.ok(command).notes.iter().map(|note| note.code).collect()
+    };
+    let nope = NodeName::new("nope").unwrap();
+    let name = NetIfName::new("default").unwrap();
+    let command = Command::DeleteNetInterface { node: nope, name };
+    assert_eq!(codes(&mut bed, command), [NoteCode::NotFound]);
+    let command = Command::DeleteVolumeDefinition { name: rd("nope"), number: 0 };
+    assert_eq!(codes(&mut bed, command), [NoteCode::NotFound]);
+    let definition = NewDefinition { name: Some(rd("empty")), ..NewDefinition::default() };
+    bed.ok(Command::CreateDefinition { definition });
+    let resource =
+        NewResource { pool: Some(crate::apply::tests::pool()), ..NewResource::default() };
+    let create = Command::CreateResource { name: rd("empty"), node: node(0), resource };
+    assert!(codes(&mut bed, create).contains(&NoteCode::NotFound));
+    let filter = Filter {
+        pools: Some(vec![PoolName::new("later").unwrap(), crate::apply::tests::pool()]),
+        ..Filter::default()
+    };
+    let group = Command::CreateGroup {
+        name: GroupName::new("group").unwrap(),
+        description: String::new(),
+        props: Props::new(),
+        filter,
+        peer_slots: None,
+    };
+    assert_eq!(codes(&mut bed, group), [NoteCode::NotFound]);
+    bed.define("disk");
+    bed.place("disk", 2).unwrap();
+    bed.settle("disk");
+    let toggle = |diskful| Command::ToggleDisk {
+        name: rd("disk"),
+        node: node(0),
+        diskful,
+        pool: None,
+        migrate_from: None,
+        client: false,
+    };
+    assert!(codes(&mut bed, toggle(true)).contains(&NoteCode::HasDisk));
+    bed.ok(toggle(false));
+    bed.settle("disk");
+    assert!(codes(&mut bed, toggle(false)).contains(&NoteCode::IsDiskless));
 }
