@@ -8,7 +8,7 @@ use cluster::change::Key;
 use cluster::command::{Command, NewNetInterface};
 use cluster::layer::Layer;
 use cluster::name::{NetIfName, NodeName};
-use cluster::objects::{Encryption, Node, NodeKind, Props, Provider};
+use cluster::objects::{Encryption, Node, NodeFlag, NodeKind, Props, Provider};
 use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -59,7 +59,11 @@ pub fn show(state: &controller::State, node: &Node) -> Value {
     let connected = observed.is_some_and(|observed| observed.connected);
     let interfaces: Vec<Value> =
         node.net_interfaces.keys().map(|name| show_interface(node, name)).collect();
-    let flags: Vec<&str> = node.flags.iter().map(|flag| flag.word()).collect();
+    let mut flags: Vec<&str> = node.flags.iter().map(|flag| flag.word()).collect();
+    // For clients of LINSTOR an evicted node is one that is deleted, too.
+    if node.flags.contains(&NodeFlag::Evicted) && !node.flags.contains(&NodeFlag::Delete) {
+        flags.insert(0, NodeFlag::Delete.word());
+    }
     let has_layer = |layer: &Layer| observed.is_some_and(|o| o.layers.contains(layer));
     let has_kind = |kind: &Provider| observed.is_some_and(|o| o.providers.contains(kind));
     let layers: Vec<&str> = Layer::ALL.iter().filter(|l| has_layer(l)).map(|l| l.word()).collect();

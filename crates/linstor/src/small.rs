@@ -108,7 +108,13 @@ async fn put_file(
     let path = FilePath::new(&path)?;
     let suffixes = body.alt_suffixes.is_some_and(|list| !list.is_empty());
     crate::ask::unsupported(&[("alt_suffixes", suffixes, "a file has one path here")])?;
-    let content = BASE64.decode(body.content.as_deref().unwrap_or_default()).map_err(|error| {
+    // Left out is not empty: a file that is there would be emptied by a mistake.
+    let content = body.content.ok_or_else(|| {
+        Refusal::new(Code::InvalidRequest, format!("{path} is given no content"))
+            .cause("the field `content` is missing")
+            .correction("give it in base64; an empty text for an empty file")
+    })?;
+    let content = BASE64.decode(&content).map_err(|error| {
         Refusal::new(Code::InvalidRequest, format!("the content of {path} can not be read"))
             .cause(format!("it is not base64: {error}"))
             .correction("encode it")

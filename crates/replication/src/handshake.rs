@@ -666,6 +666,8 @@ impl Resource {
         }
         for vol in 0..self.vols.len() {
             self.note_newer(peer, vol);
+            // Those that were here before it may be left behind by it.
+            self.doubt_ancestors(vol);
         }
         self.reconcile_pending(peer);
         self.resume_cleanups();

@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 
 use codec::disk::{MdFlags, PeerFlags, activity_log, bitmap};
+use replication::Resource;
 use replication::io::{MetaPlace, MetaWrite};
 use vocab::options::Protocol;
-use vocab::{ConnState, DiskState, ReplState, Role, VolumeNr};
+use vocab::{ConnState, DiskState, GenUuid, ReplState, Role, VolumeNr};
 
 use crate::blank;
 use crate::content::Data;
@@ -57,6 +58,8 @@ struct Known {
     /// By volume: since it was started it has been current among others. Until then it is one more
     /// that has crashed.
     joined: Vec<bool>,
+    /// By volume: the generation before the input that it is handling, until it writes metadata.
+    began: Vec<Option<GenUuid>>,
     /// By volume: extents that are durably active.
     active: Vec<Slots>,
 }
@@ -83,9 +86,23 @@ impl Checks {
             syncing: vec![false; volumes],
             joined: vec![false; volumes],
             active: vec![Slots::default(); volumes],
+            began: vec![None; volumes],
             ..Known::default()
         };
         Checks { known: vec![known; plan.nodes.len()] }
+    }
+
+    /// A node is about to handle an input.
+    pub(crate) fn step_begins(&mut self, node: usize, resource: &Resource) {
+        for (volume, began) in self.known[node].began.iter_mut().enumerate() {
+            *began = Some(resource.generation(volume_nr(volume)));
+        }
+    }
+
+    /// A node writes metadata: what it writes from then on is in the generation that it is in at the end
+    /// of its step.
+    pub(crate) fn writes_metadata(&mut self, node: usize, volume: usize) {
+        self.known[node].began[volume] = None;
     }
 
     /// A node says that its states have changed.
@@ -486,7 +503,10 @@ impl World {
         let catching_up =
             self.view(node).is_none_or(|view| view.volumes[volume].disk != DiskState::UpToDate);
         if let (Origin::Client, Some(current), Ok(durable)) = (origin, current, durable) {
-            if !catching_up && !current.same(durable) {
+            // What was begun before a generation is, in the same step, is in the one before.
+            let before = self.checks.known[node].began[volume];
+            let before = before.is_some_and(|before| before.same(durable));
+            if !catching_up && !before && !current.same(durable) {
                 let message = format!(
                     "n{node} writes {range} of v{volume} in the generation {current}, while \
                      {durable} is durable"

@@ -553,6 +553,7 @@ impl World {
         }
         let now = self.nodes[node].clock.local(self.queue.now());
         let Some(resource) = self.nodes[node].resource.as_mut() else { return };
+        self.checks.step_begins(node, resource);
         resource.handle(now, input);
         while let Some(output) = self.nodes[node].resource.as_mut().and_then(Resource::poll) {
             if self.trace.on() {
@@ -601,7 +602,10 @@ impl World {
             }
             Output::Send { peer, packet, payload } => self.send(node, peer, packet, payload),
             Output::Disk { volume, op, io } => self.disk_output(node, volume, op, io),
-            Output::MetaWrite { volume, op, write } => self.meta_output(node, volume, op, write),
+            Output::MetaWrite { volume, op, write } => {
+                self.checks.writes_metadata(node, usize::from(volume.0));
+                self.meta_output(node, volume, op, write);
+            }
             Output::DiskReleased { volume } => self.disk_released(node, volume.0 as usize),
             Output::Complete { volume, id, result } => {
                 let result = match result {

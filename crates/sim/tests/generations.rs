@@ -7,7 +7,7 @@ use sim::plan::{MILLISECOND, Plan, node_id};
 use sim::scenario::scenario;
 use sim::{Op, World};
 use vocab::options::{OnNoDataAccessible, OnNoQuorum};
-use vocab::{DiskState, GenUuid, ReplState, VolumeNr};
+use vocab::{DiskState, GenUuid, HandlerEvent, HandlerSet, ReplState, VolumeNr};
 
 const WRITE: Op = Op::Write { fua: false };
 
@@ -526,6 +526,54 @@ fn a_client_that_goes_over_to_the_majority_leaves_the_disk_behind_that_it_wrote_
         w.wait_disk(0, DiskState::UpToDate);
         w.rejoin(2, [0, 3]);
         w.close(3, opener);
+        w.settle();
+    });
+}
+
+/// n4 is behind, and about to be resynced from n0, which does not know that it is, too. What n3 has is
+/// newer, though n3 stopped under writes and does not take it for current: n0 is not either, and
+/// nobody becomes Primary by its data (seed 5000421).
+#[test]
+fn a_source_that_another_one_leaves_behind_is_not_current_any_more() {
+    let mut plan = Plan::majority(5, 0);
+    plan.handlers = HandlerSet::ALL;
+    scenario(plan, |w| {
+        w.form();
+        w.kill(0);
+        w.wait_lost(4, 0);
+        w.cut_off(4, [1, 2, 3]);
+        w.wait_lost_all(4, [1, 2, 3]);
+        w.granted(4, AdminCommand::Outdate { volume: VolumeNr(0) });
+        w.open(1);
+        w.write(1, 0);
+        w.stall_disk(3, 300);
+        w.start(1, WRITE, 8, 8);
+        w.run_for(20 * MILLISECOND);
+        for node in [3, 1, 2] {
+            w.kill(node);
+        }
+        w.release_disk(3);
+        w.hold_handler(HandlerEvent::BeforeResyncTarget);
+        w.cut(0, 3);
+        w.start_node(0);
+        w.heal(0, 4);
+        w.wait_connected(0, 4);
+        w.admin(4, AdminCommand::Invalidate { volume: VolumeNr(0), from: Some(node_id(0)) });
+        w.wait("it is asked before the resync", |w| w.device(4, 0).repl.is_target());
+        w.heal(3, 4);
+        w.start_node(3);
+        w.wait_connected(3, 4);
+        w.run_seconds(1);
+        w.expect("n3 has to ask others", |w| w.disk(3) == DiskState::Consistent);
+        w.expect("n0 is not current", |w| w.device(4, 0).disk != DiskState::UpToDate);
+        assert!(w.try_open(4).is_err(), "nobody has what was written last for sure");
+        w.release_handler(HandlerEvent::BeforeResyncTarget, Some(0));
+        w.run_seconds(2);
+        for node in [1, 2] {
+            w.start_node(node);
+        }
+        w.rejoin(4, [1, 2]);
+        w.heal(0, 3);
         w.settle();
     });
 }

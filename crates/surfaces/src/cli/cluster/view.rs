@@ -254,8 +254,9 @@ impl Node {
     pub fn state(&self) -> &'static str {
         let has = |flag| is_any(&self.flags, &[flag]);
         match () {
-            () if has("DELETE") => "deleting",
+            // Which has DELETE, too.
             () if has("EVICTED") => "evicted",
+            () if has("DELETE") => "deleting",
             () if has("EVACUATE") && self.is_online() => "draining",
             () if has("EVACUATE") => "draining, offline",
             () if self.is_online() => "online",
