@@ -577,3 +577,51 @@ fn a_source_that_another_one_leaves_behind_is_not_current_any_more() {
         w.settle();
     });
 }
+
+/// The same, where what is newer comes by a resync of a disk that is connected already.
+#[test]
+fn a_source_that_the_resync_of_another_one_leaves_behind_is_not_current_any_more() {
+    let mut plan = Plan::majority(5, 0);
+    plan.handlers = HandlerSet::ALL;
+    scenario(plan, |w| {
+        w.form();
+        w.kill(0);
+        w.wait_lost(4, 0);
+        w.cut_off(4, [1, 2, 3]);
+        w.wait_lost_all(4, [1, 2, 3]);
+        w.granted(4, AdminCommand::Outdate { volume: VolumeNr(0) });
+        let opener = w.open(1);
+        for sector in 0..8 {
+            w.write(1, sector * 8);
+        }
+        w.close(1, opener);
+        w.kill(3);
+        w.replace_disk(3);
+        w.cut_off(3, [0, 1, 2]);
+        w.hold_handler(HandlerEvent::BeforeResyncTarget);
+        w.cut_off(0, [1, 2]);
+        w.start_node(0);
+        w.heal(0, 4);
+        w.wait_connected(0, 4);
+        w.admin(4, AdminCommand::Invalidate { volume: VolumeNr(0), from: Some(node_id(0)) });
+        w.wait("it is asked before the resync", |w| w.device(4, 0).repl.is_target());
+        w.heal(3, 4);
+        w.start_node(3);
+        w.wait_connected(3, 4);
+        w.handler_exits(HandlerEvent::BeforeResyncTarget, Some(0));
+        w.heal(1, 3);
+        w.wait("n3 has what was written", |w| w.device(4, 3).disk == DiskState::UpToDate);
+        w.expect("n0 is not current", |w| w.device(4, 0).disk != DiskState::UpToDate);
+        if let Ok(opener) = w.try_open(4) {
+            for sector in 0..8 {
+                w.read(4, sector * 8);
+            }
+            w.close(4, opener);
+        }
+        w.release_handler(HandlerEvent::BeforeResyncTarget, Some(0));
+        w.rejoin(4, [1, 2]);
+        w.rejoin(0, [1, 2, 3]);
+        w.heal(2, 3);
+        w.settle();
+    });
+}
