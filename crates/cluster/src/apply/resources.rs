@@ -599,7 +599,10 @@ pub fn autoplace(edit: &mut Edit<'_>, name: &ResourceName, filter: &Filter) -> R
     let diskless = filter.diskless == Some(true);
     let placement = match diskless {
         true => {
-            let asked = Filter { place_count: filter.place_count, ..merged.clone() };
+            // How many are wanted is not the group's to say: it counts replicas.
+            let (place_count, additional_place_count) =
+                (filter.place_count, filter.additional_place_count);
+            let asked = Filter { place_count, additional_place_count, ..merged.clone() };
             place::place_diskless(edit.model, edit.observed(), definition, &asked)?
         }
         false => place::place(edit.model, edit.observed(), name, &merged)?,

@@ -219,6 +219,9 @@ fn diskless_resources_are_placed_beside_the_replicas() {
     assert_eq!((diskless(&bed), bed.nodes_of("disk").len()), (2, 4));
     assert_eq!(bed.refused(place(3, true)).code, crate::refusal::Code::NotEnoughNodes);
     let filter = Filter { diskless: Some(true), ..Filter::default() };
+    let unsaid = Command::Autoplace { name: rd("disk"), filter };
+    assert!(bed.ok(unsaid).notes.iter().any(|n| n.code == NoteCode::AlreadyDeployed));
+    let filter = Filter { diskless: Some(true), ..Filter::default() };
     let group = Command::ModifyGroup {
         name: GroupName::default_group(),
         description: None,
