@@ -666,8 +666,10 @@ impl Resource {
         }
         for vol in 0..self.vols.len() {
             self.note_newer(peer, vol);
-            // Those that were here before it may be left behind by it.
-            self.doubt_ancestors(vol);
+            // Those that were here before it may be left behind by it. A client goes by what it has seen.
+            if self.shown_backing(vol).is_some() {
+                self.doubt_ancestors(vol);
+            }
         }
         self.reconcile_pending(peer);
         self.resume_cleanups();
