@@ -530,6 +530,25 @@ fn a_client_that_goes_over_to_the_majority_leaves_the_disk_behind_that_it_wrote_
     });
 }
 
+/// n0 is down and n4 cut off, with a disk that it takes for old: the three others write.
+fn only_the_middle_goes_on(w: &mut World) {
+    w.form();
+    w.kill(0);
+    w.wait_lost(4, 0);
+    w.cut_off(4, [1, 2, 3]);
+    w.wait_lost_all(4, [1, 2, 3]);
+    w.granted(4, AdminCommand::Outdate { volume: VolumeNr(0) });
+}
+
+/// n0 is back, meets n4 alone, and is to be its source as soon as a handler has ended.
+fn is_asked_before_a_resync_from_the_old_disk(w: &mut World) {
+    w.start_node(0);
+    w.heal(0, 4);
+    w.wait_connected(0, 4);
+    w.admin(4, AdminCommand::Invalidate { volume: VolumeNr(0), from: Some(node_id(0)) });
+    w.wait("it is asked before the resync", |w| w.device(4, 0).repl.is_target());
+}
+
 /// n4 is behind, and about to be resynced from n0, which does not know that it is, too. What n3 has is
 /// newer, though n3 stopped under writes and does not take it for current: n0 is not either, and
 /// nobody becomes Primary by its data (seed 5000421).
@@ -538,12 +557,7 @@ fn a_source_that_another_one_leaves_behind_is_not_current_any_more() {
     let mut plan = Plan::majority(5, 0);
     plan.handlers = HandlerSet::ALL;
     scenario(plan, |w| {
-        w.form();
-        w.kill(0);
-        w.wait_lost(4, 0);
-        w.cut_off(4, [1, 2, 3]);
-        w.wait_lost_all(4, [1, 2, 3]);
-        w.granted(4, AdminCommand::Outdate { volume: VolumeNr(0) });
+        only_the_middle_goes_on(w);
         w.open(1);
         w.write(1, 0);
         w.stall_disk(3, 300);
@@ -555,11 +569,7 @@ fn a_source_that_another_one_leaves_behind_is_not_current_any_more() {
         w.release_disk(3);
         w.hold_handler(HandlerEvent::BeforeResyncTarget);
         w.cut(0, 3);
-        w.start_node(0);
-        w.heal(0, 4);
-        w.wait_connected(0, 4);
-        w.admin(4, AdminCommand::Invalidate { volume: VolumeNr(0), from: Some(node_id(0)) });
-        w.wait("it is asked before the resync", |w| w.device(4, 0).repl.is_target());
+        is_asked_before_a_resync_from_the_old_disk(w);
         w.heal(3, 4);
         w.start_node(3);
         w.wait_connected(3, 4);
@@ -584,12 +594,7 @@ fn a_source_that_the_resync_of_another_one_leaves_behind_is_not_current_any_more
     let mut plan = Plan::majority(5, 0);
     plan.handlers = HandlerSet::ALL;
     scenario(plan, |w| {
-        w.form();
-        w.kill(0);
-        w.wait_lost(4, 0);
-        w.cut_off(4, [1, 2, 3]);
-        w.wait_lost_all(4, [1, 2, 3]);
-        w.granted(4, AdminCommand::Outdate { volume: VolumeNr(0) });
+        only_the_middle_goes_on(w);
         let opener = w.open(1);
         for sector in 0..8 {
             w.write(1, sector * 8);
@@ -600,11 +605,7 @@ fn a_source_that_the_resync_of_another_one_leaves_behind_is_not_current_any_more
         w.cut_off(3, [0, 1, 2]);
         w.hold_handler(HandlerEvent::BeforeResyncTarget);
         w.cut_off(0, [1, 2]);
-        w.start_node(0);
-        w.heal(0, 4);
-        w.wait_connected(0, 4);
-        w.admin(4, AdminCommand::Invalidate { volume: VolumeNr(0), from: Some(node_id(0)) });
-        w.wait("it is asked before the resync", |w| w.device(4, 0).repl.is_target());
+        is_asked_before_a_resync_from_the_old_disk(w);
         w.heal(3, 4);
         w.start_node(3);
         w.wait_connected(3, 4);

@@ -267,7 +267,7 @@ fn quorum(edit: &mut Edit<'_>, name: &ResourceName) {
     let (diskful, voting) = voters(edit, name);
     let live = |r: &&Resource| r.is_tie_breaker() && !r.is_deleting();
     let diskless = voting + edit.model.resources_of(name).filter(live).count();
-    // While somebody leaves, his vote counts: what comes in his place is there when he is gone.
+    // A vote that is leaving counts until it is gone: what comes in its place is there then.
     let stays = now.as_deref() == Some("majority") && has_majority(edit, name);
     let majority = !off && (stays || decides(diskful, diskless));
     let wanted = if majority { "majority" } else { "off" };
