@@ -2,6 +2,7 @@
 //! controller come and go in between.
 
 use std::process::Command as Process;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,13 @@ use crate::engine_support::nbd::Client;
 use crate::engine_support::pattern;
 use api::link::Order;
 use cluster::change::Object;
-use cluster::command::{Command, NewDefinition};
+use cluster::command::{Command, NewDefinition, NewVolumeDefinition};
 use cluster::name::SnapshotName;
 use cluster::objects::{Millis, Props, Provider, RollbackPhase};
 use cluster::observed::SuspensionState;
 use cluster::plan::Action;
 use cluster::props::PropsEdit;
-use vocab::Bytes;
+use vocab::{Bytes, VolumeNr};
 
 const NODES: [&str; 3] = ["alpha", "bravo", "charlie"];
 
@@ -128,6 +129,70 @@ fn received(cluster: &mut Cluster, on: &str) -> u64 {
     let peers = status[0]["connections"].as_array().unwrap();
     let devices = peers.iter().flat_map(|peer| peer["peer_devices"].as_array().unwrap());
     devices.map(|device| device["received"].as_u64().unwrap()).sum()
+}
+
+/// A second volume comes while the first one is written, on one node after another, the last of them long
+/// after the others: nobody disconnects for it, and no write fails.
+#[test]
+fn a_volume_is_added_while_another_one_of_the_resource_is_written() {
+    let mut cluster = Cluster::up(&NODES);
+    cluster.define("web", 64 * MIB);
+    cluster.place("web", &["alpha", "bravo"]);
+    cluster.wait_settled("web");
+    assert!(cluster.model.resource(&rd("web"), &node("charlie")).unwrap().is_tie_breaker());
+    let socket = cluster.node("alpha").export("web");
+    let connects = |cluster: &mut Cluster| {
+        let logs = NODES.map(|name| cluster.node(name).directory.join("engine.log"));
+        let log: String = logs.map(|log| std::fs::read_to_string(log).unwrap()).concat();
+        log.lines().filter(|line| line.contains("web: connected to")).count()
+    };
+    let before = connects(&mut cluster);
+    assert!(before >= 6, "{before}");
+    let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (socket, stop, count) = (&socket, &stop, &count);
+        let writer = scope.spawn(move || {
+            let mut client = Client::open(socket, "web/0").unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                let next = count.load(Ordering::Relaxed);
+                client.write(next % 8192 * 4096, &[next.to_be_bytes(); 512].concat()).unwrap();
+                count.store(next + 1, Ordering::Relaxed);
+            }
+            client.close();
+        });
+        let goes_on = |cluster: &mut Cluster| {
+            let from = count.load(Ordering::Relaxed);
+            cluster.wait("writes go on", |_| count.load(Ordering::Relaxed) > from + 100);
+        };
+        goes_on(&mut cluster);
+        cluster.node("bravo").kill_agent();
+        let volume = NewVolumeDefinition { size: Bytes(32 * MIB), ..Default::default() };
+        cluster.command(Command::CreateVolumeDefinition { name: rd("web"), volume });
+        cluster.wait("two nodes have it", |c| {
+            ["alpha", "charlie"].iter().all(|name| {
+                let replica = c.replica("web", name).unwrap();
+                replica.volumes.get(&VolumeNr(1)).is_some_and(|volume| volume.disk.is_some())
+            })
+        });
+        goes_on(&mut cluster);
+        cluster.node("bravo").start_agent();
+        cluster.wait_settled("web");
+        goes_on(&mut cluster);
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+    });
+    assert_eq!(connects(&mut cluster), before, "nobody connected anew");
+    let socket = cluster.node("alpha").directory.join("second.nbd");
+    cluster.node("alpha").ok(&["export", "web/1", "--listen", &socket.display().to_string()]);
+    let mut client = Client::open(&socket, "web/1").unwrap();
+    client.write(0, &pattern(7, MIB as usize)).unwrap();
+    client.close();
+    for name in ["alpha", "bravo"] {
+        let content = std::fs::read(cluster.pools.of(name).join("web_00001.img")).unwrap();
+        assert!(content[..MIB as usize] == pattern(7, MIB as usize), "{name} has what was written");
+    }
+    delete(&mut cluster, "web");
+    assert_no_files(&cluster);
 }
 
 #[test]
@@ -274,7 +339,7 @@ fn a_snapshot_of_a_volume_in_use_is_of_one_moment_and_becomes_a_volume() {
     cluster.place("web", &NODES);
     cluster.wait_settled("web");
     let socket = cluster.node("alpha").export("web");
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     let snapshot = SnapshotName::new("monday").unwrap();
     std::thread::scope(|scope| {
         // Counts up, block after block: of one moment is what has no hole.
@@ -282,7 +347,7 @@ fn a_snapshot_of_a_volume_in_use_is_of_one_moment_and_becomes_a_volume() {
         let writer = scope.spawn(move || {
             let mut client = Client::open(socket, "web/0").unwrap();
             let mut count = 0u64;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 client.write(count % 8192 * 4096, &[count.to_be_bytes(); 512].concat()).unwrap();
                 count += 1;
             }
@@ -295,7 +360,7 @@ fn a_snapshot_of_a_volume_in_use_is_of_one_moment_and_becomes_a_volume() {
         cluster.wait("the snapshot is complete", |c| {
             c.model.snapshot(&rd("web"), &snapshot).is_some_and(|s| s.is_successful())
         });
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
         assert!(writer.join().unwrap() > 0, "it went on");
     });
     let taken = |cluster: &Cluster, name: &str| {

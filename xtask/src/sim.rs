@@ -9,14 +9,15 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 const HELP: &str = "\
-cargo xtask sim [--cluster | --liar | --protocol-a | --two-primaries] [--seeds N]
-               [--start S] [--jobs J] [--failures F] [--verbose] [--watch VOLUME:SECTOR]
+cargo xtask sim [--cluster | --liar | --protocol-a | --two-primaries | --add-volumes]
+               [--seeds N] [--start S] [--jobs J] [--failures F] [--verbose] [--watch VOLUME:SECTOR]
     Runs N seeds (default 2000) from S (default 1) on J processes (default: one per core).
     Stops after F violations per process (default 1).
     --cluster runs the control plane in place of the data plane.
     --liar runs the data plane with a node that sends what nobody should.
     --protocol-a runs the data plane under protocol A, with disks that fail.
     --two-primaries runs it with clients that write on several nodes at once.
+    --add-volumes runs it with nodes that get one of their volumes while others are used.
     --verbose prints everything that happens; meant for one seed.
     --watch adds what every node holds in one sector and thinks of it, whenever that changes.";
 
@@ -33,6 +34,8 @@ pub enum Kind {
     ProtocolA,
     /// The data plane with several Primaries.
     TwoPrimaries,
+    /// The data plane with nodes that get a volume after their start.
+    AddVolumes,
 }
 
 impl Kind {
@@ -44,6 +47,7 @@ impl Kind {
             Kind::Liar => Some("--liar"),
             Kind::ProtocolA => Some("--protocol-a"),
             Kind::TwoPrimaries => Some("--two-primaries"),
+            Kind::AddVolumes => Some("--add-volumes"),
         }
     }
 }
@@ -136,6 +140,7 @@ fn parse(arguments: &[String]) -> Result<Option<Campaign>> {
             "--liar" => campaign.kind = Kind::Liar,
             "--protocol-a" => campaign.kind = Kind::ProtocolA,
             "--two-primaries" => campaign.kind = Kind::TwoPrimaries,
+            "--add-volumes" => campaign.kind = Kind::AddVolumes,
             "--watch" => {
                 let place = arguments.next().context("--watch needs VOLUME:SECTOR")?;
                 campaign.watch = Some(place.clone());

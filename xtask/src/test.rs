@@ -306,7 +306,10 @@ fn simulate() -> Result<Outcome> {
     println!("{asynchronous} of {SIM_SEEDS} seeds under protocol A break a rule, none may");
     let joint = share(sim::Kind::TwoPrimaries)?;
     println!("{joint} of {SIM_SEEDS} seeds with two Primaries break a rule, none may");
-    Ok(Outcome::of(found <= bound && cluster + lies + asynchronous + joint == 0))
+    let adding = share(sim::Kind::AddVolumes)?;
+    println!("{adding} of {SIM_SEEDS} seeds in which volumes are added break a rule, none may");
+    let others = cluster + lies + asynchronous + joint + adding;
+    Ok(Outcome::of(found <= bound && others == 0))
 }
 
 /// Does this with each of the items, so many at a time, and adds up what comes of them.

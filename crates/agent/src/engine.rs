@@ -6,12 +6,21 @@ use std::time::{Duration, Instant};
 use codec::admin::{Answer, ExportStatus, Request, ResourceStatus};
 use codec::config::ResourceConfig;
 use surfaces::cli::{Client, Error};
-use vocab::{DiskState, RefusalCode, Role, StateError};
+use vocab::{ConfigError, DiskState, RefusalCode, Role, StateError};
 
 use crate::failed::Failed;
 
 /// How long the engine may take for one command.
 const COMMAND: Duration = Duration::from_secs(30);
+
+/// What became of something that not all peers can take while they are connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BesidePeers {
+    /// It is done.
+    Done,
+    /// One of them has to be disconnected first.
+    Refused,
+}
 
 /// Asks the engine of this node. Every step has one of its own, with the step's deadline.
 pub struct Engine {
@@ -45,6 +54,25 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::ask`].
     pub fn ask_patiently(&self, what: &str, request: &Request) -> Result<Answer, Failed> {
+        self.try_patiently(what, request).map_err(|error| failed(&error))
+    }
+
+    /// The same for something that is also done while peers are connected, if these can take it.
+    ///
+    /// # Errors
+    /// As for [`Engine::ask`].
+    pub fn ask_beside_peers(&self, what: &str, request: &Request) -> Result<BesidePeers, Failed> {
+        let connected = RefusalCode::Config(ConfigError::Connected);
+        match self.try_patiently(what, request) {
+            Ok(_) => Ok(BesidePeers::Done),
+            Err(Error::Refused { refusal, .. }) if refusal.code == connected => {
+                Ok(BesidePeers::Refused)
+            }
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    fn try_patiently(&self, what: &str, request: &Request) -> Result<Answer, Error> {
         loop {
             match self.try_ask(what, request.clone()) {
                 Err(Error::Refused { refusal, .. })
@@ -53,8 +81,7 @@ impl Engine {
                 {
                     std::thread::sleep(Duration::from_millis(200));
                 }
-                Err(error) => return Err(failed(&error)),
-                Ok(answer) => return Ok(answer),
+                answer => return answer,
             }
         }
     }

@@ -375,13 +375,27 @@ impl Engine {
         minor: Minor,
         diskless: bool,
     ) -> Done {
+        let id = entry.id;
+        // Before the core has heard what peers have of it, so that no size is missed.
+        let new = self.on(entry.shard, move |shard| {
+            let new = shard.with(id, |host, _, volumes| {
+                let new = host.target(nr).is_none();
+                if new {
+                    host.add_volume(volumes, nr);
+                }
+                new
+            });
+            new.unwrap_or(false)
+        })?;
         let disk = DiskOptions::default();
         let config = core::VolumeConfig { nr, minor, diskless, disk };
-        self.command(entry, AdminCommand::NewVolume(config))?;
-        let id = entry.id;
-        self.on(entry.shard, move |shard| {
-            shard.with(id, |host, _, volumes| host.add_volume(volumes, nr));
-        })
+        let added = self.command(entry, AdminCommand::NewVolume(config));
+        if added.is_err() && new {
+            self.on(entry.shard, move |shard| {
+                shard.with(id, |host, _, volumes| host.remove_volume(volumes, nr));
+            })?;
+        }
+        added
     }
 
     fn del_minor(&self, minor: Minor) -> Done {

@@ -115,18 +115,7 @@ impl Resource {
             }
             AdminCommand::Outdate { volume } => self.outdate(id, volume),
             AdminCommand::ForgetPeer { peer } => self.forget_peer(id, peer),
-            AdminCommand::NewVolume(config) => {
-                if self.vol_ix(config.nr).is_some() {
-                    return Err(ConfigError::MinorExists.into());
-                }
-                if self.st.connected().next().is_some() {
-                    let detail = "add volumes while no peer is connected";
-                    return Err(Refusal::config(ConfigError::Connected, detail));
-                }
-                self.add_volume(config);
-                self.visible_change = true;
-                Ok(Answer::Now)
-            }
+            AdminCommand::NewVolume(config) => self.new_volume(id, config),
             AdminCommand::DelVolume(nr) => self.del_volume(nr),
             AdminCommand::NewPeer(config) => {
                 if config.node_id == self.me || self.peer_ix(config.node_id).is_some() {
@@ -150,7 +139,7 @@ impl Resource {
                 self.change_hard(|_| {});
                 self.work.push_back(Work::Resume);
                 if self.opts.on_no_quorum == vocab::options::OnNoQuorum::IoError
-                    && self.st.vols.iter().any(|v| !v.quorum)
+                    && !self.st.is_quorate()
                 {
                     self.fail_frozen();
                 }

@@ -6,7 +6,7 @@ use codec::wire::{Packet, StateWord, UuidFlags, feature};
 use vocab::options::{DiskOptions, Quorum};
 use vocab::{
     ConfigError, ConnState, DiskState, GenUuid, MAX_NODES, NodeId, NodeMask, Refusal, ReplState,
-    Role, SectorRange, Sectors, VolumeNr,
+    Role, SectorRange, Sectors, StateError, VolumeNr,
 };
 
 use crate::activity_log::ActivityLog;
@@ -44,6 +44,12 @@ impl Resource {
             let detail = format!("volume {nr} has a disk; detach it first");
             return Err(Refusal::config(ConfigError::DiskConfigured, detail));
         }
+        if self.vols[vol].added_by.is_some() {
+            // Of what size it is, and what it would be compared with.
+            let detail =
+                format!("peers have not said yet what they have of volume {nr}; try again");
+            return Err(Refusal::state(StateError::InTransientState, detail));
+        }
         if self.vols[vol].parting.is_some() {
             let detail = format!("volume {nr} is still giving up its disk; try again");
             return Err(Refusal::config(ConfigError::DiskConfigured, detail));
@@ -79,8 +85,8 @@ impl Resource {
         if size != backing.bitmap.size() {
             // The others have gone on to that without this disk: it lacks what is new.
             backing.bitmap.resize(size, true);
-            backing.sb.effective_size = size;
         }
+        backing.sb.effective_size = size;
         let grows = self.vols[vol].size.0 != 0 && size > self.vols[vol].size;
         let restored = backing.sb.members;
         let volume = &mut self.vols[vol];
@@ -98,7 +104,6 @@ impl Resource {
         if volume.size.0 == 0 {
             // Users see a size from here on, so it is the one this disk has agreed to.
             (volume.size, volume.told_size) = (size, size);
-            backing.sb.effective_size = size;
             self.out.push_back(Output::SizeChanged { volume: nr, size });
         }
         volume.backing = Some(Box::new(backing));
@@ -313,6 +318,14 @@ impl Resource {
     pub(crate) fn attach_alone(&mut self, vol: VolIx) {
         let Some(backing) = &self.vols[vol].backing else { return };
         let state = self.attached_state(vol, backing.md_state());
+        // Clients have nothing to compare, but may have seen no disk of the volume yet.
+        for peer in 0..self.peers.len() {
+            if self.st.is_connected(peer) {
+                let sizes = Packet::Sizes(self.vols[vol].nr, Box::new(self.sizes(vol, peer)));
+                self.send(peer, sizes);
+                self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            }
+        }
         self.attach_settled(vol, state, Vec::new());
     }
 

@@ -573,7 +573,10 @@ impl Resource {
         self.peers[peer].devs[vol].uuids_fresh = true;
         let disk = self.st.vols[vol].disk;
         if primary {
-            self.adopt(peer, vol, current, weak.with(node), true);
+            // One that has just got the volume has begun none.
+            if is_generation(current) {
+                self.adopt(peer, vol, current, weak.with(node), true);
+            }
         } else if let Some(backing) = &self.vols[vol].backing {
             // It has moved on to a generation that this node has never seen.
             let seen = current.same(backing.gens.current())

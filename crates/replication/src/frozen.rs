@@ -119,6 +119,9 @@ impl Resource {
         if !self.drain_waiters.is_empty() {
             return now("I/O is being suspended");
         }
+        if self.vols.iter().any(|volume| volume.added_by.is_some()) {
+            return now("a volume is being added");
+        }
         None
     }
 

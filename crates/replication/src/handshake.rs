@@ -24,6 +24,7 @@ use crate::plain::Plain;
 use crate::rate::DrbdPace;
 use crate::resource::{Link, Pings, Resource, Sender, Volume};
 use crate::state::{PeerIx, VolIx};
+use crate::volumes::Presence;
 
 /// Oldest protocol version spoken.
 pub(crate) const PROTOCOL_MIN: u32 = 122;
@@ -147,6 +148,7 @@ impl Resource {
             dev.asked = GenUuid::NONE;
             dev.joined = NodeMask::EMPTY;
             dev.plain = Plain::default();
+            dev.presence = Presence::default();
         }
         let proof = Some(Proof::new(challenge));
         p.hs = Handshake { phase: Phase::Features, proof, ..Handshake::default() };
@@ -375,6 +377,7 @@ impl Resource {
         for dev in &mut self.peers[peer].devs {
             dev.uuids = None;
             dev.last_word = None;
+            dev.presence = Presence::default();
         }
         let mut order: Vec<VolIx> = (0..self.vols.len()).collect();
         order.sort_by_key(|v| self.vols[*v].nr);
@@ -417,7 +420,7 @@ impl Resource {
         Some((self.peers[only].node, self.peers[only].recv.last_dagtag))
     }
 
-    fn sync_param(&self, peer: PeerIx, vol: VolIx) -> SyncParam {
+    pub(crate) fn sync_param(&self, peer: PeerIx, vol: VolIx) -> SyncParam {
         let net = &self.peers[peer].net;
         // A peer is told DRBD's defaults of what is not set here; it has a pace of its own.
         let pd = DrbdPace::of(&self.peers[peer].devs[vol].opts);
@@ -436,13 +439,10 @@ impl Resource {
 
     /// P_STATE while exchanging: the last packet of a volume's set.
     pub(crate) fn handshake_state(&mut self, peer: PeerIx, nr: VolumeNr, word: StateWord) {
-        let Some(vol) = self.vol_ix(nr) else { return };
+        let Some(vol) = self.vol_ix(nr) else { return self.unknown_volume_shown(peer, nr, word) };
         self.peers[peer].devs[vol].last_word = Some(word);
-        let complete = self.peers[peer]
-            .devs
-            .iter()
-            .all(|d| d.last_word.is_some() && d.sizes.is_some() && d.uuids.is_some());
-        if complete {
+        self.note_presence(peer, vol, word);
+        if self.is_complete(peer) {
             self.peers[peer].hs.deadline = Some(self.now + self.opts.twopc_timeout);
             for vol in 0..self.vols.len() {
                 let decided = self.decide_volume(peer, vol);
@@ -454,6 +454,9 @@ impl Resource {
 
     /// What the volume starts with on this connection.
     fn decide_volume(&mut self, peer: PeerIx, vol: VolIx) -> Decided {
+        if self.peers[peer].devs[vol].presence == Presence::Absent {
+            return Decided::none();
+        }
         if self.measures_first(peer, vol) || self.grows_first(peer, vol) {
             return Decided::Retry;
         }

@@ -63,6 +63,7 @@ mod testing;
 mod transition;
 mod twopc;
 mod verify;
+mod volumes;
 
 pub use io::{Input, Output};
 pub use order::{ResyncCycle, ResyncOrder};

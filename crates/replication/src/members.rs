@@ -138,7 +138,7 @@ impl Resource {
     /// could become a majority of other nodes otherwise, beside the one that has it (hard case 34).
     pub(crate) fn may_change_members(&self) -> Result<(), Refusal> {
         let used = |v: &usize| self.vols[*v].backing.is_some() || self.st.role == Role::Primary;
-        let without = |v: &usize| used(v) && !self.st.vols[*v].quorum;
+        let without = |v: &usize| used(v) && !self.st.vols[*v].quorum && !self.st.vols[*v].aside;
         let counts = self.opts.quorum != Quorum::Off;
         match (0..self.vols.len()).find(without).filter(|_| counts) {
             None => Ok(()),

@@ -251,9 +251,21 @@ impl Resource {
             self.change_hard(|st| st.peers[peer].role = role);
             return Ok(());
         };
-        let Some(vol) = self.vol_ix(nr) else { return Ok(()) };
+        let Some(vol) = self.vol_ix(nr) else {
+            self.unknown_volume_shown(peer, nr, word);
+            return Ok(());
+        };
+        if self.precedes_answer(peer, vol, word) {
+            return Ok(());
+        }
+        let introduced = self.note_presence(peer, vol, word);
         let before =
             self.peers[peer].devs[vol].last_word.replace(word).and_then(|w| w.repl_state());
+        let at_most = match introduced {
+            true => self.meet_as_client(peer, vol, word),
+            false => Some(DiskState::UpToDate),
+        };
+        let Some(at_most) = at_most else { return Ok(()) };
         let disk = word.disk().unwrap_or(DiskState::Diskless);
         if disk != DiskState::UpToDate {
             self.peers[peer].devs[vol].taking.clear();
@@ -294,7 +306,7 @@ impl Resource {
                 && before == Some(ReplState::WFBitMapT)
                 && theirs == Some(ReplState::Established);
             let ended = ended || dropped;
-            let shown = self.shown_peer_disk(peer, vol, disk, word);
+            let shown = self.shown_peer_disk(peer, vol, disk, word).min(at_most);
             self.change_hard(|st| {
                 st.peers[peer].role = role;
                 let dev = &mut st.peers[peer].devs[vol];
@@ -323,6 +335,9 @@ impl Resource {
         self.review_agreement(peer, vol);
         self.resyncs_progress(vol);
         self.attach_answer(peer, vol);
+        if word.conn_state() == Some(ConnState::Connecting) {
+            self.volume_added(peer, vol);
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use crate::plain::Plain;
 use crate::resource::Decision;
 use crate::resync::Resync;
 use crate::verify::Verify;
+use crate::volumes::Presence;
 
 /// One volume towards one peer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -85,6 +86,9 @@ pub(crate) struct PeerDevice {
     /// Requests to a peer that answers by range.
     #[serde(default)]
     pub plain: Plain,
+    /// It has the volume, as far as it was asked on this connection.
+    #[serde(default)]
+    pub presence: Presence,
 }
 
 /// Own identifiers as sent in a handshake: a decision is only taken on what was sent.
@@ -140,6 +144,7 @@ impl PeerDevice {
             joined: NodeMask::EMPTY,
             sent_uuids: None,
             plain: Plain::default(),
+            presence: Presence::default(),
         }
     }
 

@@ -128,8 +128,12 @@ impl Resource {
         if self.st.susp.any() {
             return Admission::Wait;
         }
-        if !self.st.vols[vol].quorum && self.opts.on_no_quorum == OnNoQuorum::IoError {
-            return Admission::Fail(IoError::Io);
+        if !self.st.vols[vol].quorum {
+            match self.opts.on_no_quorum {
+                OnNoQuorum::IoError => return Admission::Fail(IoError::Io),
+                OnNoQuorum::SuspendIo if self.st.vols[vol].aside => return Admission::Wait,
+                OnNoQuorum::SuspendIo => {}
+            }
         }
         if matches!(self.st.vols[vol].disk, DiskState::Attaching | DiskState::Negotiating) {
             return Admission::Wait;
@@ -625,8 +629,7 @@ impl Resource {
         } else {
             self.is_kept(write)
         };
-        let quorate =
-            self.opts.on_no_quorum != OnNoQuorum::IoError || self.st.vols.iter().all(|v| v.quorum);
+        let quorate = self.opts.on_no_quorum != OnNoQuorum::IoError || self.st.is_quorate();
         let unsupported = matches!(write.op, RequestOp::Discard | RequestOp::Zeroes { .. })
             && write.local == Local::Failed
             && !ok;

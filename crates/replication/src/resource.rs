@@ -195,6 +195,9 @@ pub(crate) struct Volume {
     /// Diskless Primary: the newest generation is not confirmed by its peers yet.
     pub unconfirmed: Option<Unconfirmed>,
     pub openers: Vec<Opener>,
+    /// It was added by that wish, and not all peers have said yet what they have of it.
+    #[serde(skip)]
+    pub added_by: Option<u64>,
     /// Opened for writing, the promotion runs.
     #[serde(skip)]
     pub waiting_openers: Vec<u64>,
@@ -643,6 +646,7 @@ impl Resource {
             self.complete_reached();
             self.run_jobs();
             self.answer_readers();
+            self.answer_added();
             for vol in 0..self.vols.len() {
                 self.pump_meta(vol);
             }
@@ -728,6 +732,7 @@ impl Resource {
             missed_at: [Instant::default(); MAX_NODES],
             unconfirmed: None,
             openers: Vec::new(),
+            added_by: None,
             waiting_openers: Vec::new(),
             waiting_readers: Vec::new(),
             intervals: Intervals::with_capacity(0),

@@ -36,6 +36,10 @@ pub(crate) struct VolState {
     pub forgetful: bool,
     /// Another volume of this node is resynced first (`resync-after`).
     pub waits_for_other: bool,
+    /// It was added while others were in use, and has not had quorum and data since: what it lacks
+    /// stops its own I/O, and not that of the resource.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub aside: bool,
 }
 
 /// States of a connection.
@@ -98,6 +102,7 @@ impl VolState {
             real_quorum: false,
             forgetful: false,
             waits_for_other: false,
+            aside: false,
         }
     }
 }
@@ -148,6 +153,11 @@ impl State {
             || self
                 .connected()
                 .any(|p| readable(p) && self.peers[p].devs[vol].disk == DiskState::UpToDate)
+    }
+
+    /// All volumes that the resource goes by have quorum.
+    pub(crate) fn is_quorate(&self) -> bool {
+        self.vols.iter().all(|v| v.quorum || v.aside)
     }
 
     /// This node is the target side of a resync of the volume.

@@ -72,15 +72,16 @@ impl Resource {
             let verdict = self.quorum_of(new, vol);
             new.vols[vol].quorum = verdict.enforced;
             new.vols[vol].real_quorum = verdict.real;
+            new.vols[vol].aside &= !(verdict.enforced && self.has_data(new, vol));
         }
-        let lost_quorum = new.vols.iter().any(|v| !v.quorum);
-        if lost_quorum && self.opts.on_no_quorum == OnNoQuorum::SuspendIo {
+        if !new.is_quorate() && self.opts.on_no_quorum == OnNoQuorum::SuspendIo {
             new.susp.quorum = true;
         }
         if new.role == Role::Primary
             && self.opts.on_no_data_accessible == OnNoDataAccessible::SuspendIo
         {
-            let lost = (0..new.vols.len()).any(|v| self.has_data(old, v) && !self.has_data(new, v));
+            let lost = |v: VolIx| self.has_data(old, v) && !self.has_data(new, v);
+            let lost = (0..new.vols.len()).any(|v| !new.vols[v].aside && lost(v));
             new.susp.no_data |= lost;
         }
         new.susp.fencing |= self.begins_to_await_fencing(old, new);
@@ -343,7 +344,7 @@ impl Resource {
             self.check_data(old, new, vol)?;
             let (was, is) = (old.vols[vol], new.vols[vol]);
             let keeps = new.role == Role::Primary && old.role == Role::Primary;
-            if keeps && was.quorum && !is.quorum {
+            if keeps && was.quorum && !is.quorum && !is.aside {
                 let detail = self.quorum_of(new, vol).explain();
                 return Err(Refusal::state(StateError::NoQuorum, detail));
             }
@@ -744,8 +745,7 @@ impl Resource {
             }
             self.md_changed_now(vol);
         }
-        let lost = self.st.vols.iter().any(|v| !v.quorum);
-        if lost && self.opts.on_no_quorum == OnNoQuorum::IoError {
+        if !self.st.is_quorate() && self.opts.on_no_quorum == OnNoQuorum::IoError {
             self.fail_held();
         }
     }
@@ -831,10 +831,9 @@ impl Resource {
     /// uuid-bridge (semantics §6.3).
     pub(crate) fn try_resume(&mut self) {
         let quorum_back = self.st.susp.quorum
-            && (self.st.vols.iter().all(|v| v.quorum)
-                || self.opts.on_no_quorum == OnNoQuorum::IoError);
+            && (self.st.is_quorate() || self.opts.on_no_quorum == OnNoQuorum::IoError);
         let data_back = self.st.susp.no_data
-            && ((0..self.vols.len()).all(|v| self.has_data(&self.st, v))
+            && ((0..self.vols.len()).all(|v| self.st.vols[v].aside || self.has_data(&self.st, v))
                 || self.opts.on_no_data_accessible == OnNoDataAccessible::IoError
                 || self.st.role != Role::Primary);
         let fenced = self.st.susp.fencing && !self.awaits_fencing();
@@ -859,7 +858,7 @@ impl Resource {
 
     /// Lifts suspensions, after any new generation that is due.
     pub(crate) fn resume(&mut self, lifted: Suspended) {
-        let writable = self.st.role == Role::Primary && self.st.vols.iter().all(|v| v.quorum);
+        let writable = self.st.role == Role::Primary && self.st.is_quorate();
         for vol in 0..self.vols.len() {
             if self.bump_blocks(vol) && writable && self.has_data(&self.st, vol) {
                 let frozen = self.log.iter().any(|w| w.vol == vol && !w.completed);

@@ -26,7 +26,6 @@ use vocab::{
 };
 
 pub(crate) use apply::{apply_own_change, apply_remote};
-use check::is_resync;
 
 use resize::Resizing;
 
@@ -50,6 +49,8 @@ pub(crate) struct Held {
     pub tid: u32,
     pub initiator: NodeId,
     pub target: Option<NodeId>,
+    /// The volume that it is about, which this node need not have.
+    pub nr: Option<VolumeNr>,
     pub vol: Option<VolIx>,
     pub op: Operation,
     /// Started here, for this job.
@@ -103,6 +104,7 @@ impl Held {
             tid,
             initiator,
             target,
+            nr: None,
             vol,
             op,
             job: None,
@@ -161,6 +163,7 @@ impl Resource {
             children,
             waiting: children,
             nodes_to_reach: children.with(self.me).complement(),
+            nr: vol.map(|v| self.vols[v].nr),
             resize,
             ..Held::new(tid, self.me, target, vol, op, deadline)
         };
@@ -175,7 +178,7 @@ impl Resource {
 
     /// Sends PREPARE, COMMIT or ABORT of the transaction to its children.
     fn forward(&mut self, held: &Held, what: PrepareOrEnd) {
-        let nr = held.vol.map(|v| self.vols[v].nr);
+        let nr = held.nr;
         for node in held.children.iter() {
             let Some(peer) = self.peer_ix(node) else { continue };
             let v2 = self.peers[peer].agreed_features & feature::TWOPC_V2 != 0;
@@ -252,14 +255,14 @@ impl Resource {
             // The lower id wins over this node's own transaction.
             self.abort_own(StateError::ConcurrentStChg);
         }
-        let vol = match nr.map(|nr| self.vol_ix(nr)) {
-            Some(None) => {
-                self.reply_to(peer, nr, &request, Answer::No, ReplyMasks::default());
-                return Ok(());
-            }
-            Some(vol) => vol,
-            None => None,
-        };
+        let vol = nr.and_then(|nr| self.vol_ix(nr));
+        if nr.is_some()
+            && vol.is_none()
+            && (target == Some(self.me) || !self.may_lack_volumes(peer))
+        {
+            self.reply_to(peer, nr, &request, Answer::No, ReplyMasks::default());
+            return Ok(());
+        }
         let op = match resize {
             Some(_) => Some(Operation::Resize),
             None => Operation::of(ReqState::from_word28(request.word28)),
@@ -272,6 +275,7 @@ impl Resource {
         let mut held = Held {
             parents: vec![peer],
             nodes_to_reach: request.nodes_to_reach,
+            nr,
             resize,
             ..Held::new(request.tid, initiator, target, vol, op, deadline)
         };
@@ -338,67 +342,6 @@ impl Resource {
         Ok(())
     }
 
-    /// Would this node agree (semantics §2.3 step 3, §1.9, §2.6)?
-    fn validate_remote(&mut self, held: &Held) -> Result<(), Refusal> {
-        let initiator = self.peer_ix(held.initiator).filter(|p| self.st.is_connected(*p));
-        if let (Some(resize), Some(vol)) = (&held.resize, held.vol) {
-            return self.may_take_part(vol, resize.user_size);
-        }
-        if let Operation::Connect(_) = held.op {
-            if held.target == Some(self.me) {
-                self.connect_wanted(held.initiator)?;
-                return self.follows_no_other(held);
-            }
-            return Ok(());
-        }
-        if let (Operation::Promote { .. }, None) = (held.op, initiator) {
-            return match self.st.role {
-                Role::Primary => Err(StateError::TwoPrimaries.into()),
-                _ => Ok(()),
-            };
-        }
-        let Some(initiator) = initiator else { return Ok(()) };
-        self.check_told(held, initiator)?;
-        let busy = self.handshake_running() || (held.op == Operation::Attach && self.negotiating());
-        if let (Operation::Attach | Operation::Detach, true) = (held.op, busy) {
-            return Err(StateError::InTransientState.into());
-        }
-        if let (Operation::Attach, Some(vol)) = (held.op, held.vol) {
-            // The disk that comes back missed what is being written: that has to be on record
-            // before the generations are compared.
-            // Without data nothing is being written, and a generation can not even start.
-            let backing = self.vols[vol].backing.as_ref();
-            if backing.is_some_and(|b| b.is_adopting()) {
-                // It would be compared with what may never get to the disk here.
-                return Err(StateError::InTransientState.into());
-            }
-            let writes = self.st.role == Role::Primary && self.has_data(&self.st, vol);
-            if writes && self.bump_blocks(vol) {
-                let owed = self.log.iter().any(|w| w.vol == vol);
-                if owed && self.st.vols[vol].quorum {
-                    self.start_bump(vol);
-                    return Err(StateError::InTransientState.into());
-                }
-                if owed {
-                    // No generation starts without quorum, and that may be what this disk brings.
-                    self.mark_unfinished(vol, held.initiator);
-                }
-            }
-        }
-        let target_is_me = held.target == Some(self.me);
-        if held.op == Operation::Verify && target_is_me {
-            self.check_verify(initiator, held.vol)?;
-        }
-        if target_is_me && (is_resync(held.op) || held.op == Operation::Verify) {
-            self.check_resync_pair(initiator, held.vol)?;
-        }
-        if let (true, true, Some(vol)) = (target_is_me, is_resync(held.op), held.vol) {
-            self.may_resync(held.op, false, initiator, vol)?;
-        }
-        let (op, vol) = (held.op, held.vol);
-        self.tentative(|st| apply_remote(st, op, initiator, vol, target_is_me)).map(|_| ())
-    }
-
     /// P_TWOPC_YES, NO or RETRY.
     pub(crate) fn twopc_reply(&mut self, peer: PeerIx, reply: TwoPcReply, answer: Answer) {
         let node = self.peers[peer].node;
@@ -452,7 +395,7 @@ impl Resource {
         held.answer = answer;
         let parents = held.parents.clone();
         let (tid, initiator) = (held.tid, held.initiator);
-        let nr = held.vol.map(|v| self.vols[v].nr);
+        let nr = held.nr;
         for parent in parents {
             self.send_reply(parent, nr, tid, i32::from(initiator.get()), answer, masks);
         }
@@ -779,7 +722,7 @@ impl Resource {
 
     /// This node or a connected neighbour has quorum.
     fn sees_quorum(&self) -> bool {
-        self.st.vols.iter().all(|v| v.real_quorum)
+        self.st.vols.iter().all(|v| v.real_quorum || v.aside)
             || self.st.connected().any(|p| self.st.peers[p].devs.iter().any(|d| d.peer_quorum))
     }
 

@@ -29,6 +29,7 @@ mod sizes;
 mod swap;
 pub mod trace;
 pub mod view;
+mod volumes;
 pub mod watch;
 pub mod world;
 

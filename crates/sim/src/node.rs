@@ -165,6 +165,19 @@ pub enum Swap {
     Still(u32),
 }
 
+/// Whether a running node has the last of the volumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Late {
+    /// It has.
+    Has,
+    /// It does not.
+    Lacks,
+    /// The wish for it is not answered.
+    Asked(u64),
+    /// It is granted, and has no options yet.
+    Granted,
+}
+
 /// A node.
 #[derive(Debug)]
 pub struct Node {
@@ -184,6 +197,8 @@ pub struct Node {
     pub idle_timeouts: u32,
     /// The process does not run before this time.
     pub paused_until: u64,
+    /// The last of the volumes.
+    pub late: Late,
     /// It is about to hand over to another process, and how far it is with that.
     pub swap: Option<Swap>,
     /// How long each step of that takes, in nanoseconds.

@@ -236,11 +236,16 @@ impl World {
         };
         (0..self.nodes.len()).all(|node| {
             self.view(node).is_some_and(|view| {
-                view.volumes.iter().all(|v| attached(node, v.disk))
+                let mut volumes = view.volumes.iter().enumerate();
+                volumes.all(|(volume, v)| self.lacks(node, volume) || attached(node, v.disk))
                     && view.peers.iter().enumerate().all(|(other, p)| {
                         p.as_ref().is_none_or(|p| {
                             p.conn == ConnState::Connected
-                                && p.devices.iter().all(|d| attached(other, d.disk))
+                                && p.devices.iter().enumerate().all(|(volume, d)| {
+                                    self.lacks(other, volume)
+                                        || self.lacks(node, volume)
+                                        || attached(other, d.disk)
+                                })
                         })
                     })
             })
@@ -253,7 +258,11 @@ impl World {
         (0..self.nodes.len()).filter(|n| all || *n == 0).all(|node| {
             let Some(view) = self.view(node) else { return false };
             !self.plan.nodes[node].diskful
-                || view.volumes.iter().all(|v| v.disk == DiskState::UpToDate)
+                || view
+                    .volumes
+                    .iter()
+                    .enumerate()
+                    .all(|(volume, v)| self.lacks(node, volume) || v.disk == DiskState::UpToDate)
         })
     }
 

@@ -256,8 +256,21 @@ pub struct Plan {
     pub aimed: u64,
     /// Volumes may become larger than that.
     pub may_grow: bool,
+    /// When nodes get the last volume.
+    pub last_volume: LastVolume,
     /// Handlers that there are.
     pub handlers: HandlerSet,
+}
+
+/// When nodes get the last volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LastVolume {
+    /// Always at their start.
+    AtStart,
+    /// Now and then some time after a start that is not their first.
+    AfterRestarts,
+    /// When a scenario adds it.
+    ByHand,
 }
 
 impl Plan {
@@ -305,6 +318,7 @@ impl Plan {
             fault_pause: SECOND,
             aimed: 0,
             may_grow: false,
+            last_volume: LastVolume::AtStart,
             handlers: HandlerSet::NONE,
         }
     }
@@ -327,6 +341,17 @@ impl Plan {
         Plan::random_with(rng, Some(Protocol::A))
     }
 
+    /// The same with two volumes, of which nodes may start without the second one.
+    pub fn adding(rng: &mut Rng) -> Plan {
+        let mut plan = Plan::random_with(rng, Some(Protocol::C));
+        (plan.legacy, plan.old_metadata) = (false, false);
+        plan.nodes.iter_mut().for_each(|node| node.newest = None);
+        plan.volumes = 2;
+        plan.faults.push((Fault::Kill, 20));
+        plan.random_last_volume();
+        plan
+    }
+
     /// The same with two Primaries and more: clients work on all nodes at once, each of which becomes
     /// Primary beside the first one.
     pub fn joint(rng: &mut Rng) -> Plan {
@@ -334,6 +359,7 @@ impl Plan {
         (plan.legacy, plan.old_metadata) = (false, false);
         plan.nodes.iter_mut().for_each(|node| node.newest = None);
         plan.net.allow_two_primaries = true;
+        plan.last_volume = LastVolume::AtStart;
         // Without, users of two nodes that lose each other go on independently.
         if !plan.fences_firmly() {
             plan.resource.quorum = Quorum::Majority;
@@ -365,7 +391,18 @@ impl Plan {
         plan.legacy = plan.may_be_legacy() && plan.fault_pause % 7 < 3;
         plan.old_metadata = plan.may_be_pair() && plan.fault_pause % 11 < 4;
         plan.random_versions();
+        // Not drawn either.
+        if plan.fault_pause % 3 == 1 {
+            plan.random_last_volume();
+        }
         plan
+    }
+
+    fn random_last_volume(&mut self) {
+        let new = self.nodes.iter().all(|node| node.newest.is_none());
+        if self.volumes == 2 && new && !self.is_ordered() {
+            self.last_volume = LastVolume::AfterRestarts;
+        }
     }
 
     /// The metadata of DRBD 8 have room for all there is.
@@ -633,6 +670,11 @@ impl Plan {
     /// finds, and nobody can tell that another one has writes that this one lacks.
     pub fn may_split(&self) -> bool {
         !self.failover_is_safe() && !self.works_at_home()
+    }
+
+    /// What this node has written, its own disk alone is sure to have.
+    pub fn goes_by_own_disk(&self, node: usize) -> bool {
+        !self.failover_is_safe() && self.works_at_home() && self.workload.nodes[0] == node
     }
 
     /// All work is done by one node, on a disk that always takes part.

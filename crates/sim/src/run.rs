@@ -55,6 +55,13 @@ pub fn joint(seed: u64, trace: Trace) -> Verdict {
     judge(plan, rng, trace, World::run_plan)
 }
 
+/// Runs one seed with nodes that get one of their volumes after their start.
+pub fn adding(seed: u64, trace: Trace) -> Verdict {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::adding(&mut rng);
+    judge(plan, rng, trace, World::run_plan)
+}
+
 /// Runs one seed in which a node lies about everything.
 pub fn liar(seed: u64, trace: Trace) -> Verdict {
     let mut rng = Rng::new(seed);

@@ -87,6 +87,9 @@ impl World {
     pub fn form(&mut self) {
         self.wait("all nodes are connected", World::all_connected);
         for volume in 0..self.plan.volumes {
+            if self.lacks(0, usize::from(volume)) {
+                continue;
+            }
             let volume = VolumeNr(volume);
             let command = AdminCommand::NewCurrentUuid { volume, clear_bitmap: true };
             self.granted(0, command);
@@ -237,8 +240,12 @@ impl World {
 
     /// Submits a request for volume 0 and does not wait.
     pub fn start(&mut self, node: usize, op: Op, sector: u64, sectors: u64) -> u64 {
-        let range = SectorRange::new(sector, sectors);
-        self.submit_request(SELF, node, 0, op, range)
+        self.start_on(node, 0, op, SectorRange::new(sector, sectors))
+    }
+
+    /// The same for any volume.
+    pub fn start_on(&mut self, node: usize, volume: usize, op: Op, range: SectorRange) -> u64 {
+        self.submit_request(SELF, node, volume, op, range)
     }
 
     /// True if a started request is answered.

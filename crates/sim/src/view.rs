@@ -57,6 +57,16 @@ pub struct DeviceView {
     pub paused: bool,
 }
 
+impl DeviceView {
+    /// Of a volume that the node does not have.
+    const NONE: DeviceView = DeviceView {
+        repl: ReplState::Off,
+        disk: DiskState::DUnknown,
+        out_of_sync: 0,
+        paused: false,
+    };
+}
+
 impl World {
     /// What a node says about itself, if it runs.
     pub fn view(&self, node: usize) -> Option<View> {
@@ -68,6 +78,14 @@ impl World {
             sectors: d.size * 2,
             current: resource.generation(d.volume),
         });
+        let lacked = || VolumeView {
+            disk: DiskState::Diskless,
+            quorum: false,
+            sectors: 0,
+            current: GenUuid::NONE,
+        };
+        let mut volumes: Vec<VolumeView> = volumes.collect();
+        volumes.resize_with(usize::from(self.plan.volumes), lacked);
         let joint = resource.joint().map(|lead| lead.map(NodeId::index));
         let mut peers: Vec<Option<PeerView>> = vec![None; self.nodes.len()];
         for c in &status.connections {
@@ -77,6 +95,8 @@ impl World {
                 out_of_sync: d.out_of_sync / 4,
                 paused: d.resync_suspended.user,
             });
+            let mut devices: Vec<DeviceView> = devices.collect();
+            devices.resize(usize::from(self.plan.volumes), DeviceView::NONE);
             if let Some(slot) = peers.get_mut(c.peer_node_id.index()) {
                 *slot = Some(PeerView {
                     conn: c.connection_state,
@@ -84,7 +104,7 @@ impl World {
                         true => Role::Secondary,
                         false => c.peer_role,
                     },
-                    devices: devices.collect(),
+                    devices,
                 });
             }
         }
@@ -92,7 +112,7 @@ impl World {
             role: if joint.is_some() { Role::Secondary } else { status.role },
             joint,
             suspended: status.suspended,
-            volumes: volumes.collect(),
+            volumes,
             peers,
         })
     }

@@ -24,7 +24,7 @@ use crate::history::{History, Stamp};
 use crate::inject::Injector;
 use crate::liar::Liar;
 use crate::net::{Net, NetEvent};
-use crate::node::{Claim, Clock, Drive, Node, OpKind, Origin};
+use crate::node::{Claim, Clock, Drive, Late, Node, OpKind, Origin};
 use crate::operator::Operator;
 use crate::plan::{Fault, Moment, Plan, node_id};
 use crate::queue::Queue;
@@ -157,6 +157,8 @@ pub(crate) enum Event {
     Swap { node: usize, incarnation: u32 },
     /// Volumes of a node hear who has to wait.
     Order { node: usize, incarnation: u32 },
+    /// A node gets the volume that it has started without.
+    AddVolume { node: usize, incarnation: u32 },
     /// The operator looks around.
     Operator,
 }
@@ -243,6 +245,7 @@ impl World {
                 timer: None,
                 idle_timeouts: 0,
                 paused_until: 0,
+                late: Late::Has,
                 swap: None,
                 swap_step: 0,
                 deaf_until: 0,
@@ -366,6 +369,7 @@ impl World {
             }
             Event::Swap { node, incarnation } => self.swap_event(node, incarnation),
             Event::Order { node, incarnation } => self.order_event(node, incarnation),
+            Event::AddVolume { node, incarnation } => self.add_volume_event(node, incarnation),
             Event::Operator => self.operator_event(),
             Event::Measured { node, incarnation, volume } => {
                 self.measured_event(node, incarnation, volume);
@@ -396,6 +400,7 @@ impl World {
             | Event::Timer { node, .. }
             | Event::Swap { node, .. }
             | Event::Order { node, .. }
+            | Event::AddVolume { node, .. }
             | Event::Measured { node, .. } => self.nodes[*node].paused_until,
             Event::Handler(step) => self.nodes[step.node()].paused_until,
             Event::Net(NetEvent::Arrive { pair, end, .. } | NetEvent::Down { pair, end, .. })
@@ -416,7 +421,8 @@ impl World {
         trace!(self, "n{node} boots");
         // Nobody writes as many sectors as nanoseconds pass.
         let position = Dagtag((1 << 32) + self.now());
-        let config = self.plan.config(node);
+        let mut config = self.plan.config(node);
+        self.leave_out_volume(node, &mut config);
         let n = &mut self.nodes[node];
         assert!(n.resource.is_none(), "a running node does not boot");
         n.incarnation += 1;
@@ -453,7 +459,8 @@ impl World {
             // A fault may have struck while it booted.
             return None;
         }
-        let drive = self.nodes[node].drives[volume].as_mut()?;
+        let lacked = self.lacks(node, volume);
+        let drive = self.nodes[node].drives[volume].as_mut().filter(|_| !lacked)?;
         if drive.claim != Claim::Free {
             return None;
         }
@@ -636,6 +643,7 @@ impl World {
                     Some((_, true)) if result.is_ok() => self.check_suspended(node),
                     Some(_) => {}
                 }
+                self.note_added(node, id, result.is_ok());
                 self.answers.insert(id, result);
             }
             Output::StateChanged => {

@@ -38,4 +38,5 @@ mod seeds;
 mod sources;
 mod swap;
 mod verify;
+mod volumes;
 mod votes;

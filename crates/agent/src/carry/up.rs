@@ -1,8 +1,8 @@
 //! The resource in the engine: what is configured becomes so.
 //!
-//! What differs is found by the operator's `adjust`. Beyond that: the core adds and removes volumes
-//! only without connections, so those are taken down for it, if nobody uses the resource; and a
-//! peer that has left gives its bitmap slot back.
+//! What differs is found by the operator's `adjust`. Beyond that: the core removes volumes only without
+//! connections, and adds them only beside peers that can take that, so connections are taken down where
+//! it has to be, if nobody uses the resource; and a peer that has left gives its bitmap slot back.
 
 use std::path::Path;
 
@@ -11,11 +11,12 @@ use cluster::objects::Generation;
 use cluster::plan::ResourceConfig;
 use codec::admin::{Request, ResourceStatus};
 use codec::config as engine;
-use surfaces::cli::plan::{Limits, Running, plan};
+use surfaces::cli::plan::{self, Limits, Running, plan};
 use vocab::ConnState;
 
 use super::Step;
 use crate::configure;
+use crate::engine::BesidePeers;
 use crate::failed::Failed;
 use crate::files;
 
@@ -63,7 +64,10 @@ impl Step<'_> {
                 Request::DelPeer { peer, .. } => Some(*peer),
                 _ => None,
             };
-            self.engine.ask_patiently(&step.what, &step.request)?;
+            match (&step.request, &before) {
+                (Request::NewMinor { .. }, Some(before)) => self.add_volume(&step, before)?,
+                _ => _ = self.engine.ask_patiently(&step.what, &step.request)?,
+            }
             // A connection that is made anew is no peer that has left.
             if let Some(peer) = gone.filter(|gone| !wanted.peers.iter().any(|p| p.node_id == *gone))
             {
@@ -81,21 +85,11 @@ impl Step<'_> {
         running: &engine::ResourceConfig,
     ) -> Result<(), Failed> {
         let resource = self.name.as_str();
-        let numbers = |config: &engine::ResourceConfig| -> Vec<_> {
-            config.volumes.iter().map(|volume| (volume.nr, volume.minor)).collect()
+        let kept = |old: &engine::VolumeConfig| {
+            wanted.volumes.iter().any(|new| (new.nr, new.minor) == (old.nr, old.minor))
         };
-        if numbers(wanted) != numbers(running) {
-            let status = self.status()?;
-            if status.as_ref().is_some_and(has_connections) {
-                self.nobody_uses_it("a change of the volumes")?;
-            }
-            // Peers find a node with other volumes than theirs until they have done the same.
-            self.update(|record| record.reconnect = true)?;
-            for peer in &running.peers {
-                let (what, peer) = (format!("{resource}: disconnect {}", peer.name), peer.node_id);
-                let request = Request::Disconnect { resource: resource.into(), peer, force: false };
-                self.engine.ask_patiently(&what, &request)?;
-            }
+        if !running.volumes.iter().all(kept) {
+            self.disconnect_all(running)?;
         }
         // A peer that gets a disk needs a bitmap, which a connection is given when it is made.
         for peer in &running.peers {
@@ -106,6 +100,36 @@ impl Step<'_> {
                 let request = Request::DelPeer { resource: resource.into(), peer, force: false };
                 self.engine.ask_patiently(&what, &request)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Beside peers, if these can take it.
+    fn add_volume(
+        &self,
+        step: &plan::Step,
+        running: &engine::ResourceConfig,
+    ) -> Result<(), Failed> {
+        let added = self.engine.ask_beside_peers(&step.what, &step.request)?;
+        if added == BesidePeers::Refused {
+            self.disconnect_all(running)?;
+            self.engine.ask_patiently(&step.what, &step.request)?;
+        }
+        Ok(())
+    }
+
+    /// Takes all connections down, to be made again once the volumes are what they are to be.
+    fn disconnect_all(&self, running: &engine::ResourceConfig) -> Result<(), Failed> {
+        let resource = self.name.as_str();
+        let status = self.status()?;
+        if status.as_ref().is_some_and(has_connections) {
+            self.nobody_uses_it("a change of the volumes")?;
+        }
+        self.update(|record| record.reconnect = true)?;
+        for peer in &running.peers {
+            let (what, peer) = (format!("{resource}: disconnect {}", peer.name), peer.node_id);
+            let request = Request::Disconnect { resource: resource.into(), peer, force: false };
+            self.engine.ask_patiently(&what, &request)?;
         }
         Ok(())
     }

@@ -428,8 +428,12 @@ pub mod feature {
     /// Ashlar's own: a second Primary has its I/O done by the first one, by P_JOINT and those that
     /// go with it.
     pub const JOINT_PRIMARY: u32 = 0x0200_0000;
+    /// Ashlar's own: nodes need not have the same volumes. One answers states of a volume that it does
+    /// not have with connection number 0.
+    pub const VOLUMES_DIFFER: u32 = 0x0400_0000;
     /// What Ashlar offers.
-    pub const OURS: u32 = 0x07f | RECONCILE_RECONNECT | BITS_OF_EQUALS | JOINT_PRIMARY;
+    pub const OURS: u32 =
+        0x07f | RECONCILE_RECONNECT | BITS_OF_EQUALS | JOINT_PRIMARY | VOLUMES_DIFFER;
 }
 
 /// P_PEER_DAGTAG.

@@ -4,12 +4,74 @@
 use codec::wire::Operation;
 use vocab::{ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError};
 
+use super::apply::apply_remote;
 use super::{Held, ReplyMasks};
 use crate::generation::is_generation;
 use crate::resource::{Pings, Resource};
 use crate::state::{PeerIx, VolIx};
 
 impl Resource {
+    /// Would this node agree (semantics §2.3 step 3, §1.9, §2.6)?
+    pub(super) fn validate_remote(&mut self, held: &Held) -> Result<(), Refusal> {
+        let initiator = self.peer_ix(held.initiator).filter(|p| self.st.is_connected(*p));
+        if let (Some(resize), Some(vol)) = (&held.resize, held.vol) {
+            return self.may_take_part(vol, resize.user_size);
+        }
+        if let Operation::Connect(_) = held.op {
+            if held.target == Some(self.me) {
+                self.connect_wanted(held.initiator)?;
+                return self.follows_no_other(held);
+            }
+            return Ok(());
+        }
+        if let (Operation::Promote { .. }, None) = (held.op, initiator) {
+            return match self.st.role {
+                Role::Primary => Err(StateError::TwoPrimaries.into()),
+                _ => Ok(()),
+            };
+        }
+        let Some(initiator) = initiator else { return Ok(()) };
+        self.check_told(held, initiator)?;
+        let busy = self.handshake_running() || (held.op == Operation::Attach && self.negotiating());
+        if let (Operation::Attach | Operation::Detach, true) = (held.op, busy) {
+            return Err(StateError::InTransientState.into());
+        }
+        if let (Operation::Attach, Some(vol)) = (held.op, held.vol) {
+            // The disk that comes back missed what is being written: that has to be on record
+            // before the generations are compared.
+            // Without data nothing is being written, and a generation can not even start.
+            let backing = self.vols[vol].backing.as_ref();
+            if backing.is_some_and(|b| b.is_adopting()) {
+                // It would be compared with what may never get to the disk here.
+                return Err(StateError::InTransientState.into());
+            }
+            let writes = self.st.role == Role::Primary && self.has_data(&self.st, vol);
+            if writes && self.bump_blocks(vol) {
+                let owed = self.log.iter().any(|w| w.vol == vol);
+                if owed && self.st.vols[vol].quorum {
+                    self.start_bump(vol);
+                    return Err(StateError::InTransientState.into());
+                }
+                if owed {
+                    // No generation starts without quorum, and that may be what this disk brings.
+                    self.mark_unfinished(vol, held.initiator);
+                }
+            }
+        }
+        let target_is_me = held.target == Some(self.me);
+        if held.op == Operation::Verify && target_is_me {
+            self.check_verify(initiator, held.vol)?;
+        }
+        if target_is_me && (is_resync(held.op) || held.op == Operation::Verify) {
+            self.check_resync_pair(initiator, held.vol)?;
+        }
+        if let (true, true, Some(vol)) = (target_is_me, is_resync(held.op), held.vol) {
+            self.may_resync(held.op, false, initiator, vol)?;
+        }
+        let (op, vol) = (held.op, held.vol);
+        self.tentative(|st| apply_remote(st, op, initiator, vol, target_is_me)).map(|_| ())
+    }
+
     /// A Primary wants to connect, and this node hears another one. If the initiator hears that one
     /// too, as a Secondary, it may have restarted, or been demoted, and a link be dead without this
     /// node knowing: nobody asks it what it is now, so this node does.
@@ -65,6 +127,7 @@ impl Resource {
                 }
             }
             let capable = (0..self.vols.len())
+                .filter(|v| !self.st.vols[*v].aside)
                 .all(|v| self.has_data(&self.st, v) && self.quorum_of(&after, v).enforced);
             if capable {
                 masks.weak = direct.complement();

@@ -96,13 +96,13 @@ impl Resource {
 
     /// What this node's subtree reports upwards.
     pub(super) fn resize_masks(&self, held: &Held) -> ReplyMasks {
-        let (Some(vol), Some(resize)) = (held.vol, &held.resize) else {
-            return ReplyMasks::default();
-        };
-        let own = self.vols[vol].backing.as_ref().map_or(MAX_VOLUME_SECTORS, |b| b.capacity.0);
+        let Some(resize) = &held.resize else { return ReplyMasks::default() };
+        let backing = held.vol.and_then(|vol| self.vols[vol].backing.as_ref());
+        let own = backing.map_or(MAX_VOLUME_SECTORS, |b| b.capacity.0);
+        let primary = held.vol.map_or(NodeMask::EMPTY, |vol| self.diskful_primary(vol));
         ReplyMasks {
             reachable: self.st.connected_mask().with(self.me).or(held.reachable),
-            primary: held.primary.or(self.diskful_primary(vol)),
+            primary: held.primary.or(primary),
             weak: NodeMask(resize.room.0.min(own)),
         }
     }

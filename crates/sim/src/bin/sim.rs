@@ -29,6 +29,8 @@ struct Arguments {
     asynchronous: bool,
     /// With several Primaries.
     joint: bool,
+    /// With nodes that get a volume after their start.
+    adding: bool,
 }
 
 fn main() -> ExitCode {
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
             let plan = match arguments {
                 Arguments { asynchronous: true, .. } => Plan::asynchronous,
                 Arguments { joint: true, .. } => Plan::joint,
+                Arguments { adding: true, .. } => Plan::adding,
                 _ => Plan::random,
             };
             println!("plan {:#?}", plan(&mut Rng::new(seed)));
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
             Arguments { liar: true, .. } => run::liar,
             Arguments { asynchronous: true, .. } => run::asynchronous,
             Arguments { joint: true, .. } => run::joint,
+            Arguments { adding: true, .. } => run::adding,
             _ => run::seed,
         };
         let verdict = run(seed, trace);
@@ -127,6 +131,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         liar: false,
         asynchronous: false,
         joint: false,
+        adding: false,
     };
     let mut arguments = arguments;
     while let Some(name) = arguments.next() {
@@ -144,6 +149,10 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         }
         if name == "--two-primaries" {
             parsed.joint = true;
+            continue;
+        }
+        if name == "--add-volumes" {
+            parsed.adding = true;
             continue;
         }
         if name == "--verbose" {
