@@ -53,6 +53,8 @@ impl Resource {
         let state = &mut self.st.vols[vol];
         state.aside = used || !connected.is_empty();
         state.quorum = !state.aside;
+        // The first word about it says so already.
+        state.forgetful = !self.vols[vol].remembers;
         // The peers may miss whatever is written first.
         self.vols[vol].bump_pending = used;
         for &peer in &connected {
@@ -223,6 +225,7 @@ mod tests {
     use vocab::{Minor, RefusalCode};
 
     use super::*;
+    use crate::io::Output;
     use crate::resource::Link;
     use crate::testing::attached;
 
@@ -274,19 +277,35 @@ mod tests {
         assert_eq!(refused(&mut resource, 1), transient);
     }
 
+    fn states(resource: &Resource) -> Vec<(Option<VolumeNr>, StateWord)> {
+        let sent = resource.out.iter().filter_map(|output| match output {
+            Output::Send { packet: Packet::State(nr, word), .. } => Some((*nr, *word)),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    /// Not even for a moment does a node that has just got the volume count for its quorum.
+    #[test]
+    fn the_first_word_about_a_new_volume_says_that_nothing_is_known_of_it() {
+        for diskless in [false, true] {
+            let mut resource = connected(feature::OURS);
+            resource.new_volume(9, VolumeConfig { diskless, ..config(1) }).unwrap();
+            let first = states(&resource)[0];
+            assert_eq!(first.0, Some(VolumeNr(1)));
+            assert_eq!(first.1.conn_state(), Some(ConnState::Connecting));
+            assert_eq!((first.1.forgetful(), first.1.quorum()), (!diskless, false));
+        }
+    }
+
     /// DRBD nodes ask as well, and pass over what they do not know.
     #[test]
     fn a_peer_is_told_that_there_is_no_such_volume_if_it_asks_and_knows_that_answer() {
-        use crate::io::Output;
         let asks = StateWord::default().with_conn_state(ConnState::Connecting);
         let told = |features: u32, word: StateWord| {
             let mut resource = connected(features);
             resource.unknown_volume_shown(0, VolumeNr(3), word);
-            let sent = resource.out.iter().filter_map(|output| match output {
-                Output::Send { packet: Packet::State(nr, word), .. } => Some((*nr, *word)),
-                _ => None,
-            });
-            sent.collect::<Vec<_>>()
+            states(&resource)
         };
         let answer = told(feature::OURS, asks);
         let [(nr, word)] = answer[..] else { panic!("{answer:?}") };

@@ -348,6 +348,9 @@ impl Plan {
         plan.nodes.iter_mut().for_each(|node| node.newest = None);
         plan.volumes = 2;
         plan.faults.push((Fault::Kill, 20));
+        // A disk that has grown alone is refused beside the others, for good.
+        plan.faults.retain(|(fault, _)| *fault != Fault::Resize);
+        plan.may_grow = false;
         plan.random_last_volume();
         plan
     }
@@ -400,7 +403,7 @@ impl Plan {
 
     fn random_last_volume(&mut self) {
         let new = self.nodes.iter().all(|node| node.newest.is_none());
-        if self.volumes == 2 && new && !self.is_ordered() {
+        if self.volumes == 2 && new && !self.is_ordered() && !self.may_grow {
             self.last_volume = LastVolume::AfterRestarts;
         }
     }
