@@ -13,6 +13,7 @@ pub mod disks;
 pub mod dry_run;
 pub mod edit;
 pub mod errand;
+pub mod eviction;
 pub mod layer;
 pub mod model;
 pub mod name;

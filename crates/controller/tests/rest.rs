@@ -340,6 +340,35 @@ async fn long_lists_show_every_change() {
     changed("a deletion", &["Vol"]).await;
 }
 
+/// 720 minutes after it went away, if nobody says otherwise.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_away_says_when_it_is_evicted() {
+    let server = Server::new().await;
+    for name in ["n1", "n2", "n3"] {
+        let interface = r#"[{"name":"default","address":"10.0.0.1"}]"#;
+        let body = format!(r#"{{"name":"{name}","net_interfaces":{interface}}}"#);
+        assert_eq!(server.call("POST", "/v1/nodes", &body).await.status, 201);
+    }
+    let shown = async || server.call("GET", "/v1/nodes/n1", "").await.json();
+    assert!(shown().await.get("eviction_timestamp").is_none());
+    server.agents.cut(&server.handle, "n1").await;
+    let mut node = shown().await;
+    for _ in 0..100 {
+        if node["connection_status"] == "OFFLINE" {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        node = shown().await;
+    }
+    let at = node["eviction_timestamp"].as_u64().unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let minutes = (at - now.as_millis() as u64) / 60_000;
+    assert!((715..=720).contains(&minutes), "{minutes}");
+    let body = r#"{"override_props":{"DrbdOptions/AutoEvictAllowEviction":"false"}}"#;
+    assert_eq!(server.call("PUT", "/v1/nodes/n1", body).await.status, 200);
+    assert!(shown().await.get("eviction_timestamp").is_none());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn external_files_have_paths_in_the_path() {
     let server = Server::new().await;
@@ -353,6 +382,18 @@ async fn external_files_have_paths_in_the_path() {
     );
     let listed = server.call("GET", "/v1/files", "").await.json();
     assert!(listed[0].get("content").is_none());
+    // Where it is given to is shown there, in lists as well, which are kept.
+    let definition = r#"{"resource_definition":{"name":"web"}}"#;
+    server.call("POST", "/v1/resource-definitions", definition).await;
+    let deploy = "/v1/resource-definitions/web/files/%2Fetc%2Fexample.conf";
+    for (method, expected) in [("POST", Some("True")), ("DELETE", None)] {
+        assert_eq!(server.call(method, deploy, "").await.status, 200);
+        for path in ["/v1/resource-definitions/web", "/v1/resource-definitions"] {
+            let shown = server.call("GET", path, "").await.json();
+            let one = shown.get(0).unwrap_or(&shown);
+            assert_eq!(one["props"]["files/etc/example.conf"].as_str(), expected, "{path}");
+        }
+    }
     assert_eq!(server.call("DELETE", path, "").await.status, 200);
     assert_eq!(server.call("GET", path, "").await.status, 404);
     let answer = server.call("PUT", path, r#"{"content":"?"}"#).await;
@@ -500,6 +541,9 @@ async fn a_rollback_is_answered_when_it_is_done() {
     let snapshot = r#"{"name":"monday"}"#;
     let made = server.call("POST", "/v1/resource-definitions/vol/snapshots", snapshot).await;
     assert_eq!(made.status, 201);
+    let shown = "/v1/resource-definitions/vol/snapshots/monday";
+    let shown = server.call("GET", shown, "").await.json();
+    assert!(shown["snapshots"][0]["resource_props"]["StorPoolName"].is_string(), "{shown}");
     let answer = server.call("POST", path, r#"{"zfs_rollback_strategy":"clone"}"#).await;
     assert_eq!(answer.first(), (234, true));
     let answer = server.call("POST", path, "").await;

@@ -5,6 +5,7 @@ use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::{Command, NewDefinition, NewVolumeDefinition};
 use cluster::layer::Layer;
+use cluster::model::Model;
 use cluster::name::{GroupName, ResourceName};
 use cluster::objects::{Definition, Props, VolumeDefinition};
 use cluster::refusal::{Code, Refusal};
@@ -67,7 +68,7 @@ pub fn show_drbd_volume(number: VolumeNr, volume: &VolumeDefinition) -> Value {
     json!({ "resource_name_suffix": "", "volume_number": number.0, "minor_number": minor })
 }
 
-fn show(definition: &Definition, with_volumes: bool) -> Value {
+fn show(model: &Model, definition: &Definition, with_volumes: bool) -> Value {
     let layers = definition.layers.iter().map(|layer| match layer {
         Layer::Drbd => json!({ "type": layer.word(), "data": show_drbd(definition) }),
         _ => json!({ "type": layer.word() }),
@@ -81,7 +82,7 @@ fn show(definition: &Definition, with_volumes: bool) -> Value {
     let mut shown = without_empty(json!({
         "name": definition.name.as_str(),
         "external_name": definition.external_name,
-        "props": definition.props,
+        "props": shown_props(model, definition),
         "flags": flags,
         "uuid": definition.uuid.to_string(),
         "resource_group_name": definition.group.as_str(),
@@ -89,6 +90,14 @@ fn show(definition: &Definition, with_volumes: bool) -> Value {
     }));
     shown["layer_data"] = Value::Array(layers);
     shown
+}
+
+/// Its properties, and as some more which external files its nodes are given.
+fn shown_props(model: &Model, definition: &Definition) -> Props {
+    let mut props = definition.props.clone();
+    let files = model.files().filter(|file| file.resources.contains(&definition.name));
+    props.extend(files.map(|file| (format!("files{}", file.path), "True".to_owned())));
+    props
 }
 
 fn show_volume(definition: &Definition, number: VolumeNr, volume: &VolumeDefinition) -> Value {
@@ -136,7 +145,7 @@ async fn list(State(app): State<App>, asked: Asked) -> List {
     let (offset, limit) = asked.part();
     let mut list = List::default();
     for definition in wanted.skip(offset).take(limit) {
-        let make = || vec![show(definition, with_volumes)];
+        let make = || vec![show(&state.model, definition, with_volumes)];
         list.push(state.shown.piece(view, &definition.name, make).all());
     }
     list
@@ -144,7 +153,8 @@ async fn list(State(app): State<App>, asked: Asked) -> List {
 
 async fn one(State(app): State<App>, Path(name): Path<String>, asked: Asked) -> Read {
     let state = app.state();
-    Ok(Found(show(find(&state, &name)?, asked.flag("with_volume_definitions"))))
+    let definition = find(&state, &name)?;
+    Ok(Found(show(&state.model, definition, asked.flag("with_volume_definitions"))))
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
+use cluster::eviction::evictions;
 use cluster::name::{NodeName, ResourceName};
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
@@ -68,7 +69,7 @@ async fn of_nodes(State(app): State<App>) -> Sse<impl Stream<Item = Result<Event
         let controller::Event::Node { node, what } = happened else { return None };
         let state = app.state();
         let shown = match state.model.node(&node) {
-            Some(node) => nodes::show(&state, node),
+            Some(node) => nodes::show(&state, &evictions(&state.model, &state.observed), node),
             None => json!({ "name": node.as_str() }),
         };
         Some(match what {

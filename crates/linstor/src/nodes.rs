@@ -1,14 +1,16 @@
 //! Nodes, their network interfaces, and connections between nodes.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use axum::extract::State;
 use axum::http::Method;
 use cluster::change::Key;
 use cluster::command::{Command, NewNetInterface};
+use cluster::eviction::evictions;
 use cluster::layer::Layer;
 use cluster::name::{NetIfName, NodeName};
-use cluster::objects::{Encryption, Node, NodeFlag, NodeKind, Props, Provider};
+use cluster::objects::{Encryption, Millis, Node, NodeFlag, NodeKind, Props, Provider};
 use cluster::refusal::{Code, Refusal};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -54,7 +56,11 @@ pub fn routes() -> Routes {
 }
 
 /// A node as clients see it.
-pub fn show(state: &controller::State, node: &Node) -> Value {
+pub fn show(
+    state: &controller::State,
+    evictions: &BTreeMap<NodeName, Millis>,
+    node: &Node,
+) -> Value {
     let observed = state.observed.nodes.get(&node.name);
     let connected = observed.is_some_and(|observed| observed.connected);
     let interfaces: Vec<Value> =
@@ -80,7 +86,14 @@ pub fn show(state: &controller::State, node: &Node) -> Value {
         ),
         false => (Vec::new(), Vec::new()),
     };
-    let status = if connected { "ONLINE" } else { "OFFLINE" };
+    let reachable = node.net_interfaces.values().any(|interface| interface.agent.is_some());
+    let status = match (connected, reachable) {
+        (true, _) => "ONLINE",
+        (false, true) => "OFFLINE",
+        (false, false) => "NO_STLT_CONN",
+    };
+    // When it was, or will be.
+    let evicted_at = node.evicted_at.or_else(|| evictions.get(&node.name).copied());
     without_empty(json!({
         "name": node.name.as_str(),
         "type": node.kind.word(),
@@ -93,7 +106,7 @@ pub fn show(state: &controller::State, node: &Node) -> Value {
         "resource_layers": layers,
         "unsupported_providers": without(no_kinds),
         "unsupported_layers": without(no_layers),
-        "eviction_timestamp": node.evicted_at.map(|at| at.0),
+        "eviction_timestamp": evicted_at.map(|at| at.0),
     }))
 }
 
@@ -130,12 +143,14 @@ async fn list(State(app): State<App>, asked: Asked) -> Found {
         .model
         .nodes()
         .filter(|node| asked.wants("nodes", node.name.as_str()) && asked.wants_props(&node.props));
-    Found(asked.page(nodes.map(|node| show(&state, node)).collect()))
+    let evictions = evictions(&state.model, &state.observed);
+    Found(asked.page(nodes.map(|node| show(&state, &evictions, node)).collect()))
 }
 
 async fn one(State(app): State<App>, Path(name): Path<String>) -> Read {
     let state = app.state();
-    Ok(Found(show(&state, find(&state, &name)?)))
+    let evictions = evictions(&state.model, &state.observed);
+    Ok(Found(show(&state, &evictions, find(&state, &name)?)))
 }
 
 #[derive(Deserialize, JsonSchema)]

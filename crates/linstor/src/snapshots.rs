@@ -69,6 +69,7 @@ fn show(model: &Model, snapshot: &SnapshotDefinition) -> Value {
             "create_timestamp": on_node.created.0,
             "flags": flags,
             "uuid": on_node.uuid.to_string(),
+            "resource_props": on_node.pools.values().next().map(|pool| json!({ "StorPoolName": pool.as_str() })),
             "snapshot_volumes": volumes.collect::<Vec<_>>(),
         })
     });

@@ -501,6 +501,8 @@ fn node_away_for_long_enough_is_evicted_and_its_replicas_made_elsewhere() {
     (state.connected, state.since) = (false, Millis(0));
     bed.now = 719 * 60_000;
     bed.ok(Command::Tick);
+    let evictions = crate::eviction::evictions(&bed.model, &bed.observed);
+    assert_eq!(evictions, [(node(0), Millis(720 * 60_000))].into());
     assert!(bed.model.node(&node(0)).unwrap().flags.is_empty());
     bed.now = 721 * 60_000;
     bed.ok(Command::Tick);

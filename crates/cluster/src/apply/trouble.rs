@@ -3,6 +3,7 @@
 use crate::change::Key;
 use crate::command::NewResource;
 use crate::edit::Edit;
+use crate::eviction::evictions;
 use crate::layer::Layer;
 use crate::name::*;
 use crate::objects::*;
@@ -15,10 +16,6 @@ use super::resources::{self, DISKFUL_BY};
 use super::{clone, helpers, join, nodes, rollback, series, toggle};
 
 const MINUTE: u64 = 60_000;
-/// LINSTOR's default of `DrbdOptions/AutoEvictAfterTime`, in minutes.
-const EVICT_AFTER: u64 = 720;
-/// LINSTOR's default of `DrbdOptions/AutoEvictMaxDisconnectedNodes`, in percent.
-const MAX_DISCONNECTED: usize = 34;
 /// Resources younger than this are left to whoever made them, in milliseconds.
 const GRACE: u64 = 3_600_000;
 
@@ -318,33 +315,9 @@ pub fn tick(edit: &mut Edit<'_>) -> Result<(), Refusal> {
 }
 
 fn due_for_eviction(edit: &Edit<'_>) -> Vec<NodeName> {
-    let model = &*edit.model;
-    let holding = || model.nodes().filter(|node| node.kind.holds_resources());
-    let away = |node: &&Node| !edit.observed().is_connected(&node.name);
-    let controller = &model.controller().props;
-    let share = controller.get("DrbdOptions/AutoEvictMaxDisconnectedNodes");
-    let share = share.and_then(|share| share.parse().ok()).unwrap_or(MAX_DISCONNECTED);
-    // Rounded: 34 % of 3 nodes is one.
-    let most = (holding().count() * share + 50) / 100;
-    if holding().filter(away).count() > most {
-        return Vec::new();
-    }
-    let due = holding().filter(away).filter(|node| {
-        let chain = chain::node(model, node);
-        let after = chain.number("DrbdOptions/AutoEvictAfterTime").unwrap_or(EVICT_AFTER);
-        let allowed = chain.get("DrbdOptions/AutoEvictAllowEviction").is_none_or(is_true);
-        let state = edit.observed().nodes.get(&node.name);
-        node.flags.is_empty()
-            && allowed
-            && state.is_some_and(|state| edit.context.now.since(state.since) >= after * MINUTE)
-            && !alive(edit, &node.name)
-    });
-    due.map(|node| node.name.clone()).collect()
-}
-
-/// True if a peer has a DRBD connection to the node: then only its agent is away.
-fn alive(edit: &Edit<'_>, node: &NodeName) -> bool {
-    edit.model.resources_on(node).any(|name| edit.observed().is_alive(name, node))
+    let now = edit.context.now;
+    let evictions = evictions(edit.model, edit.observed());
+    evictions.into_iter().filter(|(_, at)| *at <= now).map(|(node, _)| node).collect()
 }
 
 /// What is due of one resource definition.
