@@ -340,6 +340,16 @@ async fn long_lists_show_every_change() {
     changed("a deletion", &["Vol"]).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_largest_size_of_more_replicas_than_there_are_pools_is_refused() {
+    let server = Server::with_volume().await;
+    let ask = async |body: &str| server.call("OPTIONS", "/v1/query-max-volume-size", body).await;
+    let answer = ask(r#"{"place_count":9}"#).await;
+    assert_eq!((answer.status, answer.first()), (500, (996, true)));
+    let answer = ask(r#"{"place_count":3}"#).await.json();
+    assert_eq!(answer["candidates"][0]["node_names"].as_array().unwrap().len(), 3, "{answer}");
+}
+
 /// 720 minutes after it went away, if nobody says otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_away_says_when_it_is_evicted() {

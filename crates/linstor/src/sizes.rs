@@ -214,6 +214,10 @@ fn max_sizes(app: &App, group: &GroupName, request: Filter) -> Read {
             "all_thin": pools.iter().all(|pool| pool.provider.is_thin()),
         }));
     }
+    if candidates.is_empty() {
+        let Question { model, observed, definition } = &question;
+        place::place_for(model, observed, definition, &filter)?;
+    }
     let shown = json!({ "candidates": candidates, "default_max_oversubscription_ratio": RATIO });
     Ok(Found(shown))
 }
