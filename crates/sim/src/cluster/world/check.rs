@@ -20,6 +20,8 @@ impl World<'_> {
         generation: Generation,
         before: &BTreeMap<u16, Vec<usize>>,
     ) {
+        // A late step may have brought data of what is being deleted since.
+        self.data.follow(&self.model);
         let on = node(index);
         let after = self.holders(name);
         for (number, _) in before.iter().filter(|(_, had)| had.contains(&index)) {
