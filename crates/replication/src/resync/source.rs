@@ -200,13 +200,15 @@ impl Resource {
             Some(_) => MAX_HOLD,
             None => MAX_HOLD_AUTO,
         };
+        // A DRBD node whose last requests are all cancelled may never ask again (seen with 9.3.3).
+        let repeats = self.is_ours(peer);
         let (mut again, mut waiting) = (None, false);
         for (since, key) in held {
             again = again.or_else(|| self.must_wait(peer, vol, self.serves[key].range.len));
             if again.is_none() {
                 self.serves[key].held = None;
                 self.try_serve(key);
-            } else if now.since(since) >= max_hold {
+            } else if repeats && now.since(since) >= max_hold {
                 self.cancel(key);
             } else {
                 waiting = true;
@@ -560,5 +562,68 @@ pub(crate) fn read_buf(result: &Result<DiskData, DiskError>) -> Option<BufId> {
     match result {
         Ok(DiskData::Read { buf, .. } | DiskData::ReadWithDigest { buf, .. }) => Some(*buf),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use codec::wire::feature;
+    use vocab::ConnState;
+    use vocab::options::{KibPerSecond, ResourceOptions};
+
+    use super::*;
+    use crate::io::Output;
+    use crate::rate::Throttle;
+    use crate::resource::Link;
+    use crate::testing::attached;
+
+    /// A request waits because users' I/O has precedence, and goes on waiting: what the requester is
+    /// told once it has waited for so long.
+    fn cancelled(features: u32) -> usize {
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        let mut resource = attached(ResourceOptions::default(), |_| {});
+        resource.now = at(1000);
+        let peer = &mut resource.peers[0];
+        (peer.link, peer.agreed_version, peer.agreed_features) = (Link::Up, 122, features);
+        peer.devs[0].opts.c_min_rate = Some(KibPerSecond(250));
+        resource.st.peers[0].conn = ConnState::Connected;
+        resource.st.peers[0].devs[0].repl = ReplState::SyncSource;
+        resource.st.vols[0].disk = DiskState::UpToDate;
+        let backing = resource.vols[0].backing.as_mut().unwrap();
+        let slot = backing.slot_of(resource.peers[0].node).unwrap();
+        backing.bitmap.set_all(slot);
+        let left = resource.out_of_sync(0, 0);
+        // Some of it was done before.
+        let before = Sectors(left.0 + 8192);
+        resource.resync_mut(0, 0).throttle = Some(Throttle::new(at(900), before, Sectors(0)));
+        let ask = |resource: &mut Resource, id: u64| {
+            resource.vols[0].stats.written_sectors += 1000;
+            let range = SectorRange::new(2048 * id, 2048);
+            let req = RsReq { range, block_id: BlockId(id), dep: DagtagDep::default() };
+            resource.serve(0, VolumeNr(0), req, ServeKind::Data).unwrap();
+        };
+        (1..4).for_each(|id| ask(&mut resource, id));
+        let held = |resource: &Resource| {
+            resource.serves.iter().filter(|(_, serve)| serve.held.is_some()).count()
+        };
+        assert_eq!(held(&resource), 2, "the first one is answered");
+        resource.now = at(1700);
+        resource.vols[0].stats.written_sectors += 1000;
+        resource.release_held(0, 0);
+        let cancels = resource
+            .out
+            .iter()
+            .filter(|output| matches!(output, Output::Send { packet: Packet::RsCancel(..), .. }));
+        let cancels = cancels.count();
+        assert_eq!(cancels + held(&resource), 2);
+        cancels
+    }
+
+    /// A DRBD node whose requests were cancelled, every one that it had, was seen to ask for nothing any
+    /// more.
+    #[test]
+    fn requests_that_give_way_to_users_for_long_are_cancelled_if_they_are_repeated_for_sure() {
+        assert_eq!(cancelled(feature::OURS), 2);
+        assert_eq!(cancelled(feature::OURS & !feature::BITS_OF_EQUALS), 0);
     }
 }
