@@ -92,8 +92,16 @@ impl Pools {
 
 impl Drop for Pools {
     fn drop(&mut self) {
-        if self.has_snapshots {
-            let _ = Process::new("umount").arg(self.directory.path().join("at")).status();
+        if !self.has_snapshots {
+            return;
+        }
+        // An engine that another one has handed over to is no child that was waited for.
+        for _ in 0..50 {
+            let unmounted = Process::new("umount").arg(self.directory.path().join("at")).status();
+            if unmounted.is_ok_and(|status| status.success()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 }

@@ -35,7 +35,7 @@ fn initial_packets_and_features() {
         Packet::ConnectionFeatures(features),
         &Agreed::NOTHING,
         &format!(
-            "83740267 fffe0048 00000056 0300027f 0000007a 00000000 00000001 00000000 | {}",
+            "83740267 fffe0048 00000056 0700027f 0000007a 00000000 00000001 00000000 | {}",
             zeros(48)
         ),
     );
