@@ -377,6 +377,13 @@ async fn a_node_that_is_away_says_when_it_is_evicted() {
     let body = r#"{"override_props":{"DrbdOptions/AutoEvictAllowEviction":"false"}}"#;
     assert_eq!(server.call("PUT", "/v1/nodes/n1", body).await.status, 200);
     assert!(shown().await.get("eviction_timestamp").is_none());
+    // Nor can it come back if none of its interfaces has an agent.
+    let interfaces = "/v1/nodes/n1/net-interfaces";
+    let other = r#"{"name":"data","address":"10.0.1.1"}"#;
+    assert_eq!(server.call("POST", interfaces, other).await.status, 201);
+    let gone = server.call("DELETE", &format!("{interfaces}/default"), "").await;
+    assert_eq!(gone.status, 200);
+    assert_eq!(shown().await["connection_status"], "NO_STLT_CONN");
 }
 
 #[tokio::test(flavor = "multi_thread")]

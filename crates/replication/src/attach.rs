@@ -321,9 +321,7 @@ impl Resource {
         // Clients have nothing to compare, but may have seen no disk of the volume yet.
         for peer in 0..self.peers.len() {
             if self.st.is_connected(peer) {
-                let sizes = Packet::Sizes(self.vols[vol].nr, Box::new(self.sizes(vol, peer)));
-                self.send(peer, sizes);
-                self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+                self.show_disk(peer, vol);
             }
         }
         self.attach_settled(vol, state, Vec::new());
@@ -396,9 +394,7 @@ impl Resource {
             if !self.st.is_connected(peer) {
                 continue;
             }
-            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol, peer)));
-            self.send(peer, sizes);
-            self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            self.show_disk(peer, vol);
             let word = self.state_word(peer, vol);
             self.peers[peer].devs[vol].last_sent = Some(word);
             self.send(peer, Packet::State(Some(nr), word));

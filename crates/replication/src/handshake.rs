@@ -251,8 +251,7 @@ impl Resource {
         let update = Packet::ProtocolUpdate(Box::new(self.protocol_packet(peer)));
         self.send(peer, update);
         for vol in 0..self.vols.len() {
-            let param = Box::new(self.sync_param(peer, vol));
-            self.send(peer, Packet::SyncParam(self.vols[vol].nr, param));
+            self.show_parameters(peer, vol);
         }
     }
 
@@ -383,11 +382,8 @@ impl Resource {
         order.sort_by_key(|v| self.vols[*v].nr);
         for vol in order {
             let nr = self.vols[vol].nr;
-            let params = Packet::SyncParam(nr, Box::new(self.sync_param(peer, vol)));
-            self.send(peer, params);
-            let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol, peer)));
-            self.send(peer, sizes);
-            self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+            self.show_parameters(peer, vol);
+            self.show_disk(peer, vol);
             let outdated = self.st.peers[peer].devs[vol].disk == DiskState::Outdated;
             let pdsk = if outdated { DiskState::Outdated } else { DiskState::DUnknown };
             let word = self
@@ -420,7 +416,20 @@ impl Resource {
         Some((self.peers[only].node, self.peers[only].recv.last_dagtag))
     }
 
-    pub(crate) fn sync_param(&self, peer: PeerIx, vol: VolIx) -> SyncParam {
+    /// Parameters of a volume, with which its set begins.
+    pub(crate) fn show_parameters(&mut self, peer: PeerIx, vol: VolIx) {
+        let params = Box::new(self.sync_param(peer, vol));
+        self.send(peer, Packet::SyncParam(self.vols[vol].nr, params));
+    }
+
+    /// Size and identifiers of this node's disk, behind which its state follows.
+    pub(crate) fn show_disk(&mut self, peer: PeerIx, vol: VolIx) {
+        let sizes = Box::new(self.sizes(vol, peer));
+        self.send(peer, Packet::Sizes(self.vols[vol].nr, sizes));
+        self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+    }
+
+    fn sync_param(&self, peer: PeerIx, vol: VolIx) -> SyncParam {
         let net = &self.peers[peer].net;
         // A peer is told DRBD's defaults of what is not set here; it has a pace of its own.
         let pd = DrbdPace::of(&self.peers[peer].devs[vol].opts);

@@ -17,11 +17,9 @@
 //! counts for its resource only once it has quorum and data (`VolState::aside`); until then its own I/O
 //! waits.
 
-use codec::wire::{Packet, StateWord, UuidFlags, feature};
+use codec::wire::{Packet, StateWord, feature};
 use serde::{Deserialize, Serialize};
-use vocab::{
-    ConfigError, ConnState, DiskState, NodeMask, Refusal, ReplState, Role, StateError, VolumeNr,
-};
+use vocab::{ConfigError, ConnState, DiskState, Refusal, ReplState, Role, StateError, VolumeNr};
 
 use crate::admin::{Answer, Granted};
 use crate::compare::Decided;
@@ -89,8 +87,8 @@ impl Resource {
         let other = self.st.connected().find(|p| !self.may_lack_volumes(*p));
         if let Some(peer) = other {
             let detail = format!(
-                "{} is connected, and would not say whether it has the volume: add volumes while \
-                 only nodes of Ashlar 0.1 are connected",
+                "{} is connected, and would not say whether it has the volume: disconnect it, or, if \
+                 it is an Ashlar node that was updated since it connected, connect it anew",
                 self.peers[peer].name
             );
             return Err(Refusal::config(ConfigError::Connected, detail));
@@ -113,11 +111,8 @@ impl Resource {
     /// Parameters, sizes, identifiers and states of a volume. `asks`: the peer is to answer with its own.
     fn show_volume(&mut self, peer: PeerIx, vol: VolIx, asks: bool) {
         let nr = self.vols[vol].nr;
-        let params = Packet::SyncParam(nr, Box::new(self.sync_param(peer, vol)));
-        self.send(peer, params);
-        let sizes = Packet::Sizes(nr, Box::new(self.sizes(vol, peer)));
-        self.send(peer, sizes);
-        self.send_uuids(peer, vol, UuidFlags::default(), NodeMask::EMPTY);
+        self.show_parameters(peer, vol);
+        self.show_disk(peer, vol);
         let word = self.state_word(peer, vol);
         self.peers[peer].devs[vol].last_sent = Some(word);
         let shown = if asks { word.with_conn_state(ConnState::Connecting) } else { word };

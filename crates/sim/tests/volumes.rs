@@ -174,6 +174,51 @@ fn no_disk_is_attached_before_the_peers_have_shown_theirs() {
     });
 }
 
+/// The others have given a volume up, and are back without it: it has no quorum any more, and as nobody uses it,
+/// nobody waits for that.
+#[test]
+fn a_volume_that_others_have_given_up_stops_no_other() {
+    scenario(with_late_volume(Plan::majority(3, 0)), |w| {
+        w.form();
+        for node in 0..3 {
+            w.add_volume(node);
+        }
+        w.wait("the disks are attached", |w| {
+            (0..3).all(|node| disk(w, node) == DiskState::Inconsistent)
+        });
+        establish(w, 0);
+        w.wait("it is there", |w| (0..3).all(|node| disk(w, node) == DiskState::UpToDate));
+        let opener = w.open(0);
+        w.write(0, 0);
+        for node in [1, 2] {
+            w.kill(node);
+            w.take_volume_out(node);
+        }
+        for node in [1, 2] {
+            w.wait_lost(0, node);
+        }
+        let id = w.start(0, WRITE, 8, 8);
+        w.run_seconds(1);
+        w.expect("it waits for quorum", |w| !w.is_answered(id));
+        for node in [1, 2] {
+            w.start_node(node);
+        }
+        assert_eq!(w.finish(id), Ok(()));
+        w.write(0, 16);
+        w.expect("volume 1 has none", |w| !w.seen(0).volumes[1].quorum);
+        let id = start_new(w, 0, WRITE, 0);
+        w.run_seconds(1);
+        w.expect("its own requests wait", |w| !w.is_answered(id));
+        w.write(0, 24);
+        for node in [1, 2] {
+            w.add_volume(node);
+        }
+        assert_eq!(w.finish(id), Ok(()));
+        w.close(0, opener);
+        w.settle();
+    });
+}
+
 /// Nodes connect although one of them lacks a volume, and go on with what they have in common. It has no
 /// say about the volume that it lacks.
 #[test]
